@@ -1,23 +1,36 @@
-"""Elastic: launch and supervise distributed training that survives.
+"""Elastic: launch and supervise distributed training that survives failures.
 
-General layout, in the order in which a run passes through it:
+General layout. A package imports only packages below it in this list; a test holds that.
 
-* ``cli``: the command line; turns flags into one frozen :class:`RunConfig` or refuses them.
-* ``config``, ``conf``, ``program``, ``environment``: what a run was asked to do, and every environment variable.
-* ``discovery``, ``hookspecs``, ``plugins``, ``defaults``: what is installed, what a plugin can be asked, who is asked,
-  and core's own answers. ``observers`` and ``judging`` keep foreign code from harming the job.
-* ``launch`` with ``launch_config``, ``multiprocessing`` with ``process_failure``, ``recording``, ``holding``: the same
-  from Python, and what a worker may call.
-  ``torch_worker`` reaches what needs torch, which is ``elastic_torch`` or another library; ``training`` is what
-  scripts may expect of it.
-* ``agent``: one process per node: the event loop, the warden that is the parent of all workers, their output.
-* ``rendezvous``: who is in the job, and as what. ``backend`` is what a store must be able to do; ``ledger``,
-  ``decide`` and ``node`` are the protocol as pure functions.
-* ``events``, ``incidents``, ``errors``, ``exit_codes``, ``terminal``: the words in which all of them speak.
+* ``cli``: the ``elastic`` command. ``options`` declares each flag once.
+* ``api``: starts an agent, and offers the same from Python.
+* ``handlers``: the agent of a foreign rendezvous handler, which keeps no ledger.
+* ``agent``: one process per node. ``supervisor`` is its event loop.
+* ``forkserver``: a preloaded interpreter that forks workers in milliseconds.
+* ``warden``: the process that is the parent of all workers. It uses the standard library only.
+* ``worker``: what runs inside a worker.
+* ``plugins``: installed plugins, and how foreign code is called without harm to the job.
+* ``session``: the threads that connect a node to its store.
+* ``hookspecs``: every hook and its contract.
+* ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
+* ``host``: facts about this machine.
+* ``config``: the settings of a run, and every environment variable.
+* ``rendezvous``: what the author of a backend writes against.
+* ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``exit_codes``: shared vocabulary.
 
-To understand the system, read ``hookspecs``, ``rendezvous.decide`` and the loop in ``agent.supervisor``.
+A failure passes seven stations:
 
-Names are imported when they are first used: ``import elastic_core`` itself costs nothing.
+1. A worker dies, and the **warden**, its parent, reaps it (``warden.process``).
+2. The event loop of the **agent** receives the event (``agent.supervisor``, ``agent.workers``).
+3. The **node's state machine** returns what follows (``protocol.node``).
+4. The **session** writes the node's row to the store (``session.row_writer``).
+5. The **leader** reads the rows and decides (``protocol.leader``, run by ``session.leader_driver``).
+6. The leader appends an **entry** to the ledger, and every node reads it (``session.ledger_reader``).
+7. Every **agent** stops or starts its workers as the entry says, and reports the root cause (``agent.report``).
+
+Read first ``hookspecs``, then ``protocol.leader``, then ``agent.supervisor``.
+
+Public names are imported when they are first used: ``import elastic_core`` itself costs nothing.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.log_dir import log_directory, make_log_dir
+from elastic_core.agent.directories import log_directory, make_log_dir
 from elastic_core.agent.registration import applicant_for, parameters
 from elastic_core.agent.slot import Slot
 from elastic_core.config.program import Program, ProgramKind

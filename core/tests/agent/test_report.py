@@ -14,7 +14,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import HostLosses
 from elastic_core.protocol.ledger import Closed, Counters, Halt, HaltReason, Leader, Ledger, Open, Round, advance
-from elastic_core.warden.messages import ForkServerDied, death, event
+from elastic_core.warden.messages import ForkServerDied, warden_death
 
 CRASH = Incident(
     kind=IncidentKind.WORKER_FAILED,
@@ -231,10 +231,8 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
     ("returncode", "how"), [(2, "exited with code 2"), (-9, "was killed by SIGKILL"), (-77, "was killed by signal 77")]
 )
 def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> None:
-    died = event({"event": "fork_server_died", "returncode": returncode})
-    assert isinstance(died, ForkServerDied)
-    assert fork_server(died).message == f"the preloaded process {how}; another one is being started"
-    assert death(returncode).reason == f"it {how}"
+    assert fork_server(ForkServerDied(how)).message == f"the preloaded process {how}; another one is being started"
+    assert warden_death(returncode).reason == f"it {how}"
 
 
 # A node that is not taken --------------------------------------------------------------------------------------------

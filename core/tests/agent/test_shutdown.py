@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from views import info, live, settings
 
+from elastic_core.agent.event_loop import Depart
 from elastic_core.agent.shutdown import STORE_PATIENCE, Departing
-from elastic_core.agent.timers import Depart
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.protocol.node import Leaving, NodeEvent, NodeState, Work, step

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import snapshot_rescue
-from elastic_core.agent.event_queue import Inbox
+from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.report import Ending
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, write
 from elastic_core.agent.snapshot_rescue import requests, snapshots, worth
@@ -219,8 +219,8 @@ def raises(error: BaseException) -> Callable[[], Ending]:
 def ended(memory: Memory, loop: Loop) -> list[Event]:
     """What is said when an agent with this loop ends."""
     said: list[Event] = []
-    with closing(Inbox({signal.SIGUSR1})) as inbox:
-        given: Any = SimpleNamespace(fd_store=memory, signals={signal.SIGUSR1}, inbox=inbox)
+    with closing(EventLoop({signal.SIGUSR1})) as events:
+        given: Any = SimpleNamespace(fd_store=memory, signals={signal.SIGUSR1}, loop=events)
         with contextlib.suppress(KeyboardInterrupt, RuntimeError):
             snapshot_rescue.run(loop, given, said.append, "n")
     return said
@@ -255,11 +255,11 @@ def test_if_writing_cannot_begin_the_agent_ends_as_it_had_and_what_is_lost_is_sa
     memory.request("train", Target(tmp_path))
     said: list[Event] = []
 
-    def no_descriptors(_: object) -> Inbox:
+    def no_descriptors(_: object) -> EventLoop:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(snapshot_rescue, "Inbox", no_descriptors)
-    given: Any = SimpleNamespace(fd_store=memory, signals=(), inbox=None)
+    monkeypatch.setattr(snapshot_rescue, "EventLoop", no_descriptors)
+    given: Any = SimpleNamespace(fd_store=memory, signals=(), loop=None)
     ending = Ending(143, "stopped")
     if failed:
         with pytest.raises(RuntimeError, match="a defect"):

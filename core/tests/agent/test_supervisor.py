@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from elastic_core.agent import supervisor, worker_store
+from elastic_core.agent.directories import MARK
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.temp_dirs import MARK
 from elastic_core.api.run_agent import begun, connect_and_run
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from elastic_core.warden.stop import Ending
+from elastic_core.warden.stop import StopInProgress
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ from elastic_core.warden.stop import Ending
     ],
 )
 def test_sigterm_follows_another_signal_within_the_grace(signum: int, grace: float, due: float) -> None:
-    ending = Ending(signum, grace, now=100.0)
-    assert (ending.due(), ending.deadline) == (due, 100.0 + grace)
+    stop = StopInProgress(signum, grace, now=100.0)
+    assert (stop.next_deadline(), stop.deadline) == (due, 100.0 + grace)
 
 
 def test_a_deadline_that_comes_nearer_leaves_no_time_for_sigterm() -> None:
-    ending = Ending(signal.SIGINT, 30.0, now=100.0)
-    ending.deadline = 101.0
-    assert (ending.due(), ending.sigterm_follows()) == (101.0, False)
+    stop = StopInProgress(signal.SIGINT, 30.0, now=100.0)
+    stop.deadline = 101.0
+    assert (stop.next_deadline(), stop.is_sigterm_due()) == (101.0, False)

@@ -8,7 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_core.agent.event_queue import SignalReceived
+from elastic_core.agent.event_loop import SignalReceived
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
@@ -208,7 +208,7 @@ class SimAgent:
         self.run = found.ledger.head.run
         world.truth.joined(self, found.ledger)
         hands = SimpleNamespace(
-            inbox=self.inbox,
+            loop=self.inbox,
             signals=frozenset({TERM}),
             warden=self.hands,
             group=self.hands,

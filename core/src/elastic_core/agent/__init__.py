@@ -1,25 +1,22 @@
-"""The agent: one process per node, between a rendezvous and the workers of that node.
+"""The agent: one process per node, which executes what the node's state machine says.
 
 General layout:
 
-* ``supervisor``: the one event loop; ``inbox`` is where every event arrives; ``workers`` keeps the books of a round,
-  and ``outcome`` words the last thing that a run says. ``assignment`` is one worker's place in a round.
-* ``warden_main``: a process of its own and the parent of all workers, so that nothing that they ever start outlives the
-  job. ``warden`` is the agent's side of it, ``warden_events`` what it says, ``channel`` how the two talk, ``processes``
-  what both know about killing. ``spawning`` forks and execs, ``nursery`` keeps the fork server and its forks,
-  ``ending`` is a stop under way. What happens inside the fork server is ``elastic_core.forkserver``.
-* ``hands`` makes and unmakes all that; ``preloading`` says what the fork server imports, ``stores`` where the workers'
-  store is.
-* ``reports``: what workers say over their control channels; ``elastic_core.worker.channel`` is the workers' side of it.
-* ``polling`` and ``asker``: the loop for rendezvous handlers of others.
-* ``output`` takes the workers' streams to files and, by way of ``console``, to the terminal: ``pump`` reads them,
-  ``lines`` cuts them, ``pseudo_terminal`` makes them look like the terminal. ``error_files`` reads what a failed worker
-  left to explain itself.
-* ``server`` is the agent as an object, for callers in Python; ``calls`` starts workers that are functions.
-* ``addresses``, ``ports``, ``identity``: what this host is called, where it can be reached, and what it holds for a
-  job.
+* ``supervisor``: joins the job, and runs the one event loop. ``event_loop``: the queue of its events. ``resources``:
+  what an agent opens at its start and closes at its end. ``registration``: what a node tells the job when it joins.
+  ``slot``: the agent's slot on this host. ``directories``: its log and temporary directories.
+* ``workers``: the workers of one round: starts them, and turns their ends into incidents. ``worker_channels``: the
+  agent's side of the control channels. ``fd_store``: memory files that outlive workers. ``worker_store``: the store
+  that a node offers to the workers. ``error_files``: reads why a worker failed. ``watchdog``: limits for hung workers.
+  ``preload``: what the fork server imports.
+* ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines, ``console``
+  writes to the terminal, and ``pseudo_terminal`` gives the workers one.
+* ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in
+  memory to disk, by means of ``snapshot_files``. ``probing``: which peers can be reached after a failure.
+* ``report``: the events that people read. ``recovery_timing``: how long a recovery took. ``status`` and ``state_dump``:
+  what the agent is waiting for, on SIGQUIT.
 
-Nothing here decides about the job: that is the rendezvous's (``rendezvous.decide``, ``rendezvous.node``).
+No module here decides anything about the job: ``protocol.leader`` and ``protocol.node`` do.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elastic_core.agent.timers import Depart
+from elastic_core.agent.event_loop import Depart
 from elastic_core.config.run import RunConfig
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.node import Leaving, NodeEvent, NodeState, Work

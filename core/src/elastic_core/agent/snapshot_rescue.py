@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from elastic_core.agent.event_queue import Inbox, SignalReceived
+from elastic_core.agent.event_loop import EventLoop, SignalReceived
 from elastic_core.agent.report import Ending, Publish
-from elastic_core.agent.runtime import Hands
+from elastic_core.agent.resources import Resources
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, kept_in, write
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
@@ -68,7 +68,7 @@ class Agent(Protocol):
         """Have no worker left, and no part in the job."""
 
 
-def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
+def run(agent: Agent, resources: Resources, publish: Publish, node: str) -> Ending:
     """Run an agent to its end, close it, and write its snapshots to disk if no other node continues from them.
 
     Also where the agent raises an :class:`Exception`: other nodes may fail in the same way, so that none of them goes
@@ -76,7 +76,7 @@ def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
 
     Args:
         agent: Its loop.
-        given: The agent's inbox, warden and fd store. The caller closes them after this function has returned.
+        resources: The agent's event loop, warden and fd store. The caller closes them after this function has returned.
         publish: Tells the observers.
         node: This node, for people.
     """
@@ -89,10 +89,10 @@ def run(agent: Agent, given: Hands, publish: Publish, node: str) -> Ending:
         failed = ending is None
         raise
     finally:
-        held = given.fd_store.held
+        held = resources.fd_store.held
         try:
             if held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
-                rescue(held, given.signals, publish, node, loop=given.inbox)
+                rescue(held, resources.signals, publish, node, agent_loop=resources.loop)
         except Exception as error:  # which must not replace how the agent ended
             names = ", ".join(sorted({name.partition("/")[0] for name in held}))
             message = f"what workers have left in memory as {names} is lost: writing it failed with {error!r}"
@@ -106,7 +106,7 @@ def rescue(
     node: str,
     patience: float = PATIENCE,
     *,
-    loop: Inbox | None = None,
+    agent_loop: EventLoop | None = None,
 ) -> None:
     """Write the snapshots that exist only in memory to disk, and publish the result of each.
 
@@ -118,7 +118,7 @@ def rescue(
         publish: Tells the observers.
         node: This node, for people.
         patience: Most seconds that it may take.
-        loop: The inbox of the agent's loop. After a signal that the loop has not taken, nothing is written.
+        agent_loop: If a signal arrived in it that the agent has not taken, nothing is written.
     """
     if names := unreadable(held):
         what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
@@ -131,8 +131,8 @@ def rescue(
     steps = ", ".join(str(kept[0].step) for _, kept in wanted)
     message = f"step {steps} is only in memory: writing {size / 2**20:.0f} MiB of snapshots, {patience:.0f} s at most"
     stop = threading.Event()
-    with closing(Inbox(signals)) as inbox:  # a new one: the defect that ended the agent may be in the inbox of its loop
-        if loop is not None and (early := loop.untaken()):
+    with closing(EventLoop(signals)) as loop:  # a new one: the defect that ended the agent may be in its loop
+        if agent_loop is not None and (early := agent_loop.untaken_signals()):
             why = f"the agent received {signal_name(early[0].signum)} before it could write it"
             for _, kept in wanted:
                 for each in kept:
@@ -140,7 +140,7 @@ def rescue(
             return
         publish(Event("rescuing", message, fields={"bytes": size}))
         outcome = asked(partial(_write_all, wanted, node, stop), name="elastic-rescue")
-        why = _await(outcome, inbox, stop, patience)
+        why = _await(outcome, loop, stop, patience)
     if not outcome.done():
         publish(Event("rescue_failed", f"the snapshots are lost: {why}, and the disk does not answer", Level.ERROR))
         return
@@ -212,13 +212,13 @@ def _write_all(
     return [write(request, each, node, stop) for request, kept in wanted for each in kept]
 
 
-def _await(outcome: Future[Any], inbox: Inbox, stop: threading.Event, patience: float) -> str:
+def _await(outcome: Future[Any], loop: EventLoop, stop: threading.Event, patience: float) -> str:
     """Wait for the writer; why it was told to stop, '' if it was not."""
-    outcome.add_done_callback(lambda _: inbox.post(_Finished()))
-    inbox.at(time.monotonic() + patience, _Overdue())
+    outcome.add_done_callback(lambda _: loop.post(_Finished()))
+    loop.at(time.monotonic() + patience, _Overdue())
     why = ""
     while not outcome.done():
-        for event in inbox.take():
+        for event in loop.take():
             if isinstance(event, _Overdue) and why:
                 return why
             if isinstance(event, _Overdue):
@@ -228,7 +228,7 @@ def _await(outcome: Future[Any], inbox: Inbox, stop: threading.Event, patience: 
             else:
                 continue
             stop.set()
-            inbox.at(time.monotonic() + _ABORTING, _Overdue())
+            loop.at(time.monotonic() + _ABORTING, _Overdue())
     return why
 
 

@@ -15,15 +15,14 @@ from dataclasses import replace
 from functools import partial
 
 from elastic_core.agent import preload, report, snapshot_rescue
-from elastic_core.agent.event_queue import SignalReceived
+from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, Overdue, SignalReceived, Tick
 from elastic_core.agent.probing import Door, probe
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
-from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
+from elastic_core.agent.resources import WARDEN_PATIENCE, Resources, open_resources
 from elastic_core.agent.shutdown import Departing
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status, describe_node
-from elastic_core.agent.timers import AliveFor, Crashed, Depart, Overdue, Tick
 from elastic_core.agent.worker_store import Stores, make_stores
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
@@ -178,24 +177,24 @@ def supervise(
         for difference in describe_differences(found.ledger.settings, applicant.settings):
             publish(Event("settings_differ", difference, Level.WARNING))
         try:
-            given = stack.enter_context(
-                hands(config, plugins, publish, info, run, warden, slot, warm=bool(preloaded), heard=heard, cpus=cpus)
-            )
+            warm = bool(preloaded)
+            made = open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
+            resources = stack.enter_context(made)
             supervisor = Supervisor(
-                config, plugins, publish, store, applicant, found, runtime, given, stores, slot.look
+                config, plugins, publish, store, applicant, found, runtime, resources, stores, slot.look
             )
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else it is given a round, which the others must lose it from
             raise
         if door is not None:
-            given.inbox.watch(door, door.greet)
+            resources.loop.watch(door, door.greet)
         show_state(supervisor.describe)
-        return snapshot_rescue.run(supervisor, given, publish, str(info))
+        return snapshot_rescue.run(supervisor, resources, publish, str(info))
 
 
 class Supervisor:
-    """The agent's state, and what it does with its hands when the node's state machine says so."""
+    """The agent's event loop: feeds events to ``node.step`` and runs the effects that it returns."""
 
     def __init__(
         self,
@@ -206,14 +205,14 @@ class Supervisor:
         applicant: Applicant,
         joined: Joined,
         runtime: Runtime,
-        hands: Hands,
+        resources: Resources,
         stores: Stores,
         look: Callable[[], Slots],
     ) -> None:
         self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
         self._store = store
-        self._inbox, self._warden, self._group = hands.inbox, hands.warden, hands.group
-        self._unreachable = hands.unreachable
+        self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
+        self._unreachable = resources.unreachable
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores, self._look, self._slots = stores, look, applicant.info.slots
         self._exit: Exit | None = None
@@ -224,20 +223,20 @@ class Supervisor:
         self._incident: Incident | None = None
         """The newest failure that it has heard of."""
         calls = SessionCalls(
-            post=self._inbox.post,
+            post=self._loop.post,
             publish=publish,
             judge=plugins.judge,
-            crashed=lambda error: self._inbox.post(Crashed(error)),
+            crashed=lambda error: self._loop.post(Crashed(error)),
             node_gone=plugins.node_gone,
         )
         self._session = Session(store, joined, runtime, calls)
         self._departing = Departing(
             config=config,
-            handled=hands.signals,
+            handled=resources.signals,
             state=lambda: self._state,
             step=self._step,
-            post=self._inbox.post,
-            later=lambda seconds, order: self._inbox.at(self._runtime.now() + seconds, order),
+            post=self._loop.post,
+            later=lambda seconds, order: self._loop.at(self._runtime.now() + seconds, order),
             ask_finished=self._session.ask_finished,
             kill=self._kill,
             say=self._say,
@@ -268,7 +267,7 @@ class Supervisor:
         self._say_if_untaken()
         self._tick()
         while self._exit is None:
-            for event in self._inbox.take():
+            for event in self._loop.take():
                 self._handle(event)
         ending = self._conclude(self._exit)
         return replace(ending, recorded=self._group.recorded(ending.incident))
@@ -347,7 +346,7 @@ class Supervisor:
         """End all workers at once."""
         self._warden.wake()
         self._group.stop(0.0)
-        self._inbox.at(self._runtime.now() + WARDEN_PATIENCE, Overdue())
+        self._loop.at(self._runtime.now() + WARDEN_PATIENCE, Overdue())
 
     def _on_store_gone(self, event: ServiceFailed | ServiceEnded) -> None:
         """Make another offer; or, where a round's workers had that store, end the round, which spends no restart."""
@@ -381,7 +380,7 @@ class Supervisor:
             f"the process that guards the workers is gone ({reason}), and the workers with it",
             Level.ERROR,
         )
-        self._inbox.unwatch(self._warden)
+        self._loop.unwatch(self._warden)
         self._group.gone()
         self._step(WorkersGone())
         self._step(Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN))
@@ -394,7 +393,7 @@ class Supervisor:
         self._session.check_answers(self._config.rdzv_endpoint)
         self._arm_fence()
         self._look_around()
-        self._inbox.at(self._runtime.now() + self._state.ledger.settings.timing.beat_interval, Tick())
+        self._loop.at(self._runtime.now() + self._state.ledger.settings.timing.beat_interval, Tick())
 
     def _look_around(self) -> None:
         """Tell of slots that have become free (rule S8); what else has changed there, the next news tells."""
@@ -435,7 +434,7 @@ class Supervisor:
             self._do(effect)
         if failed is not None:  # last: everything else is urgent
             node_id, session = self._state.info.node_id, self._session
-            probe(failed, node_id, session.look_up, self._inbox.post, self._runtime, self._unreachable)
+            probe(failed, node_id, session.look_up, self._loop.post, self._runtime, self._unreachable)
 
     def _remember(self, before: NodeState) -> None:
         """Keep what people ask for and nobody decides by."""
@@ -468,7 +467,7 @@ class Supervisor:
                 self._lose_store(current)
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group, current, exc))
-        self._inbox.at(self._runtime.now() + SILENT_PROGRESS, AliveFor(current.number))
+        self._loop.at(self._runtime.now() + SILENT_PROGRESS, AliveFor(current.number))
 
     def _notify(self, notice: Notice | None) -> None:
         """Write the notice, *then* take in the reports, and answer once."""

@@ -151,7 +151,7 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         program = Program(ProgramKind.EXECUTABLE, shutil.which(entrypoint) or entrypoint, tuple(map(str, args)))
         run_program(replace(config, program=program))
         return {}
-    from elastic_core.agent.temp_dirs import remove_abandoned
+    from elastic_core.agent.directories import remove_abandoned
 
     remove_abandoned()  # now: on a full disk, tempfile would choose another directory
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+from elastic_core.agent.directories import make_log_dir
 from elastic_core.agent.error_files import last_exception_line
-from elastic_core.agent.log_dir import make_log_dir
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.api.agent import LocalElasticAgent, RunResult, WorkerSpec
 from elastic_core.api.launch_config import (

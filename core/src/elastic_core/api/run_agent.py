@@ -67,7 +67,7 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
     if config.log_dir is not None:
-        from elastic_core.agent.log_dir import make_log_dir
+        from elastic_core.agent.directories import make_log_dir
 
         make_log_dir(config.log_dir)
     again = False
@@ -83,12 +83,12 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
             send_fork_server(config, warden)
 
         from elastic_core.agent import supervisor  # noqa: F401  (imported here: see the top)
-        from elastic_core.agent.runtime import handled
+        from elastic_core.agent.resources import leave_signals
         from elastic_core.agent.slot import Slot
         from elastic_core.agent.state_dump import StateDump
         from elastic_core.agent.status import Status
 
-        dump = stack.enter_context(closing(StateDump(handled(config), Status.of(config).describe_joining)))
+        dump = stack.enter_context(closing(StateDump(leave_signals(config), Status.of(config).describe_joining)))
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
         stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
         warden.hold(slot.fileno())
@@ -122,8 +122,8 @@ def connect_and_run(
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
     from elastic_core.agent import supervisor, watchdog
+    from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection
-    from elastic_core.agent.temp_dirs import remove_abandoned
     from elastic_core.events import Event, Level
     from elastic_core.rendezvous.backend import RendezvousBackend
 

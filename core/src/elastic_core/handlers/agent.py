@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
-from elastic_core.agent.event_queue import SignalReceived
+from elastic_core.agent.event_loop import Crashed, Overdue, SignalReceived
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
-from elastic_core.agent.runtime import WARDEN_PATIENCE, Hands, hands
+from elastic_core.agent.resources import WARDEN_PATIENCE, Resources, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
-from elastic_core.agent.timers import Crashed, Overdue
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
@@ -113,16 +112,16 @@ def run(
         publish(Event("joining", message, fields={"node_id": info.node_id}))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
-        given = stack.enter_context(
-            hands(config, plugins, publish, info, runtime.new_id(), warden, slot, warm=warm, cpus=cpus)
+        resources = stack.enter_context(
+            open_resources(config, plugins, publish, info, runtime.new_id(), warden, slot, warm=warm, cpus=cpus)
         )
-        agent = PollingAgent(config, plugins, publish, handler, info, runtime, given)
+        agent = PollingAgent(config, plugins, publish, handler, info, runtime, resources)
         show_state(agent.describe)
-        return snapshot_rescue.run(agent, given, publish, str(info))
+        return snapshot_rescue.run(agent, resources, publish, str(info))
 
 
 class PollingAgent:
-    """The agent's state, and what it does with its hands when the node's state machine says so."""
+    """The agent's event loop: feeds events to ``state_machine.step`` and runs the effects that it returns."""
 
     def __init__(
         self,
@@ -132,10 +131,11 @@ class PollingAgent:
         handler: RendezvousHandler,
         info: NodeInfo,
         runtime: Runtime,
-        hands: Hands,
+        resources: Resources,
     ) -> None:
         self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
-        self._inbox, self._handled, self._warden, self._group = hands.inbox, hands.signals, hands.warden, hands.group
+        self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
+        self._handled = resources.signals
         self._state = HandlerState()
         self._info, self._since = info, runtime.now()
         self._sealed: Sealed | None = None
@@ -164,7 +164,7 @@ class PollingAgent:
         """The loop: take what happened, see what follows, do it, until there is an end."""
         self._do(AskHandler())
         while not self._over:
-            for event in self._inbox.take():
+            for event in self._loop.take():
                 self._handle(event)
         assert self._ending is not None
         return replace(self._ending, recorded=self._group.recorded(self._ending.incident))
@@ -305,7 +305,7 @@ class PollingAgent:
             self._say("signal", f"received {name} again: killing the workers")
             self._warden.wake()
             self._group.stop(0.0)
-            self._inbox.at(self._runtime.now() + WARDEN_PATIENCE, Overdue())
+            self._loop.at(self._runtime.now() + WARDEN_PATIENCE, Overdue())
         else:
             self._received = signum
             busy = self._state.work in (HandlerWork.RUNNING, HandlerWork.STOPPING)
@@ -322,7 +322,7 @@ class PollingAgent:
             f"the process that guards the workers is gone ({reason}), and the workers with it",
             Level.ERROR,
         )
-        self._inbox.unwatch(self._warden)
+        self._loop.unwatch(self._warden)
         self._group.gone()
         leaving = self._state.leaving or Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN)
         self._leave(leaving.exit_code, leaving.why)
@@ -342,7 +342,7 @@ class PollingAgent:
             case AskHandler():
                 state = self._state
                 self._asker.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
-                self._inbox.at(self._runtime.now() + LONG_WAIT, _StillAsking(self._round))
+                self._loop.at(self._runtime.now() + LONG_WAIT, _StillAsking(self._round))
             case Start(current, restart_count):
                 self._start(current, restart_count)
             case Stop(grace, why):
@@ -354,12 +354,12 @@ class PollingAgent:
                 if self._sealed is not None:
                     self._asker.finish(self._sealed.info)
                     patience = self._config.exit_barrier + FAREWELL
-                    self._inbox.at(self._runtime.now() + patience, OthersFinished())  # asked in vain
+                    self._loop.at(self._runtime.now() + patience, OthersFinished())  # asked in vain
             case Close(closed):
                 self.closed = closed
                 self._ending = finish(self._publish, closed, known="the first failure on this node")
                 self._asker.shut_down()
-                self._inbox.at(self._runtime.now() + FAREWELL, ShutDown())
+                self._loop.at(self._runtime.now() + FAREWELL, ShutDown())
             case Exit(code, why):
                 self._leave(code, why)
 
@@ -397,7 +397,7 @@ class PollingAgent:
 
     def _look_later(self, seconds: float) -> None:
         self._look = next(self._looks)
-        self._inbox.at(self._runtime.now() + seconds, _Look(self._look))
+        self._loop.at(self._runtime.now() + seconds, _Look(self._look))
 
     def _stop(self, grace: Grace, why: str) -> None:
         planned = grace is Grace.PLANNED
@@ -425,7 +425,7 @@ class PollingAgent:
         """Tell the loop, from any thread; one that was left behind may speak when there is no loop any more."""
         with self._closing:
             if not self._closed:
-                self._inbox.post(event)
+                self._loop.post(event)
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))

@@ -1,1 +1,10 @@
-"""The package ``host``."""
+"""Facts about this machine, and what the agent takes from it.
+
+General layout:
+
+* ``identity``: the names of the host and of its boot. ``addresses``: where other nodes reach it. ``ports``: a port that
+  is reserved for the workers' store.
+* ``versions``: the versions that must match between nodes. ``devices``: the accelerators and CPUs, and which worker
+  gets which.
+* ``process_title``: what ``ps`` shows. ``terminal``: makes foreign text safe to print.
+"""

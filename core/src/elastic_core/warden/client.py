@@ -245,9 +245,9 @@ class Warden:
         if self._channel.closed and not self._died:
             self._died = True
             self._ready.unregister(self._channel)
-            from elastic_core.warden.messages import death  # see the top
+            from elastic_core.warden.messages import warden_death  # see the top
 
-            events.append(death(self._bury()))
+            events.append(warden_death(self._bury()))
         self._watch()
         return events
 
@@ -276,9 +276,9 @@ class Warden:
             self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0))
 
     def _event(self, message: Message) -> WardenEvent:
-        from elastic_core.warden.messages import Gone, Spawned, event  # see the top
+        from elastic_core.warden.messages import Gone, Spawned, parse_message  # see the top
 
-        told = event(message)
+        told = parse_message(message)
         if isinstance(told, Spawned):
             self._workers.add(told.pid)
         elif isinstance(told, Gone):  # no process is left in the sessions of this round's workers

@@ -1,13 +1,13 @@
-"""The fork server as the warden sees it: started, restarted, asked to fork, and not waited for too long.
+"""The warden's side of the fork server: starts and restarts it, asks it for forks, and limits how long it may take.
 
-The fork server is ``python -u train.py`` like any worker, with a ``sitecustomize`` of ours in front: while ``site`` is
-being imported it imports what is to be preloaded, and from then on it forks. A fork goes on from there as a fresh
-interpreter does (``elastic_core.forkserver``).
+The fork server is ``python -u train.py`` like any worker, with our ``sitecustomize`` in front: while ``site`` is
+imported, it imports the modules to preload, and from then on it forks. A fork continues there as a fresh interpreter
+would (``elastic_core.forkserver``).
 
-What most programs import only later, and would import again in each life of each worker, need not hold up the first
-start. Once the fork server has nothing to do, it forks a successor that imports that too, and gives way to it.
+Modules that programs import late should not delay the first start. So once the fork server is idle, it forks a
+successor that imports these modules too and replaces it.
 
-Imported by the warden process, so by few and cheap means. Nothing in here blocks.
+The warden process imports this module: it must stay cheap. Nothing in here blocks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from elastic_core.warden.linux import signal_group
 from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
 
 STAGE = "ELASTIC_FORK_SERVER"
-"""Tells our ``sitecustomize`` what it is there for."""
+"""The variable by which our ``sitecustomize`` recognizes a fork server."""
 ROOM = "ELASTIC_FORK_SERVER_ROOM"
-"""Holds the place where a worker shows the variables that it has and the fork server has not (``title.py``)."""
+"""Reserves room in which a worker shows the variables that the fork server has not (``host/process_title.py``)."""
 ROOM_SIZE = 4096
-"""Bytes; those variables have about a thousand."""
+"""Bytes; these variables take about a thousand."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STARTUP = os.path.join(_PACKAGE, "forkserver", "startup")
 """The directory of our ``sitecustomize``."""
@@ -39,8 +39,7 @@ if os.environ["{STAGE}"] != "hooked":
     sys.exit("elastic: this interpreter takes no sitecustomize from PYTHONPATH, so there is no warm start")
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-"""Runs first, and becomes the fork server. An interpreter without the hook would simply run the user's program
-there."""
+"""Runs first, and becomes the fork server: an interpreter without the hook would simply run the user's program."""
 SERVICE = f"""
 import sys
 sys.path[:1] = []
@@ -48,38 +47,38 @@ sys.path.append({os.path.dirname(_PACKAGE)!r})
 from elastic_core.forkserver.service import main
 main()
 """
-"""What a service runs that starts fresh: the current directory is not searched, and our package is searched last."""
-IMPORT_WITHIN = 60.0
-"""Seconds that a fork server may import, from its start, before nobody waits for it any more."""
-ANSWER_WITHIN = 10.0
-"""Seconds that a worker waits for a fork server to fork it. It takes milliseconds."""
-ANSWER_A_STOP_WITHIN = 1.0
-"""The same, once everything is being stopped."""
-GROWS_AFTER = (2.0, 10.0, 30.0, 120.0, 600.0)
-"""Seconds after the newest worker was forked when the fork server is asked for a successor: at first for one that
-imports what was named, once; and then for one that also imports what workers have imported by then."""
-SUCCEEDS_WITHIN = 600.0
-"""Seconds that a successor may import; the fork server serves meanwhile."""
+"""The program of a service that starts fresh: it does not search the current directory, and our package last."""
+IMPORT_MAX_SECONDS = 60.0
+"""From the start of a fork server; after that, workers start fresh."""
+FORK_MAX_SECONDS = 10.0
+"""From the request for a fork to its pid. It takes milliseconds."""
+FORK_MAX_SECONDS_WHILE_STOPPING = 1.0
+"""Instead of :data:`FORK_MAX_SECONDS` while the workers are being stopped."""
+SUCCESSOR_DELAYS_SECONDS = (2.0, 10.0, 30.0, 120.0, 600.0)
+"""After the newest fork of a worker, when the fork server is asked for a successor: the first imports the named
+modules, the following ones also those that workers have imported by then."""
+SUCCESSOR_MAX_SECONDS = 600.0
+"""For the imports of a successor; the fork server serves meanwhile."""
 NOTHING_NEW = "nothing is left to be imported"
-"""A fork server's answer where a successor would be what it is."""
-Tell = Callable[..., None]
+"""The fork server's answer if a successor would be the same."""
+SendEvent = Callable[..., None]
 
 
-class Nursery:
+class ForkServerClient:
     """The fork server, and the children that wait for it.
 
     Args:
-        tell: Tells the agent of an event.
-        clock: Seconds, monotonic.
+        send_event: Sends an event to the agent.
+        clock: Seconds on the monotonic clock.
 
     Attributes:
-        fork server: The process; None when there is none and will be none.
-        refusal: Why nothing starts warm; '' when something may.
-        waiting: Children that wait until it has imported everything.
+        process: The fork server; None if there is none and will be none.
+        refusal: Why no child starts warm; '' if children may.
+        waiting: The children that wait for the end of its imports.
     """
 
-    def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell = tell
+    def __init__(self, send_event: SendEvent, clock: Callable[[], float] = time.monotonic) -> None:
+        self._send_event = send_event
         self._clock = clock
         self._settings: Message = {}
         self._channel: Channel | None = None
@@ -88,36 +87,34 @@ class Nursery:
         self._began = -math.inf
         self._forked_at, self._grown = math.inf, 0
         self._successor: Child | None = None
-        self._successors_channel: Channel | None = None
-        self.fork_server: Child | None = None
+        self._successor_channel: Channel | None = None
+        self.process: Child | None = None
         self.refusal = "there is no preloaded process"
         self.waiting: list[Child] = []
 
     @property
     def channels(self) -> list[Channel]:
         """The sockets to the fork server and to its successor, to be polled."""
-        return [channel for channel in (self._channel, self._hearable()) if channel is not None]
+        return [channel for channel in (self._channel, self._readable_successor_channel()) if channel is not None]
 
-    def _hearable(self) -> Channel | None:
-        """The successor's, unless something is still to be sent to the fork server: what was asked of it is not
-        lost."""
-        return None if self._channel is not None and self._channel.pending else self._successors_channel
+    def _readable_successor_channel(self) -> Channel | None:
+        """Return the successor's channel, unless the fork server is still to be sent requests, which would be lost."""
+        return None if self._channel is not None and self._channel.pending else self._successor_channel
 
-    def begin(self, settings: Message) -> Child | None:
-        """Start the fork server for the first time: its process, or None if there can be none."""
+    def start(self, settings: Message) -> Child | None:
+        """Start the fork server for the first time; return its process, or None if that fails."""
         self._settings = settings
         self.refusal = ""
         return self._start()
 
     def complete(self, modules: list[str]) -> None:
-        """Tell the fork server everything that it is to import, and the next ones too, where ``begin`` did not say
-        all."""
+        """Send the fork server all modules to import, if :meth:`start` named only some; the next ones get them too."""
         self._settings.update(modules=modules, whole=True)
         if self._channel is not None:
             self._channel.send({"modules": modules})
 
-    def listen(self) -> None:
-        """Take in what the fork server says."""
+    def receive(self) -> None:
+        """Handle the messages of the fork server."""
         if self._channel is None:
             return
         self._channel.flush()
@@ -125,61 +122,61 @@ class Nursery:
             match message:
                 case {"event": "ready", "seconds": seconds, "modules": modules}:
                     self._ready, self._early_deaths = True, 0
-                    assert self.fork_server is not None
-                    self._tell("fork_server_ready", pid=self.fork_server.pid, seconds=seconds, modules=modules)
+                    assert self.process is not None
+                    self._send_event("fork_server_ready", pid=self.process.pid, seconds=seconds, modules=modules)
                 case {"event": "failed", "reason": reason}:
-                    self._give_up(reason)
+                    self._fail(reason)
         if self._channel.closed:
-            self._hang_up()  # its death will be noticed
+            self._close_channel()  # its death will be noticed
 
-    def listen_to_successor(self) -> None:
-        """Take in what the successor says; once it is ready, it is the fork server."""
-        channel, successor = self._hearable(), self._successor
+    def receive_from_successor(self) -> None:
+        """Handle the messages of the successor; once it is ready, it is the fork server."""
+        channel, successor = self._readable_successor_channel(), self._successor
         if channel is None or successor is None:
             return
         for message, _ in channel.receive():
             match message:
                 case {"event": "ready", "seconds": seconds, "modules": modules}:
-                    if not self._ready:  # it has taken the place of a dead one, and still imports
-                        self.kill(self.fork_server)
-                    self._hang_up()  # a living one ends then, when it has done what it was asked for
-                    self.fork_server, self._channel, self._ready = successor, channel, True
+                    if not self._ready:  # the old one has replaced a dead one, and still imports
+                        self.kill(self.process)
+                    self._close_channel()  # the old one ends once it has done what was requested
+                    self.process, self._channel, self._ready = successor, channel, True
                     self.refusal, self._early_deaths = "", 0
-                    self._successor = self._successors_channel = None
+                    self._successor = self._successor_channel = None
                     more = {"learned": message["learned"], "refused": message["refused"]}
-                    self._tell("fork_server_grown", pid=successor.pid, seconds=seconds, modules=modules, **more)
+                    self._send_event("fork_server_grown", pid=successor.pid, seconds=seconds, modules=modules, **more)
                     return
                 case {"event": "failed", "reason": reason}:
-                    self._give_up_successor(reason)
+                    self._drop_successor(reason)
                     return
 
-    def released(self) -> list[Child]:
-        """Those that waited and need not wait any longer: it can fork them, or never will, or takes too long."""
-        if not (self.refusal or self.ready or self.late()):
+    def take_released(self) -> list[Child]:
+        """Remove and return the children that need not wait any longer: it can fork them, never will, or is late."""
+        if not (self.refusal or self.is_ready or self.is_late()):
             return []
         waiting, self.waiting = self.waiting, []
         return waiting
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the fork server forks at once."""
         return self._ready and self._channel is not None
 
-    def ask(self, child: Child) -> None:
-        """Have a child forked: now, or when the fork server is ready.
+    def request_fork(self, child: Child) -> None:
+        """Request the fork of a child: now, or when the fork server is ready.
 
         Raises:
             OSError: No descriptor is left.
         """
-        child.since = self._clock()
-        if not self.ready or self._channel is None:
+        child.requested_at = self._clock()
+        if not self.is_ready or self._channel is None:
             self.waiting.append(child)
             return
-        child.forked, child.asked = True, self.fork_server
+        child.forked, child.requested_of = True, self.process
         if child.kind is Kind.WORKER:
             self._forked_at, self._grown = self._clock(), min(self._grown, 1)
         given = {name: number for number, name in enumerate(STANDARD_STREAMS)} if child.kind is Kind.WORKER else {}
-        given.update(child.given())
+        given.update(child.named_descriptors())
         child.pipe, given["pipe"] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         request = {**child.request, "kind": child.kind.name, "warden": os.getpid(), "descriptors": list(given)}
         try:
@@ -192,7 +189,7 @@ class Nursery:
             os.close(given["pipe"])
 
     def fresh_service(self, child: Child) -> Child | None:
-        """A service to be started as a process of its own, in place of ``child``; None if nobody knows how."""
+        """Make a service that starts fresh out of ``child``; None if no settings have come."""
         if not self._settings:
             return None
         argv = [*self._settings["python"], "-c", SERVICE]
@@ -200,107 +197,107 @@ class Nursery:
         descriptors, child.descriptors = child.descriptors, []
         return Child(child.kind, {**request, "cwd": None, "cpus": None, "worker": False}, descriptors)
 
-    def due(self) -> float:
-        """When somebody will be released."""
-        if self.waiting and (self.refusal or self.ready):
+    def next_deadline(self) -> float:
+        """Return when :meth:`take_released` or :meth:`fork_successor` has something to do."""
+        if self.waiting and (self.refusal or self.is_ready):
             return 0.0
-        waits_until = self._began + IMPORT_WITHIN if self.waiting else math.inf
-        return min(waits_until, self._succeeds_at())
+        waits_until = self._began + IMPORT_MAX_SECONDS if self.waiting else math.inf
+        return min(waits_until, self._successor_deadline())
 
-    def _succeeds_at(self) -> float:
-        """When the fork server is asked for a successor, or when the one that imports has taken too long."""
+    def _successor_deadline(self) -> float:
+        """Return when a successor is due, or when the one that imports has taken too long."""
         if self._successor is not None:
-            return self._successor.since + SUCCEEDS_WITHIN
-        wanted = self.ready and self._settings.get("later") and self._grown < len(GROWS_AFTER)
-        return self._forked_at + GROWS_AFTER[self._grown] if wanted else math.inf
+            return self._successor.requested_at + SUCCESSOR_MAX_SECONDS
+        wanted = self.is_ready and self._settings.get("later") and self._grown < len(SUCCESSOR_DELAYS_SECONDS)
+        return self._forked_at + SUCCESSOR_DELAYS_SECONDS[self._grown] if wanted else math.inf
 
-    def successor(self) -> Child | None:
-        """Have the successor forked, if it is time: its process, whose start is to be heard."""
-        if self._clock() < self._succeeds_at():
+    def fork_successor(self) -> Child | None:
+        """Request the fork of a successor if one is due; return its process, whose start is to be read."""
+        if self._clock() < self._successor_deadline():
             return None
         if self._successor is not None:
             self.kill(self._successor)
-            self._give_up_successor(f"its import did not end within {SUCCEEDS_WITHIN:.0f} s")
+            self._drop_successor(f"its import did not end within {SUCCESSOR_MAX_SECONDS:.0f} s")
             return None
-        learns = self._grown > 0  # at first its workers import what they need, and should have the CPUs
+        learns = self._grown > 0  # at first the workers import, and should have the CPUs
         request: Message = {"modules": self._settings["later"], "learns": learns, "descriptors": ["control"]}
         self._grown += 1
         try:
             ours, theirs = socket.socketpair()
             child = Child(Kind.FORK_SERVER, request, [theirs.detach()])
-            self._successor, self._successors_channel = child, Channel(ours)
-            self.ask(child)
+            self._successor, self._successor_channel = child, Channel(ours)
+            self.request_fork(child)
         except OSError as exc:
-            self._give_up_successor(str(exc))
+            self._drop_successor(str(exc))
             return None
         return child
 
-    def late(self) -> bool:
-        """Whether the fork server still imports, and has done so for so long that nobody waits for it."""
-        return not self.ready and self._clock() >= self._began + IMPORT_WITHIN
+    def is_late(self) -> bool:
+        """Return whether the fork server has imported for so long that workers do not wait for it."""
+        return not self.is_ready and self._clock() >= self._began + IMPORT_MAX_SECONDS
 
-    def dismiss(self) -> list[Child]:
-        """The workers that waited: they are not wanted any more."""
+    def drop_waiting_workers(self) -> list[Child]:
+        """Remove and return the workers that wait, because of a stop."""
         dismissed = [child for child in self.waiting if child.kind is Kind.WORKER]
         self.waiting = [child for child in self.waiting if child.kind is not Kind.WORKER]
         return dismissed
 
-    def not_started(self, child: Child, reason: str) -> None:
-        """The fork server's program could not be run at all, or the successor could not be forked."""
+    def start_failed(self, child: Child, reason: str) -> None:
+        """Handle that the fork server's program could not run, or that the successor could not be forked."""
         if child is self._successor:
-            self._give_up_successor(reason)
-        elif child is self.fork_server:
-            self._give_up(reason)
+            self._drop_successor(reason)
+        elif child is self.process:
+            self._fail(reason)
 
-    def died(self, child: Child, returncode: int, *, closing: bool) -> Child | None:
-        """A fork server is dead; the next one, if there is to be one. Its children live on.
+    def handle_death(self, child: Child, returncode: int, *, closing: bool) -> Child | None:
+        """Handle the death of a fork server, whose children live on; return the next one, if there is to be one.
 
-        One that dies while it imports is given a second chance, and no third.
+        One that dies during its imports is started again once.
         """
         if child is self._successor:
-            self.listen_to_successor()  # its last words
+            self.receive_from_successor()  # its last message
         if child is self._successor:
-            self._give_up_successor(f"the process that imported it {describe_exit(returncode)}")
-        if child is not self.fork_server:
+            self._drop_successor(f"the process that imported it {describe_exit(returncode)}")
+        if child is not self.process:
             return None
-        self.listen()  # its last words
-        self._hang_up()
-        self.fork_server = None
+        self.receive()  # its last message
+        self._close_channel()
+        self.process = None
         if closing or self.refusal:
             return None
         was_ready, self._ready = self._ready, False
         self._early_deaths += not was_ready
         if self._early_deaths > 1:
             imported = ", ".join(self._settings["modules"])
-            self._give_up(f"it died twice while it imported {imported} (it {describe_exit(returncode)})")
+            self._fail(f"it died twice while it imported {imported} (it {describe_exit(returncode)})")
             return None
-        self._tell("fork_server_died", returncode=returncode)
+        self._send_event("fork_server_died", how=describe_exit(returncode))
         return self._start()
 
-    def kill(self, fork_server: Child | None) -> None:
-        """End one that does not answer, with whatever it is about to fork: they are one process group still."""
-        if fork_server is not None and fork_server.pid is not None:
-            signal_group(fork_server.pid, signal.SIGKILL)
+    def kill(self, process: Child | None) -> None:
+        """Kill a fork server, and the fork that it is about to make, which is still in its process group."""
+        if process is not None and process.pid is not None:
+            signal_group(process.pid, signal.SIGKILL)
 
-    def _hang_up(self) -> None:
+    def _close_channel(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
-    def _give_up_successor(self, reason: str) -> None:
+    def _drop_successor(self, reason: str) -> None:
         if reason != NOTHING_NEW:
-            self._settings["later"] = []  # the next one would come to the same end
-            self._tell("fork_server_stayed", reason=reason)
+            self._settings["later"] = []  # the next one would fail too
+            self._send_event("fork_server_stayed", reason=reason)
         if self._successor is not None:
             close_all(self._successor.descriptors)
-        if self._successors_channel is not None:
-            self._successors_channel.close()
-        self._successor = self._successors_channel = None
+        if self._successor_channel is not None:
+            self._successor_channel.close()
+        self._successor = self._successor_channel = None
 
-    def _give_up(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self.refusal = "the preloaded process could not be made"
         self._ready = False
-        self._tell("fork_server_failed", reason=reason)
+        self._send_event("fork_server_failed", reason=reason)
 
     def _start(self) -> Child | None:
         environment = dict(self._settings["env"])
@@ -319,8 +316,8 @@ class Nursery:
             start(child)
         except OSError as exc:
             close_all(descriptors)
-            self._give_up(str(exc))
+            self._fail(str(exc))
             return None
-        self.fork_server, self._channel, self._began = child, channel, self._clock()
+        self.process, self._channel, self._began = child, channel, self._clock()
         self._forked_at, self._grown = self._clock(), 0
         return child

@@ -1,37 +1,18 @@
-"""What the warden tells the agent: one class for each kind of message."""
+"""The events that the warden reports to the agent: one class for each kind of message.
+
+The classes are the schema: a message ``{"event": "spawn_failed", "tag": 1, "error": "..."}`` is a :class:`SpawnFailed`
+with these fields (:func:`parse_message`). Only the agent imports this module; the warden sends plain dictionaries.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import TypeAlias, get_args
 
 from elastic_core.exit_codes import describe_exit
 from elastic_core.warden.channel import Message
-
-__all__ = [
-    "Died",
-    "Exited",
-    "Fenced",
-    "ForkServerDied",
-    "ForkServerEvent",
-    "ForkServerFailed",
-    "ForkServerGrown",
-    "ForkServerReady",
-    "ForkServerStayed",
-    "Gone",
-    "ServiceEnded",
-    "ServiceFailed",
-    "ServiceStarted",
-    "Signalled",
-    "SpawnFailed",
-    "Spawned",
-    "StartedFresh",
-    "Stuck",
-    "WardenEvent",
-    "death",
-    "event",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +24,12 @@ class Spawned:
     warm: bool = False
     """Whether the fork server forked it."""
     unlearned: int = 0
-    """How many modules a worker before it has imported that the fork server has neither imported nor tried to."""
+    """How many modules an earlier worker has imported that the fork server has neither imported nor tried to."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedFresh:
-    """A worker that was to be forked by the fork server is started as a fresh process, and why: a line."""
+    """A worker that the fork server should have forked starts as a fresh process, for the reason ``why``: a line."""
 
     tag: int
     why: str
@@ -56,7 +37,7 @@ class StartedFresh:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """A worker could not be started, and why: ``[Errno 2] No such file or directory: 'x'``."""
+    """A worker could not be started; ``error`` is the reason: ``[Errno 2] No such file or directory: 'x'``."""
 
     tag: int
     error: str
@@ -64,7 +45,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker that had started has ended; ``returncode`` is :class:`subprocess.Popen`'s, negative for a signal."""
+    """A started worker has ended; ``returncode`` is :class:`subprocess.Popen`'s, negative for a signal."""
 
     tag: int
     pid: int
@@ -83,10 +64,10 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The answer to a ``Warden.stop``, and to those before it: no descendant of the warden is left but its services.
+    """The answer to a ``Warden.stop`` and to those before it: only services are left below the warden.
 
     Attributes:
-        serial: Which stop it was, counted from 1.
+        serial: The number of the stop, counted from 1.
     """
 
     serial: int
@@ -94,7 +75,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A process is still there 15 s after SIGKILL, waiting in the kernel in ``wchan``, if that is known; said once."""
+    """A process has not ended 15 s after SIGKILL; it waits in the kernel in ``wchan``, if that is known. Sent once."""
 
     pid: int
     name: str
@@ -103,10 +84,10 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The dead-man's switch went off, and no descendant is left but services. The workers that it killed are not
-    reported as exited, nor those that were still to be started as failed.
+    """The dead-man's switch has killed all workers: only services are left below the warden.
 
-    A stop that was asked for meanwhile has its own answer after this one.
+    No Exited is sent for these workers, and no SpawnFailed for those that were still to be started. A stop that was
+    requested meanwhile is answered by a Gone after this event.
     """
 
 
@@ -116,7 +97,7 @@ class ForkServerReady:
 
     pid: int
     seconds: float
-    """How long that took."""
+    """How long the imports took."""
     modules: tuple[str, ...]
 
 
@@ -129,7 +110,7 @@ class ForkServerFailed:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerDied:
-    """The fork server is dead. The next one is being made; what it had forked lives on."""
+    """The fork server is dead. The warden starts another one; the processes that it had forked live on."""
 
     how: str
     """``exited with code 1``, ``was killed by SIGKILL``."""
@@ -137,27 +118,27 @@ class ForkServerDied:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerGrown:
-    """A fork server that has imported these modules too has taken the place of the one before."""
+    """A successor that has imported these modules too has replaced the fork server."""
 
     pid: int
     seconds: float
-    """How long the import took."""
+    """How long the imports took."""
     modules: tuple[str, ...]
     learned: int = 0
-    """How many modules it has imported besides because workers have."""
+    """How many more modules it has imported because workers have."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Modules that workers have imported and it must not, and why."""
+    """Modules that workers have imported and the fork server must not, with the reason for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkServerStayed:
-    """Nothing comes of that; the fork server stays as it is."""
+    """There will be no successor; the fork server stays as it is."""
 
     reason: str
 
 
 ForkServerEvent: TypeAlias = ForkServerReady | ForkServerFailed | ForkServerDied | ForkServerGrown | ForkServerStayed
-"""What becomes of the fork server."""
+"""An event of the fork server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +151,7 @@ class ServiceStarted:
 
 @dataclass(frozen=True, slots=True)
 class ServiceFailed:
-    """A service could not be started, and why."""
+    """A service could not be started; ``error`` is the reason."""
 
     tag: int
     error: str
@@ -178,64 +159,46 @@ class ServiceFailed:
 
 @dataclass(frozen=True, slots=True)
 class ServiceEnded:
-    """A service that had started has ended, by itself or because it was told to; ``returncode`` as in Exited."""
+    """A started service has ended, by itself or by request; ``returncode`` as in :class:`Exited`."""
 
     tag: int
     returncode: int
 
 
+WorkerEvent: TypeAlias = Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced
+ServiceEvent: TypeAlias = ServiceStarted | ServiceFailed | ServiceEnded
+
+
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The warden itself is gone, and everything below it was killed. Nothing comes after this."""
+    """The warden itself is dead, and every process below it was killed. The last event; the warden does not send it."""
 
     reason: str
 
 
-WardenEvent: TypeAlias = (
-    "Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced | Died | ForkServerReady "
-    "| ForkServerFailed | ForkServerDied | ForkServerGrown | ForkServerStayed "
-    "| ServiceStarted | ServiceFailed | ServiceEnded"
-)
+WardenEvent: TypeAlias = WorkerEvent | ForkServerEvent | ServiceEvent | Died
+
+_CLASSES = {
+    re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind
+    for kind in get_args(WorkerEvent | ForkServerEvent | ServiceEvent)
+}
+"""By the name of the message: ``spawn_failed``."""
 
 
-def event(message: Message) -> WardenEvent:
-    """What a message of the warden means. (What ``Gone`` and ``Fenced`` mean for a round, ``Warden.is_over`` knows.)"""
-    match message:
-        case {"event": "spawned", "tag": tag, "pid": pid, "warm": warm, "unlearned": unlearned}:
-            return Spawned(tag, pid, warm, unlearned)
-        case {"event": "started_fresh", "tag": tag, "why": why}:
-            return StartedFresh(tag, why)
-        case {"event": "spawn_failed", "tag": tag, "error": error}:
-            return SpawnFailed(tag, error)
-        case {"event": "exited", "tag": tag, "pid": pid, "returncode": returncode, "at": at}:
-            return Exited(tag, pid, returncode, at)
-        case {"event": "signalled", "signum": signum, "pids": pids}:
-            return Signalled(signum, tuple(pids))
-        case {"event": "stuck", "pid": pid, "name": name, "wchan": wchan}:
-            return Stuck(pid, name, wchan)
-        case {"event": "fork_server_ready", "pid": pid, "seconds": seconds, "modules": modules}:
-            return ForkServerReady(pid, seconds, tuple(modules))
-        case {"event": "fork_server_grown", "pid": pid, "seconds": seconds, "modules": modules, **learned}:
-            return ForkServerGrown(pid, seconds, tuple(modules), learned.get("learned", 0), learned.get("refused", {}))
-        case {"event": "fork_server_stayed", "reason": reason}:
-            return ForkServerStayed(reason)
-        case {"event": "fork_server_failed", "reason": reason}:
-            return ForkServerFailed(reason)
-        case {"event": "fork_server_died", "returncode": returncode}:
-            return ForkServerDied(describe_exit(returncode))
-        case {"event": "service_started", "tag": tag, "pid": pid}:
-            return ServiceStarted(tag, pid)
-        case {"event": "service_failed", "tag": tag, "error": error}:
-            return ServiceFailed(tag, error)
-        case {"event": "service_ended", "tag": tag, "returncode": returncode}:
-            return ServiceEnded(tag, returncode)
-        case {"event": "gone", "serial": serial}:
-            return Gone(serial)
-        case {"event": "fenced"}:
-            return Fenced()
-    raise AssertionError(f"the warden sent {message!r}")
+def parse_message(message: Message) -> WardenEvent:
+    """Make the event that a message of the warden stands for.
+
+    Raises:
+        AssertionError: The message has no known name, or its other keys are not the fields of that event.
+    """
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in message.items()}
+    kind = _CLASSES.get(values.pop("event", ""))
+    if kind is None or values.keys() != {field.name for field in fields(kind)}:
+        raise AssertionError(f"the warden sent {message!r}")
+    parsed: WardenEvent = kind(**values)
+    return parsed
 
 
-def death(returncode: int | None) -> Died:
-    """The warden's own end; ``returncode`` is None where it only hung up."""
+def warden_death(returncode: int | None) -> Died:
+    """Make the event of the warden's own end; ``returncode`` is None if it only closed its connection."""
     return Died("it closed its connection" if returncode is None else f"it {describe_exit(returncode)}")

@@ -1,7 +1,7 @@
-"""How the warden starts a process: fork and exec, and the pipe on which every child says how its start went.
+"""Starts a process of the warden: fork and exec, and a pipe on which the child reports whether it started.
 
-Imported by the warden process, so by few and cheap means. A worker that starts warm is forked by the fork server
-(``nursery``), not here, but speaks on the same kind of pipe.
+A worker that starts warm is forked by the fork server (``fork_server``), not here, but reports on the same kind of
+pipe. The warden process imports this module: it must stay cheap.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from elastic_core.warden.linux import die_with_parent
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
 OUT_OF_THE_WAY = 48
-"""From here on a control channel gets its number: a script's files have theirs from 3 on, a shell's near 63 and 255."""
+"""The least number of a control channel: a script's files have numbers from 3 on, a shell's near 63 and 255."""
 SLOT_DESCRIPTOR = 200
-"""From here on the node's slot gets its number: below 255, where bash keeps its script."""
+"""The least number of the node's slot: below 255, where bash keeps its script."""
 SERVICE_VARIABLE = "ELASTIC_SERVICE"
-"""Tells a service that starts fresh what to call (``forkserver/service.py``): JSON with the entry, the arguments, and
-the descriptors' numbers by name."""
+"""Holds the call of a service that starts fresh (``forkserver/service.py``): JSON with the entry, the arguments, and
+the numbers of the descriptors by name."""
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 OOM_SCORE = 300
-"""Added to a worker's oom_score_adj: when memory runs out, a worker dies before the agent and the warden do."""
+"""Added to a worker's oom_score_adj: when memory runs out, the kernel kills workers before agent and warden."""
 
 
 class Kind(enum.Enum):
-    """What a child of the warden is."""
+    """The kinds of a child of the warden."""
 
     WORKER = enum.auto()
     SERVICE = enum.auto()
@@ -41,43 +41,41 @@ class Kind(enum.Enum):
 
 
 class Child:
-    """A process that was asked for, from the request until it is reaped.
+    """A requested process, from the request until it is reaped.
 
     Attributes:
         kind: What it is.
-        request: What was asked for.
-        descriptors: What it is to be given, for as long as it may be needed once more.
-        slot: The warden's own descriptor of the node's slot, of which a worker inherits a copy; None where there is
-            none (rule S8).
-        forked: Whether it is the fork server that forks it. It then says ``pid N``, and in the end ``ok N UNLEARNED``
-        or
-            ``no`` and the reason. What we fork ourselves says an error's text, or nothing but the end: its program
-            runs.
-        pid: Its number, as soon as that is known.
-        pipe: What it says, to be read; None before it was asked for, and after its end.
-        since: When it was last asked for.
-        asked: The fork server that was asked to fork it.
-        started: Its program runs, or has run.
-        unlearned: How many modules a worker before it has imported, and its fork server has neither imported nor
+        request: The message of the agent.
+        descriptors: The descriptors for it, for as long as a fresh start may need them.
+        slot: The warden's descriptor of the node's slot, of which a worker inherits a copy; None without one (S8).
+        forked: Whether the fork server forks it. It then reports ``pid N``, and in the end ``ok N UNLEARNED``, or
+            ``no`` and the reason. A child that the warden forks reports the text of an error, or only end-of-file if
+            its program runs.
+        pid: Its number, once that is known.
+        pipe: The pipe of its reports; None before the request for a fork, and after end-of-file.
+        requested_at: When its fork was last requested.
+        requested_of: The fork server that was asked to fork it.
+        started: Whether its program runs, or has run.
+        unlearned: How many modules an earlier worker has imported that its fork server has neither imported nor
             tried to.
-        unwanted: It was ended before it began.
+        cancelled: Whether it was ended before it began.
     """
 
     __slots__ = (
         "_said",
-        "asked",
+        "cancelled",
         "descriptors",
         "forked",
         "kind",
         "pid",
         "pipe",
         "request",
-        "since",
+        "requested_at",
+        "requested_of",
         "slot",
         "started",
         "tag",
         "unlearned",
-        "unwanted",
     )
 
     def __init__(self, kind: Kind, request: Message, descriptors: list[int], slot: int | None = None) -> None:
@@ -89,15 +87,15 @@ class Child:
         self.forked = False
         self.pid: int | None = None
         self.pipe: int | None = None
-        self.since = 0.0
-        self.asked: Child | None = None
+        self.requested_at = 0.0
+        self.requested_of: Child | None = None
         self.started = False
         self.unlearned = 0
-        self.unwanted = False
+        self.cancelled = False
         self._said = b""
 
-    def given(self) -> dict[str, int]:
-        """Its descriptors by name.
+    def named_descriptors(self) -> dict[str, int]:
+        """Return its descriptors by name.
 
         Raises:
             OSError: Some of them did not arrive.
@@ -108,8 +106,8 @@ class Child:
         given = dict(zip(names, self.descriptors, strict=True))
         return given if self.slot is None else {**given, "slot": self.slot}
 
-    def hear(self) -> bool:
-        """Take in what it has said; whether that was all."""
+    def read_start(self) -> bool:
+        """Read its reports; return whether its start is over."""
         if self.pipe is None:
             return False
         while True:
@@ -122,11 +120,9 @@ class Child:
             while self.forked and self._said.startswith((b"pid ", b"ok ")) and b"\n" in self._said:
                 line, self._said = self._said.split(b"\n", 1)
                 word, number, *more = line.split()
-                # Both say the same number: whoever is to say the first may be killed just before.
-                self.pid, ok = (
-                    int(number),
-                    word == b"ok",
-                )  # the fork server may hold the other end a little longer than it
+                # Both lines have the same number: the first fork, which writes "pid", may be killed before.
+                # After "ok" no end-of-file is awaited: the fork server may hold the other end a little longer.
+                self.pid, ok = int(number), word == b"ok"
                 self.unlearned = int(more[0]) if more else 0
             if ok or not said:
                 os.close(self.pipe)
@@ -135,42 +131,42 @@ class Child:
                 return True
 
     def give_up(self) -> None:
-        """Hear no more of it. One that has not said that all is well finds that it cannot, and goes no further."""
+        """Close its pipe. A fork that has not yet reported "ok" cannot do so any more, and ends."""
         if self.pipe is not None:
             os.close(self.pipe)
             self.pipe = None
 
-    def complaint(self) -> str:
-        """Why it did not start, in its own words, or ''."""
+    def reason(self) -> str:
+        """Return why it did not start, as it has reported, or ''."""
         return self._said.decode(errors="replace").removeprefix("no ")
 
 
 def start(child: Child) -> None:
-    """Fork and exec a child, and close its descriptors. Whether it gets as far as exec will be told on its pipe.
+    """Fork and exec a child, and close its descriptors. Its pipe reports whether exec succeeds.
 
     Raises:
         OSError: No process, or no descriptor, is left.
     """
     try:
-        child.pid, child.pipe = _fork(child.request, child.given())
+        child.pid, child.pipe = _fork(child.request, child.named_descriptors())
     finally:
         close_all(child.descriptors)
 
 
 def inheritable(descriptor: int, number: int = OUT_OF_THE_WAY) -> int:
-    """A copy for the program to inherit, which gets this number or the next free one, if so many are allowed.
+    """Return a copy that the program inherits, with this number or the next free one, if the limit allows that.
 
     Raises:
         OSError: No descriptor is left.
     """
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD, number)
-    except OSError:  # so few are allowed
+    except OSError:  # beyond the limit
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3)
 
 
 def volunteer_for_oom() -> None:
-    """When memory runs out, let this process die before others."""
+    """Have the kernel kill this process before others when memory runs out."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
         score = min(1000, int(file.read()) + OOM_SCORE)
         file.seek(0)
@@ -180,7 +176,7 @@ def volunteer_for_oom() -> None:
 def _fork(request: Message, given: dict[str, int]) -> tuple[int, int]:
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     warden = os.getpid()
-    # Signals to the child while it is still the warden's copy, which ignores them, wait for its own dispositions.
+    # Signals to the child stay blocked until it has its own dispositions: the warden's copy ignores them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -196,13 +192,13 @@ def _fork(request: Message, given: dict[str, int]) -> tuple[int, int]:
 
 
 def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> NoReturn:
-    """In the child: become the program, or say why not. Every other descriptor is close-on-exec."""
+    """Become the program, or report why not; in the child. Every other descriptor is close-on-exec."""
     what = request["argv"][0]
     try:
         os.setsid()
         die_with_parent()
         if os.getppid() != warden:
-            os._exit(127)  # it died before that was set
+            os._exit(127)  # the warden died before the signal was set
         for number, name in enumerate(STANDARD_STREAMS):
             if name in given:
                 os.dup2(given[name], number)
@@ -231,7 +227,7 @@ def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> 
         os.execvpe(what, request["argv"], environment)
     except OSError as exc:
         os.write(pipe, str(OSError(exc.errno, exc.strerror, what)).encode(errors="replace"))
-    except BaseException as exc:  # a NUL in an argument, say; whatever it is must not get into a second warden's loop
+    except BaseException as exc:  # such as a NUL in an argument; the child must never return to the warden's loop
         os.write(pipe, f"{what!r}: {exc}".encode(errors="replace"))
     finally:
         os._exit(127)

@@ -1,6 +1,6 @@
-"""A stop under way, as the warden remembers it: until when it asks, whom it has killed, who does not die.
+"""The state of a stop in the warden: its signal and deadline, the processes that were killed, and those that stay.
 
-Imported by the warden process, so by few and cheap means.
+The warden process imports this module: it must stay cheap.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ import signal
 
 from elastic_core.warden.linux import Process
 
-STUCK_AFTER = 15.0
-"""Seconds after SIGKILL from which a process that is still there is reported (rule L3)."""
+STUCK_AFTER_SECONDS = 15.0
+"""Seconds after SIGKILL after which a process that still exists is reported (rule L3)."""
+TERM_SHARE = 0.2
+TERM_MAX_SECONDS = 5.0
+"""SIGTERM follows another signal in the last part of the grace: this share of it, and at most so many seconds."""
 
 
-TERM_SHARE, TERM_MOST = 0.2, 5.0
-"""The last part of a grace, and at most so many seconds, in which SIGTERM follows another signal."""
-
-
-class Ending:
-    """A stop under way.
+class StopInProgress:
+    """A stop in progress.
 
     Attributes:
-        signum: What the workers are asked with: at first the signal that was asked for, at last SIGTERM.
-        deadline: When asking ends and killing begins.
-        serial: The agent's number of the stop to answer, if it asked for one.
-        fenced: The dead-man's switch went off.
-        sigterm_at: When SIGTERM follows a signal that is another one.
-        killed: What was sent SIGKILL and is still there, with the time of that; None until killing has begun.
-        reported: Those of them that were reported as stuck.
+        signum: The signal for the workers: at first the one that the agent named, in the end SIGTERM.
+        deadline: When the remaining processes are killed.
+        serial: The agent's number of the stop, if the agent requested it.
+        fenced: Whether the dead-man's switch went off.
+        sigterm_at: When SIGTERM follows a different signal.
+        killed: The processes that were sent SIGKILL and still exist, with the time; None before the first SIGKILL.
+        reported: The killed processes that were reported as stuck.
     """
 
     __slots__ = ("deadline", "fenced", "killed", "reported", "serial", "signum", "sigterm_at")
@@ -36,26 +35,26 @@ class Ending:
     def __init__(self, signum: int, grace: float, now: float, fenced: bool = False) -> None:
         self.signum = signum
         self.deadline = now + grace
-        self.sigterm_at = self.deadline - min(TERM_SHARE * grace, TERM_MOST)
+        self.sigterm_at = self.deadline - min(TERM_SHARE * grace, TERM_MAX_SECONDS)
         self.serial: int | None = None
         self.fenced = fenced
         self.killed: dict[Process, float] | None = None
         self.reported: set[Process] = set()
 
-    def due(self) -> float:
-        """When there is something to do that no event announces."""
+    def next_deadline(self) -> float:
+        """Return when the stop needs its next step, if no event comes before."""
         if self.killed is None:
-            return self.sigterm_at if self.sigterm_follows() else self.deadline
+            return self.sigterm_at if self.is_sigterm_due() else self.deadline
         waiting = [since for process, since in self.killed.items() if process not in self.reported]
-        return min(waiting, default=math.inf) + STUCK_AFTER
+        return min(waiting, default=math.inf) + STUCK_AFTER_SECONDS
 
-    def sigterm_follows(self) -> bool:
-        """Whether SIGTERM is still to be sent, after another signal; not if the deadline has come nearer than that."""
+    def is_sigterm_due(self) -> bool:
+        """Return whether SIGTERM is to follow another signal; not if the deadline has moved before it."""
         return self.killed is None and self.signum != signal.SIGTERM and self.sigterm_at < self.deadline
 
-    def overdue(self, now: float) -> list[Process]:
-        """Processes to report as stuck: each once."""
+    def take_stuck(self, now: float) -> list[Process]:
+        """Return the processes to report as stuck, each once."""
         killed = self.killed or {}
-        late = [p for p, since in killed.items() if now >= since + STUCK_AFTER and p not in self.reported]
+        late = [p for p, since in killed.items() if now >= since + STUCK_AFTER_SECONDS and p not in self.reported]
         self.reported.update(late)
         return late

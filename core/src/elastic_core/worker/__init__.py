@@ -1,1 +1,11 @@
-"""The package ``worker``."""
+"""What runs inside a worker. It imports no agent, session or command line.
+
+General layout:
+
+* ``channel``: the worker's side of its control channel. ``graceful_stop`` reports steps and learns of planned stops
+  over it, and ``fd_store`` leaves memory files with the agent.
+* ``error_file``: ``@record``, which writes down the exception that ends a worker.
+* ``function``: workers that are Python functions rather than programs.
+* ``library``: finds the library that brings ``TrainState`` and ``init_process_group``. ``train_state``: the interface
+  of ``TrainState``.
+"""

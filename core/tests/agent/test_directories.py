@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent import temp_dirs
+from elastic_core.agent import directories
+from elastic_core.agent.directories import MARK, REMOVED_MAX, marked, remove_abandoned
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.temp_dirs import MARK, REMOVED_MAX, marked, remove_abandoned
 from elastic_core.host.identity import boot_id
 
 NOBODY = 65534
@@ -186,7 +186,7 @@ def test_of_two_agents_one_removes_it(tmp_path: Path) -> None:
 REMOVES = """
 import sys
 from pathlib import Path
-from elastic_core.agent.temp_dirs import remove_abandoned
+from elastic_core.agent.directories import remove_abandoned
 sys.stdin.readline()
 while removed := remove_abandoned(Path(sys.argv[1])):
     print(*removed, sep="\\n")
@@ -212,7 +212,7 @@ def test_one_agent_looks_at_some_and_removes_a_few(tmp_path: Path, monkeypatch: 
     for n in range(2 * REMOVED_MAX):
         abandoned(tmp_path, f"elastic_{n}")
     assert len(remove_abandoned(tmp_path)) == REMOVED_MAX
-    monkeypatch.setattr(temp_dirs, "ENTRIES_MAX", 0)
+    monkeypatch.setattr(directories, "ENTRIES_MAX", 0)
     assert remove_abandoned(tmp_path) == []
 
 

@@ -1,7 +1,7 @@
-"""The agent's one queue: whatever happens, in whatever thread or process, arrives here as an event.
+"""The agent's event loop: events of all threads, processes, signals and timers arrive in one queue.
 
-:meth:`Inbox.take` blocks until there is something, by one ``select`` over the warden's socket, the signal pipe, and
-the pipe that other threads wake it by. No polling: the timeout is the next timer's.
+:meth:`EventLoop.take` blocks in one ``select`` over the warden's socket, the signal pipe, and the pipe by which other
+threads wake it. It does not poll: the timeout is the time until the next timer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-LONGEST_SLEEP = 86400.0
-"""Seconds; the kernel does not count to any number of milliseconds."""
+SELECT_MAX_SECONDS = 86400.0
+"""The kernel limits the timeout of one ``select``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,47 @@ class SignalReceived:
     signum: int
 
 
-class Inbox:
-    """Events in the order in which they came.
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One heartbeat interval has passed."""
 
-    Make it on the main thread (signal handlers need that), and close it there.
+
+@dataclass(frozen=True, slots=True)
+class AliveFor:
+    """``SILENT_PROGRESS`` seconds have passed since the start of a round, which may still be running."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Depart:
+    """The node should leave: it received a signal, or ``elastic drain`` requested it."""
+
+    signum: int
+    finished: bool = False
+    """The workers of other nodes have all exited with 0 (rule L7)."""
+    final: bool = False
+    """The grace period, in which the workers here may finish or stop together with all others, is over."""
+    why: str = ""
+    """Why a drain was requested; '' for a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """The warden should have killed all processes by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """A thread of the session, or of a policy, raised an unexpected exception."""
+
+    error: BaseException
+
+
+class EventLoop:
+    """A queue of events, in the order in which they came.
+
+    Make and close it on the main thread: it sets signal handlers.
     """
 
     def __init__(self, signals: Iterable[int] = (), now: Callable[[], float] = time.monotonic) -> None:
@@ -59,38 +96,38 @@ class Inbox:
             self._selector.unregister(fileobj)
 
     def post(self, event: object) -> None:
-        """Add an event; from any thread, also one that was left behind, when the inbox is closed already."""
+        """Add an event. Any thread may call this, even after :meth:`close`."""
         self._posted.put(event)
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_w, b"\0")
 
     def at(self, instant: float, event: object) -> None:
-        """Deliver ``event`` at ``instant``, by the monotonic clock; from the loop's thread."""
+        """Deliver ``event`` at ``instant`` of the monotonic clock. Only the loop's thread may call this."""
         heapq.heappush(self._timers, (instant, next(self._order), event))
 
     def take(self) -> list[object]:
-        """Block until something happened, and return it."""
+        """Block until there are events, and return them."""
         events: list[object] = []
         while not events:
-            timeout = min(max(0.0, self._timers[0][0] - self._now()), LONGEST_SLEEP) if self._timers else None
+            timeout = min(max(0.0, self._timers[0][0] - self._now()), SELECT_MAX_SECONDS) if self._timers else None
             for key, _ in self._selector.select(timeout):
                 events.extend(key.data())
             while self._timers and self._timers[0][0] <= self._now():
                 events.append(heapq.heappop(self._timers)[2])
         return events
 
-    def untaken(self) -> list[SignalReceived]:
-        """Remove and return the signals that arrived since the last call of this or :meth:`take`. Never blocks."""
+    def untaken_signals(self) -> list[SignalReceived]:
+        """Remove and return the signals that arrived since the last call of this method or :meth:`take`."""
         return [SignalReceived(signum) for signum in _drain(self._signal_r) if signum in self._old_handlers]
 
     def close(self) -> None:
-        """Give the signals back and close the pipes."""
+        """Restore the signal handlers and close the pipes."""
         signal.set_wakeup_fd(self._old_wakeup)
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         self._selector.close()
         pipes = (self._wake_r, self._wake_w, self._signal_r, self._signal_w)
-        self._wake_w = -1  # its number may be another file's soon
+        self._wake_w = -1  # another file may soon have its number
         for fd in pipes:
             os.close(fd)
 
@@ -100,12 +137,12 @@ class Inbox:
             yield self._posted.get_nowait()
 
     def _drain_signals(self) -> Iterable[object]:
-        """Python writes every signal there that has a handler, be it somebody else's."""
-        return self.untaken()
+        """Python writes every signal there that has a handler, also a handler that is not the loop's."""
+        return self.untaken_signals()
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
-    """The wake-up descriptor has the signal already; a handler must exist for Python to write there."""
+    """Python writes a signal to the wake-up descriptor only if the signal has a handler."""
 
 
 def _pipe() -> tuple[int, int]:

@@ -1,11 +1,13 @@
-"""Temporary directories: each is locked while its node lives, and the next agent removes those that nobody holds.
+"""The directories of an agent: for the logs and error files of a run, and temporary ones.
 
-An agent removes its own at its end, and its warden does when the agent was killed. Where both are killed at once, a
-directory stays. It has a mark, a file that its node holds locked (``flock``); the kernel drops the lock with the last
-process that holds it. A mark without a lock is the proof that all of them are gone.
+An agent removes its temporary directories at its end; if it was killed, its warden does. If both are killed at once, a
+directory stays, and the next agent removes it: the directory has a mark, a file that the processes of its node hold
+locked (``flock``). The kernel drops the lock with the last of these processes, so a mark without a lock proves that
+all of them are gone.
 
-The lock lies with the node's slot: a message to the slot's own socket, which nobody reads, carries the descriptor. So
-it is held by whoever holds the slot: the agent, its warden, its workers, and what those have started (rule S8).
+The descriptor of the lock is kept with the node's slot, in a message to the slot's socket that is never received. So
+the lock is held as long as the slot is: by the agent, its warden, its workers, and the processes that these have
+started (rule S8).
 """
 
 from __future__ import annotations
@@ -16,20 +18,47 @@ import os
 import shutil
 import stat
 import tempfile
+import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastic_core.config.run import RunConfig
+from elastic_core.errors import UsageError
 from elastic_core.host.identity import boot_id
 
 PREFIX = "elastic_"
-"""What the names of all of them begin with."""
+"""Of the names of temporary directories."""
 MARK = ".elastic-mark"
 """The file in a directory that says that it may be removed when nobody holds it locked. It holds the boot's id."""
 ENTRIES_MAX = 10_000
 """How many entries of the directory for temporary files are looked at."""
 REMOVED_MAX = 8
 """How many directories one agent removes. The next agent goes on."""
+
+
+def make_log_dir(path: Path) -> None:
+    """Make the directory for logs, for this user alone, or find that there can be none while nothing has started yet.
+
+    Raises:
+        UsageError: It cannot be made, or not be written to.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UsageError(f"--log_dir {str(path)!r} cannot be made: {exc.strerror}.") from exc
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--log_dir {str(path)!r} is not writable.")
+
+
+def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
+    """Where this run's logs and error files go, and whether that is removed at the end: nobody asked for logs."""
+    name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
+    if config.log_dir is not None:
+        return config.log_dir / name, False
+    filtered = config.local_ranks_filter is not None or config.stdout_filters or config.stderr_filters
+    wanted = config.redirects.any or config.tee.any or filtered
+    return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted
 
 
 @contextmanager

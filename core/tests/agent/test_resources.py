@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.runtime import Hands, handled, hands
+from elastic_core.agent.directories import MARK
+from elastic_core.agent.resources import Resources, leave_signals, open_resources
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.temp_dirs import MARK
 from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig
@@ -31,13 +31,13 @@ def config(**settings: Any) -> RunConfig:
 
 
 @contextmanager
-def made(**settings: Any) -> Iterator[tuple[Hands, list[Event]]]:
+def made(**settings: Any) -> Iterator[tuple[Resources, list[Event]]]:
     """Everything that an agent works with, and what was said while it was made."""
     said: list[Event] = []
     with ExitStack() as stack:
         warden = stack.enter_context(begun())
         slot = stack.enter_context(closing(Slot.take(f"test_hands/{uuid.uuid4()}")))
-        given = hands(config(**settings), Plugins(), said.append, info(), "uid", warden, slot)
+        given = open_resources(config(**settings), Plugins(), said.append, info(), "uid", warden, slot)
         yield stack.enter_context(given), said
 
 
@@ -104,5 +104,5 @@ def as_under_nohup() -> Iterator[None]:
 
 @pytest.mark.usefixtures("as_under_nohup")
 def test_signals_that_are_ignored_at_the_start_stay_ignored_unless_they_are_named() -> None:
-    assert handled(config()) == set(SIGNALS) - {signal.SIGHUP}
-    assert handled(config(signals=(signal.SIGHUP,))) == {signal.SIGHUP}
+    assert leave_signals(config()) == set(SIGNALS) - {signal.SIGHUP}
+    assert leave_signals(config(signals=(signal.SIGHUP,))) == {signal.SIGHUP}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.event_queue import Inbox, SignalReceived
+from elastic_core.agent.event_loop import EventLoop, SignalReceived
 
 
 class Clock:
@@ -31,183 +31,185 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def inbox(clock: Clock) -> Iterator[Inbox]:
-    inbox = Inbox([signal.SIGTERM, signal.SIGUSR1], clock)
-    yield inbox
-    inbox.close()
+def loop(clock: Clock) -> Iterator[EventLoop]:
+    loop = EventLoop([signal.SIGTERM, signal.SIGUSR1], clock)
+    yield loop
+    loop.close()
 
 
 def test_a_thread_that_was_left_behind_writes_into_nobody_elses_file() -> None:
-    inbox, before = Inbox(), {*os.listdir("/proc/self/fd")}
-    inbox.close()
+    loop, before = EventLoop(), {*os.listdir("/proc/self/fd")}
+    loop.close()
     memory = os.memfd_create("another file")
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, memory)
         for number in before - {*os.listdir("/proc/self/fd")}:
             stack.callback(os.close, os.dup2(memory, int(number)))
-        inbox.post("too late")
+        loop.post("too late")
 
         assert os.fstat(memory).st_size == 0
 
 
-def taken(inbox: Inbox, count: int) -> list[Any]:
+def taken(loop: EventLoop, count: int) -> list[Any]:
     """The next so many events, in however many portions they come."""
     events: list[Any] = []
     while len(events) < count:
-        events += inbox.take()
+        events += loop.take()
     return events
 
 
 @pytest.mark.parametrize("seconds", [30 * 86400.0, 1e12, 1e308])
-def test_a_distant_timer_does_not_end_the_wait(inbox: Inbox, clock: Clock, seconds: float) -> None:
-    inbox.at(clock.time + seconds, "distant")
-    inbox.post("news")
-    assert inbox.take() == ["news"]
+def test_a_distant_timer_does_not_end_the_wait(loop: EventLoop, clock: Clock, seconds: float) -> None:
+    loop.at(clock.time + seconds, "distant")
+    loop.post("news")
+    assert loop.take() == ["news"]
 
 
 # Posting and watching ------------------------------------------------------------------------------------------------
 
 
-def test_events_come_in_the_order_in_which_they_were_posted(inbox: Inbox) -> None:
+def test_events_come_in_the_order_in_which_they_were_posted(loop: EventLoop) -> None:
     for number in range(100_000):  # more than the pipe that wakes it up can hold
-        inbox.post(number)
-    assert taken(inbox, 100_000) == list(range(100_000))
+        loop.post(number)
+    assert taken(loop, 100_000) == list(range(100_000))
 
 
-def test_an_event_from_another_thread_ends_the_wait(inbox: Inbox) -> None:
-    thread = threading.Thread(target=inbox.post, args=["news"])
+def test_an_event_from_another_thread_ends_the_wait(loop: EventLoop) -> None:
+    thread = threading.Thread(target=loop.post, args=["news"])
     thread.start()
-    assert inbox.take() == ["news"]
+    assert loop.take() == ["news"]
     thread.join()
 
 
-def test_no_event_of_many_threads_is_lost(inbox: Inbox) -> None:
+def test_no_event_of_many_threads_is_lost(loop: EventLoop) -> None:
     def post(name: int) -> None:
         for number in range(2000):
-            inbox.post((name, number))
+            loop.post((name, number))
 
     threads = [threading.Thread(target=post, args=[name]) for name in range(4)]
     for thread in threads:
         thread.start()
-    events = taken(inbox, 8000)
+    events = taken(loop, 8000)
     for thread in threads:
         thread.join()
     for name in range(4):
         assert [number for author, number in events if author == name] == list(range(2000))
 
 
-def test_what_is_watched_is_received_when_it_is_readable(inbox: Inbox) -> None:
+def test_what_is_watched_is_received_when_it_is_readable(loop: EventLoop) -> None:
     reading, writing = os.pipe()
-    inbox.watch(reading, lambda: os.read(reading, 100).split())
+    loop.watch(reading, lambda: os.read(reading, 100).split())
     os.write(writing, b"one two")
-    assert inbox.take() == [b"one", b"two"]
-    inbox.unwatch(reading)
+    assert loop.take() == [b"one", b"two"]
+    loop.unwatch(reading)
     os.write(writing, b"three")
-    inbox.post("the end")
-    assert inbox.take() == ["the end"]
+    loop.post("the end")
+    assert loop.take() == ["the end"]
     os.close(reading)
     os.close(writing)
 
 
-def test_news_that_amount_to_no_event_do_not_end_the_wait(inbox: Inbox) -> None:
+def test_news_that_amount_to_no_event_do_not_end_the_wait(loop: EventLoop) -> None:
     reading, writing = os.pipe()
 
     def receive() -> list[object]:
         os.read(reading, 100)
-        inbox.post("later")
+        loop.post("later")
         return []
 
-    inbox.watch(reading, receive)
+    loop.watch(reading, receive)
     os.write(writing, b".")
-    assert inbox.take() == ["later"]
-    inbox.unwatch(reading)
+    assert loop.take() == ["later"]
+    loop.unwatch(reading)
     os.close(reading)
     os.close(writing)
 
 
-def test_watching_something_no_longer_is_allowed_twice_and_once_it_is_closed(inbox: Inbox) -> None:
+def test_watching_something_no_longer_is_allowed_twice_and_once_it_is_closed(loop: EventLoop) -> None:
     reading, writing = os.pipe()
     file = os.fdopen(reading)
-    inbox.watch(file, list)
+    loop.watch(file, list)
     file.close()
-    inbox.unwatch(file)
-    inbox.unwatch(file)
+    loop.unwatch(file)
+    loop.unwatch(file)
     os.close(writing)
-    inbox.post("news")
-    assert inbox.take() == ["news"]
+    loop.post("news")
+    assert loop.take() == ["news"]
 
 
 # Timers --------------------------------------------------------------------------------------------------------------
 
 
-def test_timers_come_in_the_order_of_their_instants_and_equal_ones_as_they_were_set(inbox: Inbox, clock: Clock) -> None:
+def test_timers_come_in_the_order_of_their_instants_and_equal_ones_as_they_were_set(
+    loop: EventLoop, clock: Clock
+) -> None:
     for instant, event in [(103.0, "c"), (101.0, "a"), (102.0, "b"), (101.0, "a2"), (104.0, "late")]:
-        inbox.at(instant, event)
+        loop.at(instant, event)
     clock.time = 103.0
-    assert inbox.take() == ["a", "a2", "b", "c"]
+    assert loop.take() == ["a", "a2", "b", "c"]
     clock.time = 200.0
-    assert inbox.take() == ["late"]
+    assert loop.take() == ["late"]
 
 
-def test_a_timer_does_not_come_before_its_instant(inbox: Inbox, clock: Clock) -> None:
-    inbox.at(100.001, "soon")
-    inbox.post("now")
-    assert inbox.take() == ["now"]
+def test_a_timer_does_not_come_before_its_instant(loop: EventLoop, clock: Clock) -> None:
+    loop.at(100.001, "soon")
+    loop.post("now")
+    assert loop.take() == ["now"]
     clock.time = 100.001
-    assert inbox.take() == ["soon"]
+    assert loop.take() == ["soon"]
 
 
 def test_a_timer_ends_the_wait_by_the_real_clock() -> None:
-    inbox = Inbox()
-    inbox.at(0.0, "long overdue")
-    assert inbox.take() == ["long overdue"]
-    inbox.close()
+    loop = EventLoop()
+    loop.at(0.0, "long overdue")
+    assert loop.take() == ["long overdue"]
+    loop.close()
 
 
-def test_what_happened_comes_before_a_timer_that_is_due(inbox: Inbox) -> None:
-    inbox.at(50.0, "due")
-    inbox.post("news")
-    assert inbox.take() == ["news", "due"]
+def test_what_happened_comes_before_a_timer_that_is_due(loop: EventLoop) -> None:
+    loop.at(50.0, "due")
+    loop.post("news")
+    assert loop.take() == ["news", "due"]
 
 
 # Signals -------------------------------------------------------------------------------------------------------------
 
 
-def test_signals_are_events_in_the_order_in_which_they_came(inbox: Inbox) -> None:
+def test_signals_are_events_in_the_order_in_which_they_came(loop: EventLoop) -> None:
     for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         signal.raise_signal(signum)
-    assert taken(inbox, 3) == [SignalReceived(15), SignalReceived(signal.SIGUSR1), SignalReceived(15)]
+    assert taken(loop, 3) == [SignalReceived(15), SignalReceived(signal.SIGUSR1), SignalReceived(15)]
 
 
-def test_a_signal_with_somebody_elses_handler_is_no_event(inbox: Inbox) -> None:
+def test_a_signal_with_somebody_elses_handler_is_no_event(loop: EventLoop) -> None:
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         for signum in (signal.SIGUSR2, signal.SIGTERM):
             signal.raise_signal(signum)
-        assert taken(inbox, 1) == [SignalReceived(signal.SIGTERM)]
+        assert taken(loop, 1) == [SignalReceived(signal.SIGTERM)]
     finally:
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_signal_of_another_process_ends_the_wait(inbox: Inbox) -> None:
+def test_a_signal_of_another_process_ends_the_wait(loop: EventLoop) -> None:
     with subprocess.Popen(["kill", "-TERM", str(os.getpid())]):
-        assert inbox.take() == [SignalReceived(signal.SIGTERM)]
+        assert loop.take() == [SignalReceived(signal.SIGTERM)]
 
 
-def test_a_flood_of_signals_neither_blocks_nor_complains(inbox: Inbox) -> None:
+def test_a_flood_of_signals_neither_blocks_nor_complains(loop: EventLoop) -> None:
     for _ in range(70_000):  # more than the pipe can hold
         signal.raise_signal(signal.SIGUSR1)
-    assert set(inbox.take()) == {SignalReceived(signal.SIGUSR1)}
+    assert set(loop.take()) == {SignalReceived(signal.SIGUSR1)}
 
 
 def test_the_signals_are_given_back_at_the_end() -> None:
     heard: list[int] = []
     before: Callable[..., Any] | int | None = signal.signal(signal.SIGUSR1, lambda signum, _: heard.append(signum))
     try:
-        inbox = Inbox([signal.SIGUSR1])
+        loop = EventLoop([signal.SIGUSR1])
         signal.raise_signal(signal.SIGUSR1)
         assert heard == []
-        inbox.close()
+        loop.close()
         signal.raise_signal(signal.SIGUSR1)
         assert heard == [signal.SIGUSR1]
     finally:
@@ -217,5 +219,5 @@ def test_the_signals_are_given_back_at_the_end() -> None:
 
 def test_nothing_is_left_open_after_the_end() -> None:
     before = os.listdir("/proc/self/fd")
-    Inbox([signal.SIGUSR1]).close()
+    EventLoop([signal.SIGUSR1]).close()
     assert os.listdir("/proc/self/fd") == before

@@ -1,6 +1,6 @@
-"""What an agent works with, whoever decides: its inbox, the warden, the workers, their output and their directory.
+"""The resources of an agent: its event loop, the warden, the workers, their output and their directory.
 
-Both loops, ``supervisor.py`` and ``polling.py``, get theirs from :func:`hands`, and give them back by leaving it.
+Both agents, ``agent.supervisor`` and ``handlers.agent``, open them with :func:`open_resources`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from pathlib import Path
 from types import FrameType
 
 from elastic_core.agent import probing
-from elastic_core.agent.event_queue import Inbox
+from elastic_core.agent.directories import log_directory, marked
+from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.fd_store import FdStore
-from elastic_core.agent.log_dir import log_directory
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.temp_dirs import marked
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
@@ -34,26 +33,26 @@ from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
 
 WARDEN_PATIENCE = 5.0
-"""Seconds that the warden gets to kill everything, after the second signal."""
+"""Seconds that the warden gets to kill all processes after the second signal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
-    """All of them, for one run on one node."""
+class Resources:
+    """The resources of one run on one node."""
 
-    inbox: Inbox
+    loop: EventLoop
     signals: frozenset[int]
-    """Those on which the node leaves."""
+    """The signals on which the node leaves."""
     warden: Warden
     group: WorkerGroup
     fd_store: FdStore
-    """What workers have left here, until the end."""
+    """Memory files that outlive the workers."""
     unreachable: probing.Unreachable = probing.unreachable
     """Probes the node's peers."""
 
 
 @contextmanager
-def hands(
+def open_resources(
     config: RunConfig,
     plugins: Plugins,
     publish: Publish,
@@ -65,31 +64,31 @@ def hands(
     warm: bool = False,
     heard: Sequence[WardenEvent] = (),
     cpus: Sequence[frozenset[int]] = (),
-) -> Iterator[Hands]:
-    """Everything else is made in here, and nothing of it is left afterwards. Main thread only.
+) -> Iterator[Resources]:
+    """Make the resources, and close them on exit. Main thread only.
 
     Args:
         config: The run's settings.
-        plugins: Who is told that it starts.
+        plugins: The plugins of the run; their ``run_starts`` is called.
         publish: Tells the observers.
         info: This node.
-        run_uid: The run's.
-        warden: This run's, closed here before the output of its workers is.
-        slot: This agent's, on this host. The locks of temporary directories lie with it.
-        warm: Whether it has a fork server.
-        heard: What it has said so far.
-        cpus: Of each local rank; none when workers are not bound.
+        run_uid: The run's id.
+        warden: The run's warden, which is closed before the output of its workers.
+        slot: The slot of this agent, which keeps the locks of temporary directories.
+        warm: Whether the warden has a fork server.
+        heard: The events of the warden so far.
+        cpus: The CPUs of each local rank; empty if workers are not bound.
 
     Raises:
         OSError: No directory or descriptor could be made.
     """
     with ExitStack() as stack:
-        signals = handled(config)
-        inbox = Inbox(signals)
-        stack.callback(inbox.close)
+        signals = leave_signals(config)
+        loop = EventLoop(signals)
+        stack.callback(loop.close)
         for event in heard:
-            inbox.post(event)
-        inbox.watch(warden, warden.receive)
+            loop.post(event)
+        loop.watch(warden, warden.receive)
         directory, temporary = log_directory(config, run_uid)
         if temporary:
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -98,32 +97,32 @@ def hands(
         elif config.log_dir is None:
             publish(Event("logs", f"logs are in {directory}"))
         if config.program.kind is ProgramKind.FUNCTION:
-            stack.enter_context(marked(Path(config.program.target), slot.keep))  # what its workers are called with
+            stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
         output = _output(config, publish)
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
         plugins.run_starts(config, run_uid, info, None if temporary else directory)
-        reports = Reports(inbox.at)
+        reports = Reports(loop.at)
         stack.callback(reports.close)
-        inbox.watch(reports, reports.receive)
+        loop.watch(reports, reports.receive)
         group = WorkerGroup(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
         pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
         if pipe is not None or limit is not None:
-            group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, inbox.at, warden.pid)))
+            group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, loop.at, warden.pid)))
             if pipe is not None:
-                inbox.watch(group.watchdog, group.watchdog.receive)
-        stack.callback(warden.close, CLOSING)  # the workers before their output, whatever went wrong
-        yield Hands(inbox, signals, warden, group, reports.fd_store)
+                loop.watch(group.watchdog, group.watchdog.receive)
+        stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
+        yield Resources(loop, signals, warden, group, reports.fd_store)
 
 
 @contextmanager
 def _window_changes(follow: Callable[[], None]) -> Iterator[None]:
-    """Call ``follow`` when the terminal's window changes its size, and whoever was called before. Main thread only."""
+    """Call ``follow``, and then the handler before it, when the terminal changes its size. Main thread only."""
     before = signal.getsignal(signal.SIGWINCH)
-    if before is None:  # not set from Python: it could not be put back
+    if before is None:  # not set from Python: it could not be restored
         yield
         return
 
@@ -139,8 +138,8 @@ def _window_changes(follow: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGWINCH, before)
 
 
-def handled(config: RunConfig) -> frozenset[int]:
-    """On which signals the node leaves: by default not on those that are ignored, as ``nohup`` has it with SIGHUP."""
+def leave_signals(config: RunConfig) -> frozenset[int]:
+    """Return the signals on which the node leaves: by default not on ignored ones, such as SIGHUP under ``nohup``."""
     if config.signals is not None:
         return frozenset(config.signals)
     return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)
