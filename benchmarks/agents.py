@@ -91,7 +91,7 @@ class Agent(ABC):
         """Go away."""
 
     def asked(self) -> Counter[tuple[str, str]]:
-        """What it has asked of its store so far."""
+        """Return what it has asked of its store so far."""
         return self.tally.total()
 
 

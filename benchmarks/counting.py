@@ -32,7 +32,7 @@ class Tally:
         self._counts: list[Counter[tuple[str, str]]] = []
 
     def column(self) -> Counter[tuple[str, str]]:
-        """Counts of one connection, by operations or requests, and by the operation's name."""
+        """Count of one connection, by operations or requests, and by the operation's name."""
         self._counts.append(Counter())
         return self._counts[-1]
 
@@ -148,7 +148,7 @@ class CountedBackend(RendezvousBackend):
 
 
 def counted(counts: Counter[tuple[str, str]], name: str, ask: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
-    """What ``ask`` answers, counted as one operation, and one request."""
+    """Return what ``ask`` answers, counted as one operation, and one request."""
     with _counted(counts, name):
         counts[REQUESTS, name] += 1
         return ask(*arguments, **named)

@@ -145,7 +145,7 @@ class Crowd:
         return begin
 
     def leave(self, numbers: Sequence[int]) -> float:
-        """These go away."""
+        """Return these go away."""
         begin = time.monotonic()
         for number in numbers:
             self._agents[number].leave()
@@ -156,7 +156,7 @@ class Crowd:
         return self._node_views.wait(set(who), since, world, deadline)
 
     def asked(self) -> tuple[dict[int, Counter[tuple[str, str]]], list[int], int]:
-        """What each agent has asked so far, who of them decides, and the bytes of all of their connections."""
+        """Return what each agent has asked so far, who of them decides, and the bytes of all of their connections."""
         leaders = [n for n, agent in self._agents.items() if isinstance(agent, ElasticAgent) and agent.leaders]
         return {n: agent.asked() for n, agent in self._agents.items()}, leaders, self._traffic.total()
 

@@ -56,7 +56,7 @@ def fork_server_pss() -> float:
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    """What a job prints, line by line."""
+    """Yield what a job prints, line by line."""
     assert process.stdout is not None
     for line in process.stdout:
         yield line.rstrip("\n")

@@ -140,7 +140,7 @@ class Job:
         return newest(said, since)
 
     def worker_of(self, node: Agent) -> int:
-        """The process id of a worker that this node runs now."""
+        """Return the process id of a worker that this node runs now."""
         here = {report["pid"] for report in node.reports("training")}
         pids = (int(report["pid"]) for report in self.latest().values())
         return max(pid for pid in pids if pid in here)

@@ -42,7 +42,7 @@ Book = defaultdict[str, defaultdict[str, list[float | None]]]
 
 
 def book() -> Book:
-    """An empty one."""
+    """Return an empty one."""
     return defaultdict(lambda: defaultdict(list))
 
 
@@ -127,7 +127,7 @@ def measure_floor(runs: int, record: Book) -> None:
 
 
 def floors(record: Book) -> dict[str, float]:
-    """The floor of those figures that have one: what no launcher can do without, in seconds."""
+    """Return the floor of those figures that have one: what no launcher can do without, in seconds."""
     if not record:
         return {}
     imported, forked, recovered = (median(record[figure]["median"]) for figure in floor.FIGURES)

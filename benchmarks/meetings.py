@@ -67,7 +67,7 @@ def raise_descriptors() -> int:
 
 @contextmanager
 def store(peer: str) -> Iterator[str]:
-    """A store for one job, empty; yields its endpoint. A TCPStore is started by whoever hosts it."""
+    """Yield a store for one job, empty; yields its endpoint. A TCPStore is started by whoever hosts it."""
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as folder, ExitStack() as stack:
         match peer:
             case "redis":
@@ -133,7 +133,7 @@ class Crowds:
         return self._ask([(which, (mine, *arguments)) for which, mine in each if mine], name, patience)
 
     def asked(self) -> Asked:
-        """What all have asked so far."""
+        """Return what all have asked so far."""
         by_agent: dict[int, Counter[tuple[str, str]]] = {}
         leaders, size = [], 0
         for counts, chairing, traffic in self.ask_all("asked"):
@@ -222,7 +222,7 @@ def _requests(counts: Counter[tuple[str, str]]) -> int:
 
 @contextmanager
 def _job(peer: str, size: int, nodes: tuple[int, int]) -> Iterator[Crowds]:
-    """The processes of a job, with all their connections made."""
+    """Yield the processes of a job, with all their connections made."""
     with ExitStack() as stack:
         job = Job(peer, stack.enter_context(store(peer)), nodes)
         crowds = Crowds(job, size, stack)

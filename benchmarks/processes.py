@@ -28,7 +28,7 @@ def rss(pid: int | str = "self") -> int:
 
 
 def rss_peak(pid: int | str = "self") -> int:
-    """The most that :func:`rss` has been."""
+    """Return the most that :func:`rss` has been."""
     return _kilobytes(Path("/proc", str(pid), "status"), "VmHWM") * 1024
 
 
@@ -65,5 +65,5 @@ def cast_of(agent: int, workers: Collection[int]) -> Cast:
 
 
 def fork_server_of(agent: int, workers: Collection[int]) -> int | None:
-    """The process id of an agent's fork server, if it has one."""
+    """Return the process id of an agent's fork server, if it has one."""
     return cast_of(agent, workers).fork_server

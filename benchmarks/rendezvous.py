@@ -98,12 +98,12 @@ def say(line: str) -> None:
 
 
 def middle(samples: Collection[Sample], figure: Callable[[Sample], float]) -> float:
-    """The median of one figure over those that came to an end."""
+    """Return the median of one figure over those that came to an end."""
     return median([figure(sample) for sample in samples if sample.seconds is not None])
 
 
 def cost(samples: Collection[Sample]) -> str:
-    """What a node asks of the store, as ``5.0 requests (leader 17), 6.1 kB``."""
+    """Return what a node asks of the store, as ``5.0 requests (leader 17), 6.1 kB``."""
     if not any(sample.seconds is not None for sample in samples):
         return NOTHING
     leader = middle(samples, lambda sample: sample.leader)
@@ -126,7 +126,7 @@ def rows(
 
 
 def targets(book: Mapping[tuple[str, int, str], list[Sample]]) -> Iterator[Target]:
-    """What is to be reached, as far as it was measured."""
+    """Yield what is to be reached, as far as it was measured."""
 
     def took(event: str, size: int, peer: str) -> float:
         return median([sample.seconds for sample in book.get((event, size, peer), [])])
@@ -148,7 +148,7 @@ def targets(book: Mapping[tuple[str, int, str], list[Sample]]) -> Iterator[Targe
 
 
 def section(book: Book, peers: Sequence[str], runs: int, load: Sequence[float], patience: float) -> list[str]:
-    """The tables, with the machine that they were measured on."""
+    """Return the tables, with the machine that they were measured on."""
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
     names = [NAMES[peer] for peer in peers]
     reached = [[target.what, target.show(target.value), target.show(target.limit), "yes" if target.met else "no"]

@@ -69,7 +69,7 @@ def lose_node(job: Job) -> tuple[float | None]:
 
 
 def lose_node_unheard(job: Job) -> tuple[float | None]:
-    """The same, with workers whose collectives block for ever when a peer is gone."""
+    """Return the same, with workers whose collectives block for ever when a peer is gone."""
     job.deaf.touch()
     return lose_node(job)
 
@@ -91,7 +91,7 @@ def join(job: Job) -> tuple[float | None, float | None]:
 
 
 def longest_pause(paces: Sequence[Pace], since: float) -> float:
-    """The longest time, in seconds, that a local rank of one node made no step.
+    """Return the longest time, in seconds, that a local rank of one node made no step.
 
     It may lie within a process or between one and its successor. Only what ended after ``since`` counts.
     """
@@ -105,7 +105,7 @@ def longest_pause(paces: Sequence[Pace], since: float) -> float:
 
 
 def weigh(job: Job) -> tuple[float | None, ...]:
-    """What the workers weigh together, in bytes (PSS): alone, and with the fork server that they come from."""
+    """Return what the workers weigh together, in bytes (PSS): alone, and with the fork server that they come from."""
     workers = [report["pid"] for report in job.latest().values()]
     alone = sum(map(pss, workers))
     fork_server = fork_server_of(job.nodes[0].pid, workers)

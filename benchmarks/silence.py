@@ -122,7 +122,7 @@ def found_after(count: int) -> float:
 
 
 def _joined(reader: LocalBackend) -> NodeRow:
-    """The leader's row, once it has joined the run."""
+    """Return the leader's row, once it has joined the run."""
     while not (row := decode_row(reader.roster()[0].value)).run:
         time.sleep(0.01)
     return row
@@ -134,7 +134,7 @@ def _tick(leader: ElasticAgent, over: threading.Event) -> None:
 
 
 def _entry(reader: LocalBackend, kind: type[Round | Halt], after: int) -> Entry:
-    """The first entry of a kind after an index, as soon as it is there."""
+    """Return the first entry of a kind after an index, as soon as it is there."""
     index, deadline = after + 1, time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if (data := reader.read(index)) is None:

@@ -86,7 +86,7 @@ def say(*lines: object) -> None:
 
 
 def reported(stage: Stage, agent: Agent, event: str) -> Report:
-    """What the worker says.
+    """Return what the worker says.
 
     Raises:
         RuntimeError: It does not.
@@ -134,7 +134,7 @@ MEASURE: Mapping[str, Callable[[str, int, Record], None]] = {MEMORY: in_memory, 
 
 
 def targets(shares: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Iterator[Target]:
-    """What is to be reached, in plain copies, as far as it was measured."""
+    """Yield what is to be reached, in plain copies, as far as it was measured."""
     for figure, limit in ((LATER_ONES, 1.3), (DISK_LATER, 1.3), (RESTORE, 2.0)):
         for kind, found in shares.get(figure, {}).items():
             yield Target(f"{figure}, {KINDS[kind]}, in plain copies", median(found), limit, "{:.2f}".format)
@@ -146,7 +146,7 @@ def marks(part: str) -> tuple[str, str]:
 
 
 def section(part: str, record: Record, size: int, runs: int, load: Sequence[float]) -> list[str]:
-    """The tables of a part, with the machine that they were measured on."""
+    """Return the tables of a part, with the machine that they were measured on."""
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
     kinds = [kind for kind in KINDS if record.times[COPY][kind]]
     columns = [KINDS[kind] for kind in kinds]

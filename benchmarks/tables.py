@@ -14,7 +14,8 @@ NEVER = "never"
 
 
 def median(samples: Samples) -> float:
-    """The median, where never is longer than anything; infinite if that is the median, or nothing was measured."""
+    """Return the median, where never is longer than anything; infinite if that is the median, or nothing was
+    measured."""
     if not samples:
         return math.inf
     # median_high: halfway between a time and never there is nothing.
@@ -22,7 +23,7 @@ def median(samples: Samples) -> float:
 
 
 def seconds(value: float) -> str:
-    """A duration, in a unit that shows about three digits."""
+    """Return a duration, in a unit that shows about three digits."""
     if value == math.inf:
         return NEVER
     if value < 0.9995:
@@ -41,7 +42,7 @@ def per_hour(value: float) -> str:
 
 
 def cell(samples: Samples, show: Callable[[float], str] = seconds, runs: int = 0) -> str:
-    """The median with its spread, as ``1.71 s (1.52 s..2.50 s)``.
+    """Return the median with its spread, as ``1.71 s (1.52 s..2.50 s)``.
 
     Runs in which it never came are counted apart, and so are all where there were fewer than ``runs``.
     """
@@ -66,7 +67,7 @@ def ratio(part: float, whole: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table's lines."""
+    """Return a Markdown table's lines."""
     return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)]
 
 
@@ -78,8 +79,8 @@ def figures(
     show: Callable[[float], str] = seconds,
     runs: int = 0,
 ) -> list[str]:
-    """A table of medians: ``measured`` by row and column. Rows of which nothing was measured are left out, and so is an
-    empty table."""
+    """Return a table of medians: ``measured`` by row and column. Rows of which nothing was measured are left out, and
+    so is an empty table."""
     lines = [
         [row, *(cell(measured[row].get(name, ()), show, runs) for name in columns)] for row in rows if row in measured
     ]
@@ -92,7 +93,7 @@ def paragraphs(*blocks: Sequence[str]) -> list[str]:
 
 
 def replaced(page: str, begin: str, end: str, section: Sequence[str]) -> str:
-    """The page with these lines between its marks.
+    """Return the page with these lines between its marks.
 
     Raises:
         ValueError: It does not have each mark once, in this order.

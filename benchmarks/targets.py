@@ -68,12 +68,13 @@ def targets(times: Measured, memory: Measured, idle: Measured) -> Iterator[Targe
 
 
 def best(times: Measured, row: str) -> float:
-    """The better median of torchrun's two, in seconds."""
+    """Return the better median of torchrun's two, in seconds."""
     return min(median(times.get(row, {}).get(name, ())) for name in (TORCHRUN.name, TUNED.name))
 
 
 def ratios(times: Measured, floors: Mapping[str, float]) -> list[list[str]]:
-    """A row for each figure: elastic's warm start beside torchrun's better median, its default, tuned, and the floor.
+    """Return a row for each figure: elastic's warm start beside torchrun's better median, its default, tuned, and the
+    floor.
 
     ``floors`` are in seconds, by figure, for those that have one.
     """

@@ -36,13 +36,13 @@ RAISED = re.compile(r"(?<!\S)(\w+Error): ")
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     major, minor = hookspecs.HOOKSPEC_VERSION
     return "\n".join([PREFACE.format(major=major, minor=minor), *_families()])
 
 
 def _families() -> Iterator[str]:
-    """The families and their hooks, in the order of the source."""
+    """Yield the families and their hooks, in the order of the source."""
     for line in inspect.getsource(hookspecs).splitlines():
         if (family := FAMILY.fullmatch(line)) is not None:
             yield f"## {family[1]}\n"
@@ -81,14 +81,14 @@ def _types(declared: str) -> str:
 
 
 def _imported() -> Iterator[tuple[str, str]]:
-    """The names of ours that ``hookspecs`` imports for its signatures, each with its module."""
+    """Yield the names of ours that ``hookspecs`` imports for its signatures, each with its module."""
     for line in inspect.getsource(hookspecs).splitlines():
         if (found := re.fullmatch(r" +from (elastic_core[\w.]*) import (.+)", line)) is not None:
             yield from ((name, found[1]) for name in found[2].split(", "))
 
 
 def markdown(docstring: str) -> str:
-    """A docstring with its roles, literals and list of errors spelled as Markdown."""
+    """Return a docstring with its roles, literals and list of errors spelled as Markdown."""
     text, _, raises = docstring.partition("\n\nRaises:\n")
     if raises:
         facts = " ".join(textwrap.dedent(raises).split())

@@ -158,7 +158,7 @@ def _cell(text: str) -> str:
 
 
 def flags() -> str:
-    """The page of the flags, by section, in the order of the help."""
+    """Return the page of the flags, by section, in the order of the help."""
     parts = [FLAGS_PREFACE]
     for section, members in groupby(FLAGS, key=lambda flag: flag.section):
         rows = []
@@ -173,7 +173,7 @@ def flags() -> str:
 
 
 def environment() -> str:
-    """The page of the variables, by use, in the order of the code."""
+    """Return the page of the variables, by use, in the order of the code."""
     parts = [ENVIRONMENT_PREFACE]
     for use, title in USES.items():
         rows = [(f"`{variable.name}`", variable.meaning) for variable in VARIABLES if variable.use is use]
@@ -182,7 +182,7 @@ def environment() -> str:
 
 
 def events() -> str:
-    """The page of the events, in the order of :data:`WHEN`."""
+    """Return the page of the events, in the order of :data:`WHEN`."""
     found: dict[str, list[tuple[str, str]]] = {}
     for root in SOURCES:
         for path in sorted(root.rglob("*.py")):
@@ -199,7 +199,8 @@ def events() -> str:
 
 
 def published(source: str) -> Iterator[tuple[str, str, str]]:
-    """The events that a module makes: the name, the level, and the fields in backquotes, as far as they are literal."""
+    """Yield the events that a module makes: the name, the level, and the fields in backquotes, as far as they are
+    literal."""
     tree = ast.parse(source)
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
     found = [(node.lineno, node.value) for node in assigned if isinstance(node.value, ast.Dict)]
@@ -219,7 +220,7 @@ def published(source: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _keys(values: Iterable[ast.expr | None], dicts: Sequence[tuple[int, ast.Dict]]) -> Iterator[str]:
-    """The literal keys of dictionaries; a name stands for the dictionary that was assigned last above it."""
+    """Yield the literal keys of dictionaries; a name stands for the dictionary that was assigned last above it."""
     for value in values:
         match value:
             case ast.Dict(keys=keys, values=inner):

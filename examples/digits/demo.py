@@ -116,7 +116,7 @@ class Stage:
         self.lines.put(Line(name, None, time.monotonic()))
 
     def worker_pids(self, *names: str) -> list[int]:
-        """The workers that run on these nodes now."""
+        """Return the workers that run on these nodes now."""
         return [pid for name in names for pid in family(self.agents[name].pid) if is_worker(pid)]
 
     def kill_worker(self, name: str) -> float:
@@ -140,7 +140,7 @@ class Stage:
     # What they print -------------------------------------------------------------------------------------------------
 
     def wait_for(self, pattern: re.Pattern[str], what: str, **wanted: int) -> tuple[re.Match[str], float]:
-        """The next line like ``pattern`` whose groups are at least as large as ``wanted``, and when it came.
+        """Return the next line like ``pattern`` whose groups are at least as large as ``wanted``, and when it came.
 
         Raises:
             DemoFailed: It does not come, because the time is up or a node is out.
@@ -236,7 +236,8 @@ class Stage:
         return float(found["accuracy"])
 
     def audit(self) -> str:
-        """What the log of the samples that were trained on proves: that each was used once an epoch, whatever happened.
+        """Return what the log of the samples that were trained on proves: that each was used once an epoch, whatever
+        happened.
 
         Raises:
             DemoFailed: It was not.
@@ -248,7 +249,7 @@ class Stage:
         return audit.stdout.splitlines()[-1]
 
     def left_over(self) -> list[int]:
-        """Processes of this demo that still run; found by its mark, so none can hide."""
+        """Return processes of this demo that still run; found by its mark, so none can hide."""
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
         return [pid for pid in pids if variable(pid, MARK) == self.mark]
 
@@ -263,7 +264,7 @@ class Stage:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all its descendants, parents first."""
+    """Return a process and all its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -286,7 +287,7 @@ def is_worker(pid: int) -> bool:
 
 
 def variable(pid: int, name: str) -> str | None:
-    """An environment variable of a process; None when it has none, or is not there any more."""
+    """Return an environment variable of a process; None when it has none, or is not there any more."""
     try:
         environ = Path("/proc", str(pid), "environ").read_bytes()
     except OSError:
@@ -297,7 +298,7 @@ def variable(pid: int, name: str) -> str | None:
 
 @contextlib.contextmanager
 def staged(backend: str, epochs: int) -> Iterator[tuple[Stage, Store]]:
-    """A stage in a temporary folder, and where its nodes meet; nothing is left of them.
+    """Yield a stage in a temporary folder, and where its nodes meet; nothing is left of them.
 
     Raises:
         StoreFailed: There are no such servers here.
@@ -316,7 +317,7 @@ def staged(backend: str, epochs: int) -> Iterator[tuple[Stage, Store]]:
 
 
 def perform(stage: Stage, backend: str, store: Store) -> float:
-    """The whole play; returns the test accuracy."""
+    """Return the whole play; returns the test accuracy."""
     # Both agents come within seconds of each other, and once both are here nobody waits for more.
     conf = ",".join(filter(None, ["--rdzv_conf=last_call_timeout=20", store.conf]))
     flags = {"A": conf, "B": conf}

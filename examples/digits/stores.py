@@ -36,7 +36,7 @@ class Store:
     """The port of the one that leads now, as the others know; None while they do not agree on one."""
 
     def leader(self, *, after: int | None = None) -> int:
-        """The port of the server that leads, once there is one, and once it is another than ``after``.
+        """Return the port of the server that leads, once there is one, and once it is another than ``after``.
 
         Raises:
             StoreFailed: There is none for a minute.
@@ -52,7 +52,7 @@ class Store:
 
 @contextlib.contextmanager
 def store_for(backend: str, folder: Path) -> Iterator[Store]:
-    """What a backend needs, for as long as the block runs.
+    """Yield what a backend needs, for as long as the block runs.
 
     Raises:
         StoreFailed: It is not installed, or does not start.
@@ -69,7 +69,8 @@ def store_for(backend: str, folder: Path) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def redis_under_sentinel(folder: Path) -> Iterator[Store]:
-    """A Redis master, its replica, and a sentinel that makes the replica the master when the first one is gone."""
+    """Yield a Redis master, its replica, and a sentinel that makes the replica the master when the first one is
+    gone."""
     import redis  # only here: whoever runs this demo over another store need not have it
 
     program = installed("redis-server", "redis-server")
@@ -145,7 +146,7 @@ def etcd_of_three(folder: Path) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def server(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server's process, for as long as the block runs; what it says is in a file."""
+    """Yield a server's process, for as long as the block runs; what it says is in a file."""
     with (folder / "servers.log").open("ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True

@@ -72,7 +72,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, len(CHARACTERS))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         x = self.tokens(tokens[:, :-1]) + self.places.weight[: tokens.shape[1] - 1]
         for block in self.blocks:
             x = block(x)
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
 
 
 def sharded(model: Transformer, device: str) -> Transformer:
-    """The model, laid out over all workers: block by block, and what is left as one."""
+    """Return the model, laid out over all workers: block by block, and what is left as one."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)

@@ -73,7 +73,7 @@ def random_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
 
 
 def middle_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The square in the middle, 7/8 of the shorter side, as ``Resize(256)`` and ``CenterCrop(224)`` take it."""
+    """Return the square in the middle, 7/8 of the shorter side, as ``Resize(256)`` and ``CenterCrop(224)`` take it."""
     width, height = size
     side = min(width, height) * 7 / 8
     left, top = (width - side) / 2, (height - side) / 2

@@ -120,7 +120,7 @@ def train(args: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def validate(model: nn.Module, dataset: ImageFolder, args: argparse.Namespace) -> float:
-    """The share of images whose label comes first; each rank looks at its part of them."""
+    """Return the share of images whose label comes first; each rank looks at its part of them."""
     model.eval()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine = Subset(dataset, range(rank, len(dataset), ranks))

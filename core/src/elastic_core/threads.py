@@ -29,7 +29,7 @@ def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T
 
 
 def bounded(ask: Callable[[], _T], seconds: float) -> _T:
-    """What ``ask`` returns or raises, on another thread, which goes on if this takes longer than ``seconds``.
+    """Return what ``ask`` returns or raises, on another thread, which goes on if this takes longer than ``seconds``.
 
     Raises:
         TimeoutError: It has done neither in time.

@@ -103,7 +103,7 @@ class WorkerSpec:
             raise UsageError(f"args={args!r} is not a tuple of arguments.", hint="For one argument: args=(value,).")
 
     def get_entrypoint_name(self) -> str:
-        """The function's qualified name, or the command's without its directory."""
+        """Return the function's qualified name, or the command's without its directory."""
         if isinstance(self.entrypoint, str):
             return os.path.basename(self.entrypoint)
         return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
@@ -220,7 +220,7 @@ class LocalElasticAgent:
         return RunResult(state=WorkerState.SUCCEEDED, return_values=returned)
 
     def _of_spec(self, role: str | None) -> dict[str, Any]:
-        """What the spec says; where it leaves a field at its default, ``launch`` does."""
+        """Return what the spec says; where it leaves a field at its default, ``launch`` does."""
         spec = self.spec
         given = {
             "role": role or spec.role,

@@ -63,7 +63,7 @@ class ChildFailedError(ElasticError):
         return {} if incident is None or incident.rank is None else {incident.rank: failure_of(incident)}
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The rank that failed first, and how.
+        """Return the rank that failed first, and how.
 
         Raises:
             LookupError: No worker is to blame.
@@ -134,7 +134,8 @@ def launch_agent(
     args: Sequence[Any],
     health_check_server: object = None,
 ) -> dict[int, Any]:
-    """The same as ``elastic_launch(config, entrypoint, health_check_server)(*args)``; torch's other name for it."""
+    """Return the same as ``elastic_launch(config, entrypoint, health_check_server)(*args)``; torch's other name for
+    it."""
     return elastic_launch(config, entrypoint, health_check_server)(*args)
 
 
@@ -186,7 +187,7 @@ def run_program(config: RunConfig) -> None:
 
 
 def _name_of(entrypoint: Callable[..., Any]) -> str:
-    """The same for the same function on every node; '' where it has no name."""
+    """Return the same for the same function on every node; '' where it has no name."""
     module, qualname = getattr(entrypoint, "__module__", None), getattr(entrypoint, "__qualname__", None)
     if module is None or qualname is None:
         return ""

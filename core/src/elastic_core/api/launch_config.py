@@ -117,7 +117,8 @@ class Logs:
 
 
 def configure(config: LaunchConfig) -> RunConfig:
-    """What the agent takes, from what torch's callers write; what has no effect is said on stderr, in a line each.
+    """Return what the agent takes, from what torch's callers write; what has no effect is said on stderr, in a line
+    each.
 
     Raises:
         UsageError: A value cannot be meant.
@@ -224,7 +225,7 @@ def check_texts(name: str, texts: Any, *, optional: bool = True) -> None:
 
 
 def check_entrypoint(entrypoint: Callable[..., Any] | str | None) -> Callable[..., Any] | str:
-    """What the workers run, as it is; what no worker can run is refused.
+    """Return what the workers run, as it is; what no worker can run is refused.
 
     Raises:
         UsageError: It is neither a function nor a command.
@@ -235,7 +236,7 @@ def check_entrypoint(entrypoint: Callable[..., Any] | str | None) -> Callable[..
 
 
 def without_effect(config: LaunchConfig) -> Iterator[str]:
-    """What is given and changes nothing, in a sentence each; ``docs/migrating.md`` has the reasons."""
+    """Yield what is given and changes nothing, in a sentence each; ``docs/migrating.md`` has the reasons."""
     if config.start_method not in ("spawn", None):
         yield f"start_method={config.start_method!r} has no effect: no worker is forked from this process."
     if config.metrics_cfg:
@@ -252,7 +253,7 @@ def without_effect(config: LaunchConfig) -> Iterator[str]:
 def logs_of(
     logs_specs: Any, log_dir: str | os.PathLike[str] | None, redirects: Streams | None, tee: Streams | None
 ) -> Logs:
-    """What torch's LogsSpecs says, and what is given beside it, which goes before.
+    """Return what torch's LogsSpecs says, and what is given beside it, which goes before.
 
     Raises:
         UsageError: It is no LogsSpecs, or one of the flags is none.
@@ -274,7 +275,7 @@ def logs_of(
 
 
 def stream_map(streams: Streams) -> StreamMap:
-    """What the agent takes, from a flag or flags by local rank.
+    """Return what the agent takes, from a flag or flags by local rank.
 
     Raises:
         UsageError: One of them is none.
@@ -303,7 +304,7 @@ def _stream(stream: Any) -> Stream:
 
 
 def numa_mode(options: Any) -> str | None:
-    """The name of ``--numa_binding`` that torch's NumaOptions mean, or that is given itself; None for None.
+    """Return the name of ``--numa_binding`` that torch's NumaOptions mean, or that is given itself; None for None.
 
     Raises:
         UsageError: There is no such name.
@@ -318,7 +319,7 @@ def warn(warning: str) -> None:
 
 
 def read(name: str, text: str | None, meaning: Callable[[str], _T]) -> _T | None:
-    """What a text means, as on the command line; None for None.
+    """Return what a text means, as on the command line; None for None.
 
     Raises:
         UsageError: It means nothing, or is no text.

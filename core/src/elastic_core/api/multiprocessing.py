@@ -188,7 +188,7 @@ def start_processes(
 
 
 def _cpus(numa_binding: str | None, processes: int) -> tuple[frozenset[int], ...]:
-    """The CPUs of each local rank; () when they are not bound."""
+    """Return the CPUs of each local rank; () when they are not bound."""
     if numa_binding is None:
         return ()
     from elastic_core.host.devices import Machine, read_topology, worker_cpus  # few need it
@@ -262,7 +262,7 @@ class PContext:
         self.close()
 
     def pids(self) -> dict[int, int]:
-        """The processes' numbers by local rank; waits until all have been started."""
+        """Return the processes' numbers by local rank; waits until all have been started."""
         while len(self._pids) + len(self._errors) < len(self._args):
             self._expect(None)
         return dict(self._pids)
@@ -306,7 +306,7 @@ class PContext:
         self._resources.close()
 
     def _scratch(self, prefix: str, stack: ExitStack) -> Path:
-        """A folder that is removed with the stack, or by the warden should this process not live to do it."""
+        """Return a folder that is removed with the stack, or by the warden should this process not live to do it."""
         directory = tempfile.mkdtemp(prefix=prefix)
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         self._warden.sweep(directory)

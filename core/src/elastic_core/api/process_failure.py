@@ -42,12 +42,12 @@ class ProcessFailure:
         return signal_name(-self.exitcode) if self.exitcode < 0 else NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
-        """The local time, as ``2026-05-01_12:00:00``."""
+        """Return the local time, as ``2026-05-01_12:00:00``."""
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
 
 
 def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, message: str) -> ProcessFailure:
-    """The failure of a process, explained by the error file that it left, if it left one that makes sense.
+    """Return the failure of a process, explained by the error file that it left, if it left one that makes sense.
 
     Args:
         local_rank: Its rank on this host.
@@ -73,7 +73,7 @@ def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, mes
 
 
 def failure_of(incident: Incident) -> ProcessFailure:
-    """The failure of a worker, on whichever node it was: its error file stays there."""
+    """Return the failure of a worker, on whichever node it was: its error file stays there."""
     message = incident.message or incident.cause()
     return ProcessFailure(
         local_rank=-1 if incident.local_rank is None else incident.local_rank,

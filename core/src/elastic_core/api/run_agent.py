@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def begun(*, alone: bool = True) -> Iterator[Warden]:
-    """A warden, for :func:`run`. Main thread only.
+    """Yield a warden, for :func:`run`. Main thread only.
 
     Args:
         alone: Whether nothing else in this process starts processes, as :meth:`Warden.start` has it.

@@ -312,7 +312,7 @@ class Flags:
     )
 
     def run_fields(self) -> dict[str, Any]:
-        """The fields of RunConfig that a single flag fills (``fills``), with their values."""
+        """Return the fields of RunConfig that a single flag fills (``fills``), with their values."""
         return {flag.fills: getattr(self, flag.name) for flag in FLAGS if flag.fills}
 
 

@@ -18,7 +18,7 @@ _PORT = 9  # any will do: connecting a datagram socket chooses a route and sends
 
 
 def endpoint_host(endpoint: str) -> str | None:
-    """The host that an endpoint names; None for a path, or nothing.
+    """Return the host that an endpoint names; None for a path, or nothing.
 
     It takes ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT`` and URLs; of several separated by commas it is the first one's.
     """
@@ -35,12 +35,13 @@ def endpoint_host(endpoint: str) -> str | None:
 
 
 def parts(endpoint: str) -> list[str]:
-    """What an endpoint has between its commas, less the user and the password, where a comma separates nothing."""
+    """Return what an endpoint has between its commas, less the user and the password, where a comma separates
+    nothing."""
     return re.sub(r"^(\w+://).*@", r"\1", endpoint, flags=re.DOTALL).split(",")
 
 
 def advertised(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> str:
-    """The address that an agent tells the others of: their workers' ``MASTER_ADDR`` if rank 0 runs here.
+    """Return the address that an agent tells the others of: their workers' ``MASTER_ADDR`` if rank 0 runs here.
 
     Args:
         endpoint: As the user typed it.
@@ -84,7 +85,7 @@ def local_address(endpoint_host: str | None, local_addr: str | None, *, single_n
 
 
 def _look_up(host: str) -> list[str]:
-    """The numeric addresses of a host, the resolver's favourite first."""
+    """Return the numeric addresses of a host, the resolver's favourite first."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as exc:
@@ -97,7 +98,8 @@ def _look_up(host: str) -> list[str]:
 
 
 def _source(target: str) -> str | None:
-    """The address that packets to ``target`` leave from; None without a route, or where it means nothing to others."""
+    """Return the address that packets to ``target`` leave from; None without a route, or where it means nothing to
+    others."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

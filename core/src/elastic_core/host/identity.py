@@ -27,7 +27,7 @@ def host_id() -> str:
 
 
 def boot_id() -> str:
-    """The id of this machine's running kernel, 36 characters; '' where the system does not say."""
+    """Return the id of this machine's running kernel, 36 characters; '' where the system does not say."""
     return _text(_BOOT_ID)
 
 

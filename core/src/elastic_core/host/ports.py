@@ -85,7 +85,7 @@ class HeldPort:
             raise _not_held(exc, self.port) from exc
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._held.fileno()
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class HeldPort:
 
 
 def own_address(address: str) -> tuple[socket.AddressFamily, str] | None:
-    """The family and the number of an address that is this host's own; None for any other, and for a name.
+    """Return the family and the number of an address that is this host's own; None for any other, and for a name.
 
     The kernel binds no address that the host does not have; unless it is told to (ip_nonlocal_bind): then it is asked
     whether it would send there from that very address, as it does to itself.

@@ -125,7 +125,7 @@ class PlainWorkerStart:
 
     @hookimpl
     def elastic_worker_command(self, program: Program, assignment: Assignment) -> list[str]:
-        """A script and a module run in this interpreter, or ``PYTHON_EXEC``, unbuffered; an executable as it is.
+        """Return a script and a module run in this interpreter, or ``PYTHON_EXEC``, unbuffered; an executable as it is.
 
         ``${local_rank}`` in an argument is replaced, as by torchrun.
         """
@@ -142,7 +142,8 @@ class PlainWorkerStart:
 
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
-        """The contract with training scripts; each variable's meaning is in ``elastic_core.config.environment``."""
+        """Return the contract with training scripts; each variable's meaning is in
+        ``elastic_core.config.environment``."""
         place = {
             "RANK": assignment.rank,
             "LOCAL_RANK": assignment.local_rank,

@@ -98,7 +98,7 @@ class Catalogue:
 
     @classmethod
     def read(cls) -> Catalogue:
-        """What the distributions on ``sys.path`` offer now."""
+        """Return what the distributions on ``sys.path`` offer now."""
         found = metadata.entry_points()
         return cls(_installed(group, entry_point) for group in Group for entry_point in found.select(group=group.value))
 
@@ -107,11 +107,11 @@ class Catalogue:
         return [offer for offer in self._offers if offer.group is group]
 
     def names(self, *groups: Group) -> list[str]:
-        """The names in these groups, in order, each once."""
+        """Return the names in these groups, in order, each once."""
         return sorted({offer.name for group in groups for offer in self.offers(group)})
 
     def find(self, name: str, *groups: Group) -> InstalledPlugin:
-        """The plugin of that name in the first of ``groups`` that has it.
+        """Return the plugin of that name in the first of ``groups`` that has it.
 
         Raises:
             PluginError: It is not installed (says which distribution brings it, or which name was meant), or twice.

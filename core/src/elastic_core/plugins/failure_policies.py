@@ -30,7 +30,7 @@ def judge(
     timeout: float,
     report: Callable[[Event], None],
 ) -> Verdict:
-    """The strictest verdict of all policies that give one within ``timeout`` seconds; blocks until then at most.
+    """Return the strictest verdict of all policies that give one within ``timeout`` seconds; blocks until then at most.
 
     Among equals the first in the order of ``policies`` gives its reason. ``report`` is told of each policy that failed.
 

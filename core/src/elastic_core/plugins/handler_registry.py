@@ -105,12 +105,12 @@ def using(handler: RendezvousHandler) -> Iterator[str]:
 
 
 def find(name: str) -> Factory | None:
-    """What was registered under a name, or None."""
+    """Return what was registered under a name, or None."""
     return _factories.get(name)
 
 
 def names() -> list[str]:
-    """The registered names, in order."""
+    """Return the registered names, in order."""
     return sorted(_factories)
 
 
@@ -120,7 +120,7 @@ def is_handler_class(loaded: object) -> bool:
 
 
 def registered_by(module: object) -> list[str]:
-    """The names that were registered while a module was imported, wherever their factories are defined.
+    """Return the names that were registered while a module was imported, wherever their factories are defined.
 
     A plugin that is such a module may do without hooks.
     """
@@ -162,7 +162,7 @@ class HandlerPlugin:
 
     @hookimpl
     def elastic_make_rendezvous(self, params: RendezvousParameters) -> RendezvousHandler:
-        """The handler.
+        """Return the handler.
 
         Raises:
             PluginError: The factory returns something else, or raised what is no error of a rendezvous.
@@ -195,7 +195,7 @@ def requires_argument(factory: Factory) -> bool:
 
 
 def torch_handler(name: str) -> Factory:
-    """The factory of ``torch-NAME``; imports torch when it is called."""
+    """Return the factory of ``torch-NAME``; imports torch when it is called."""
 
     def make(params: RendezvousParameters) -> Any:
         try:
@@ -234,7 +234,7 @@ def unshared() -> Iterator[None]:
 
 
 def translated(error: BaseException, what: str) -> ElasticError:
-    """An error of a handler in our words: torch's errors have the names of ours.
+    """Return an error of a handler in our words: torch's errors have the names of ours.
 
     Args:
         error: What was raised.

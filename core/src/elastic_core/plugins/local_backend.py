@@ -105,7 +105,7 @@ class LocalBackend(RendezvousBackend):
                 store.changed.notify_all()
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, in order of serial."""
+        """Return the rows, in order of serial."""
         with self._opened() as store:
             return [row for row in store.rows.values() if ids is None or row.node_id in ids]
 
@@ -122,7 +122,7 @@ class LocalBackend(RendezvousBackend):
             return True
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data."""
+        """Return an entry's data."""
         with self._opened() as store:
             return store.entries[index - 1][1] if 1 <= index <= store.head else None
 
@@ -153,14 +153,14 @@ class LocalBackend(RendezvousBackend):
 
     @contextmanager
     def _opened(self) -> Iterator[MemoryStore]:
-        """The store, with nobody else in it."""
+        """Yield the store, with nobody else in it."""
         with self._store.changed:  # reentrant
             if self._closed:
                 raise RendezvousConnectionError("This connection to the local store is closed.")
             yield self._store
 
     def _id(self, index: int) -> str | None:
-        """The id of an entry, '' for the origin; None when there is none."""
+        """Return the id of an entry, '' for the origin; None when there is none."""
         if index == 0:
             return ""
         return self._store.entries[index - 1][0] if index <= self._store.head else None
@@ -179,5 +179,5 @@ def elastic_rendezvous_options() -> RendezvousOptions:
 
 @hookimpl
 def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
-    """A store of this agent's own."""
+    """Return a store of this agent's own."""
     return LocalBackend(MemoryStore())

@@ -103,14 +103,14 @@ class Plugins:
     # The rendezvous --------------------------------------------------------------------------------------------------
 
     def rendezvous_options(self) -> RendezvousOptions:
-        """What the run's backend takes; nothing where it does not say."""
+        """Return what the run's backend takes; nothing where it does not say."""
         for options in self._ask_backend("elastic_rendezvous_options"):
             if isinstance(options, RendezvousOptions):
                 return options
         return RendezvousOptions()
 
     def make_rendezvous(self, params: RendezvousParameters) -> RendezvousBackend | RendezvousHandler:
-        """The first connection to the job's store, from the run's backend; or a handler, which keeps no ledger.
+        """Return the first connection to the job's store, from the run's backend; or a handler, which keeps no ledger.
 
         Raises:
             RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in.
@@ -140,11 +140,12 @@ class Plugins:
     # Failures --------------------------------------------------------------------------------------------------------
 
     def failure_policies(self) -> tuple[str, ...]:
-        """The plugins that judge failures, by name, in alphabetical order; all nodes of a run must have the same."""
+        """Return the plugins that judge failures, by name, in alphabetical order; all nodes of a run must have the
+        same."""
         return tuple(sorted(impl.plugin for impl in self.implementations("elastic_judge_failure")))
 
     def judge(self, incident: Incident, history: History, *, timeout: float = 10.0) -> Verdict:
-        """The strictest verdict of all failure policies; blocks for ``timeout`` seconds at most, on any thread.
+        """Return the strictest verdict of all failure policies; blocks for ``timeout`` seconds at most, on any thread.
 
         A policy that raises or takes longer abstains, and the observers hear of it.
         """
@@ -201,7 +202,7 @@ class Plugins:
     # Worker start ----------------------------------------------------------------------------------------------------
 
     def preload(self, config: RunConfig) -> tuple[str, ...]:
-        """The modules that plugins want the fork server to import, in order of their registration.
+        """Return the modules that plugins want the fork server to import, in order of their registration.
 
         Raises:
             PluginError: A plugin failed.
@@ -212,7 +213,7 @@ class Plugins:
         return tuple(dict.fromkeys(names))
 
     def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
-        """The argument vector of one worker.
+        """Return the argument vector of one worker.
 
         Raises:
             PluginError: A plugin failed; the worker cannot be started.
@@ -223,7 +224,7 @@ class Plugins:
         raise PluginError("No plugin says how to start a worker.")
 
     def worker_environment(self, program: Program, assignment: Assignment) -> dict[str, str]:
-        """What to add to one worker's environment; the last registered plugin has the last word.
+        """Return what to add to one worker's environment; the last registered plugin has the last word.
 
         Raises:
             PluginError: A plugin failed; the worker cannot be started.
@@ -236,7 +237,8 @@ class Plugins:
     # In a worker -----------------------------------------------------------------------------------------------------
 
     def offered(self, hook: str) -> Any:
-        """What the last registered plugin that has it offers to a script, by a hook without arguments; None for nobody.
+        """Return what the last registered plugin that has it offers to a script, by a hook without arguments; None for
+        nobody.
 
         Raises:
             PluginError: A plugin failed.
@@ -259,7 +261,7 @@ class Plugins:
 
 
 def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
-    """The plugins that a run is to have.
+    """Return the plugins that a run is to have.
 
     Raises:
         PluginError: One that the run names is not installed, cannot be imported, or does not fit the hook specs. One
@@ -289,7 +291,8 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
 def rendezvous_options(
     backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()
 ) -> RendezvousOptions:
-    """What a backend takes, importing only its plugin: needed before a :class:`RunConfig` can be made and checked.
+    """Return what a backend takes, importing only its plugin: needed before a :class:`RunConfig` can be made and
+    checked.
 
     Args:
         backend: Its name.
@@ -303,7 +306,8 @@ def rendezvous_options(
 
 
 def load_backend(backend: str, catalogue: Catalogue, named: Sequence[str] = ()) -> Plugins:
-    """A backend alone, for who asks it and runs nothing; the arguments and errors of :func:`rendezvous_options`."""
+    """Return a backend alone, for who asks it and runs nothing; the arguments and errors of
+    :func:`rendezvous_options`."""
     if backend not in catalogue.names(*BACKENDS):
         for name in named:
             for offer in _agents_side(name, catalogue):
@@ -329,7 +333,7 @@ def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
 
 
 def hooks_of(plugin: object, described: str) -> list[str]:
-    """The hooks that a plugin implements, once everything about them is known to be right.
+    """Return the hooks that a plugin implements, once everything about them is known to be right.
 
     Raises:
         PluginError: It was built for another major version of the hook specs, or implements none of the hooks (and
@@ -381,7 +385,7 @@ def _register(plugins: Plugins, offer: InstalledPlugin) -> None:
 
 
 def _agents_side(name: str, catalogue: Catalogue) -> list[InstalledPlugin]:
-    """What a run that names a plugin imports here: nothing, where all of it is for workers.
+    """Return what a run that names a plugin imports here: nothing, where all of it is for workers.
 
     Raises:
         PluginError: It is not installed, or twice.

@@ -110,7 +110,7 @@ class _Lane:
                 return
 
     def _next(self) -> tuple[Implementation, dict[str, object]] | None:
-        """The next notice; blocks for it. None when there will be none."""
+        """Return the next notice; blocks for it. None when there will be none."""
         with self._changed:
             dropped = 0 if self._waiting else self._dropped
             self._dropped -= dropped
@@ -139,7 +139,7 @@ class _Lane:
 def failure_events(
     name: str, implementation: Implementation, exc: BaseException, consequence: str
 ) -> tuple[Event, Event]:
-    """What to tell when a plugin raised: one warning, and the traceback for those who want to see it."""
+    """Return what to tell when a plugin raised: one warning, and the traceback for those who want to see it."""
     fields = {"plugin": implementation.plugin, "hook": implementation.hook}
     message = f"The plugin {implementation.plugin!r} raised in {implementation.hook}: {in_one_line(exc)}"
     return (

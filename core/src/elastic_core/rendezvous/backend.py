@@ -43,7 +43,8 @@ class RosterRow:
 
     @classmethod
     def unreadable(cls, node_id: str, why: str) -> RosterRow:
-        """What :meth:`RendezvousBackend.roster` lists in the place of a row that somebody else has written over."""
+        """Return what :meth:`RendezvousBackend.roster` lists in the place of a row that somebody else has written
+        over."""
         return cls(node_id=node_id, serial=0, revision=0, value=b"", heartbeat=0, broken=why)
 
 
@@ -176,7 +177,8 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, all or those of ``ids``, in order of serial; in a constant number of round trips if possible.
+        """Return the rows, all or those of ``ids``, in order of serial; in a constant number of round trips if
+        possible.
 
         What stands in a row's place and is none hides no other: it is listed as :meth:`RosterRow.unreadable`, and told
         of above. It is no reason for a RendezvousStateError.
@@ -196,7 +198,7 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def read(self, index: int) -> bytes | None:
-        """The entry at ``index``, or None when there is none; :data:`TOMBSTONE` for one that was shrunk."""
+        """Return the entry at ``index``, or None when there is none; :data:`TOMBSTONE` for one that was shrunk."""
 
     def shrink(self, index: int) -> None:  # noqa: B027  (doing nothing is right)
         """Let go of an entry's data, which nobody will read any more; its place stays taken, by the same id, for ever.

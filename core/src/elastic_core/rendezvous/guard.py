@@ -43,7 +43,7 @@ class GuardedBackend(RendezvousBackend):
 
     @contextmanager
     def _asking(self, method: str, may_take: float = 0.0) -> Iterator[None]:
-        """A call whose answer this connection's thread waits for."""
+        """Yield a call whose answer this connection's thread waits for."""
         self.asked = PendingCall(self.now(), may_take)
         try:
             with self._calling(method):

@@ -71,11 +71,11 @@ class RendezvousParameters:
             object.__setattr__(self, item.name, value)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key of :attr:`config`, as it was typed."""
+        """Return the value of a key of :attr:`config`, as it was typed."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """The same as a boolean.
+        """Return the same as a boolean.
 
         Raises:
             UsageError: It is none.
@@ -88,7 +88,7 @@ class RendezvousParameters:
         return boolean(key, str(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """The same as a whole number.
+        """Return the same as a whole number.
 
         Raises:
             UsageError: It is none.
@@ -151,11 +151,11 @@ class RendezvousHandler(ABC):
         """
 
     def get_backend(self) -> str:
-        """The backend's name, for messages; the class's unless it says otherwise."""
+        """Return the backend's name, for messages; the class's unless it says otherwise."""
         return type(self).__name__
 
     def get_run_id(self) -> str:
-        """The job id; '' for the run's own (``--rdzv_id``)."""
+        """Return the job id; '' for the run's own (``--rdzv_id``)."""
         return ""
 
     def is_closed(self) -> bool:
@@ -218,7 +218,8 @@ class _CompletedHandler(RendezvousHandler):
 
 
 def complete_class(kind: type) -> type:
-    """A handler's class without torch's abstract methods: those that it lacks are as :class:`RendezvousHandler`'s.
+    """Return a handler's class without torch's abstract methods: those that it lacks are as
+    :class:`RendezvousHandler`'s.
 
     Torch's class leaves all methods but ``use_agent_store`` to its subclasses; ours leaves :meth:`next_rendezvous`.
     """

@@ -58,7 +58,7 @@ class JobToken:
         raise TypeError("a job token does not leave its process")
 
     def key(self, job_id: str) -> bytes:
-        """The key of one job, derived as HKDF does (RFC 5869): that of another job does not follow from it."""
+        """Return the key of one job, derived as HKDF does (RFC 5869): that of another job does not follow from it."""
         extracted = hmac_sha256(b"elastic job token", self._secret)
         return hmac_sha256(extracted, b"job " + job_id.encode(errors="surrogateescape") + b"\x01")
 
@@ -71,7 +71,7 @@ def hmac_sha256(key: bytes, message: bytes) -> bytes:
 
 
 def read_token(environ: Mapping[str, str], token_file: str | None) -> JobToken | None:
-    """The job's token; None where neither the environment nor a file has one.
+    """Return the job's token; None where neither the environment nor a file has one.
 
     Args:
         environ: The agent's environment.
@@ -91,7 +91,7 @@ def read_token(environ: Mapping[str, str], token_file: str | None) -> JobToken |
 
 
 def _read_private_file(path: str) -> bytes:
-    """What a file has that nobody else may read or write.
+    """Return what a file has that nobody else may read or write.
 
     Its group may read it, since that is how Kubernetes hands a secret to a container that does not run as root.
     """

@@ -57,7 +57,7 @@ class RendezvousOptions:
 
 
 def positive_seconds(key: str, text: str) -> float:
-    """A duration among a backend's own keys.
+    """Return a duration among a backend's own keys.
 
     Raises:
         UsageError: It is no positive number of seconds.
@@ -72,7 +72,7 @@ def positive_seconds(key: str, text: str) -> float:
 
 
 def boolean(key: str, text: str) -> bool:
-    """A boolean among a backend's own keys, as torch spells them.
+    """Return a boolean among a backend's own keys, as torch spells them.
 
     Raises:
         UsageError: It is none.

@@ -39,15 +39,15 @@ class Seal:
         """Names the key, and shows nothing of it."""
 
     def entry(self, index: int, data: bytes) -> bytes:
-        """A ledger entry, sealed."""
+        """Return a ledger entry, sealed."""
         return self._sealed(b"entry %d " % index, data)
 
     def row(self, node_id: str, revision: int, value: bytes) -> bytes:
-        """The value of a roster row, sealed."""
+        """Return the value of a roster row, sealed."""
         return self._sealed(_row_place(node_id, revision), value)
 
     def opened_entry(self, index: int, sealed: bytes) -> bytes:
-        """What :meth:`entry` has sealed.
+        """Return what :meth:`entry` has sealed.
 
         Raises:
             RendezvousStateError: It is not sealed with this key.
@@ -55,7 +55,7 @@ class Seal:
         return self._opened(b"entry %d " % index, sealed, f"Entry {index}")
 
     def opened_row(self, node_id: str, revision: int, sealed: bytes) -> bytes:
-        """What :meth:`row` has sealed.
+        """Return what :meth:`row` has sealed.
 
         Raises:
             RendezvousStateError: It is not sealed with this key.
@@ -83,7 +83,7 @@ class Seal:
 
 
 def fingerprint(sealed: bytes) -> str:
-    """The name of the key with which a value says that it is sealed; '' for a value without a seal."""
+    """Return the name of the key with which a value says that it is sealed; '' for a value without a seal."""
     if not sealed.startswith(SEAL_PREFIX):
         return ""
     said = sealed[len(SEAL_PREFIX) :][:16].decode("ascii", "replace")
@@ -177,7 +177,7 @@ def protect(
     job_id: str,
     now: Callable[[], float] = time.monotonic,
 ) -> GuardedBackend:
-    """A backend's first connection, as a node uses it: guarded, and sealed where the job has a token.
+    """Return a backend's first connection, as a node uses it: guarded, and sealed where the job has a token.
 
     Args:
         inner: The connection.

@@ -36,7 +36,7 @@ class Arrival:
 
 
 def first_verdict(arrival: Arrival, since: Iterable[Entry], takes: Takes) -> Closed | None:
-    """The verdict on the node's run among the entries ``since`` its arrival; None where there is none.
+    """Return the verdict on the node's run among the entries ``since`` its arrival; None where there is none.
 
     A run that was closed as abandoned has no verdict: no node of it was alive, and this one belongs to the next.
     """
@@ -53,7 +53,7 @@ def first_verdict(arrival: Arrival, since: Iterable[Entry], takes: Takes) -> Clo
 def verdict_since(
     store: RendezvousBackend, arrival: Arrival, ledger: Ledger, takes: Takes, codec: Codec = CODEC
 ) -> Closed | None:
-    """The verdict on the node's run, which has ended since the node arrived; None where it has not.
+    """Return the verdict on the node's run, which has ended since the node arrived; None where it has not.
 
     Args:
         store: Where the ledger is.
@@ -79,7 +79,7 @@ def _is_there(store: RendezvousBackend, place: Link, codec: Codec) -> bool:
 
 
 def _entries(store: RendezvousBackend, after: int, last: int, codec: Codec) -> Iterator[Entry]:
-    """The entries that follow ``after``, without those that are tombstones."""
+    """Yield the entries that follow ``after``, without those that are tombstones."""
     for index in range(after + 1, last + 1):
         if (entry := peek(store, index, codec)) is not None:
             yield entry

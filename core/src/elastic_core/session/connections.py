@@ -33,7 +33,7 @@ class SessionConnections:
         """The connection of each thread that was closed last because no answer came over it."""
 
     def connect(self, who: str) -> RendezvousBackend | None:
-        """A new connection, however long it takes; None when the session ends instead.
+        """Return a new connection, however long it takes; None when the session ends instead.
 
         A leader that finds the store back first gives others ``lost_after`` to be back (rule L1): they try more often.
         """

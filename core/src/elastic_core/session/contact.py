@@ -175,7 +175,7 @@ class Backoff:
 
 
 def store_awaited(endpoint: str, seconds: float, exc: RendezvousConnectionError) -> Event:
-    """What people are told when a node that joins meets a store that does not answer.
+    """Return what people are told when a node that joins meets a store that does not answer.
 
     Args:
         endpoint: The store's; '' for none.
@@ -188,7 +188,7 @@ def store_awaited(endpoint: str, seconds: float, exc: RendezvousConnectionError)
 
 
 def silent_store(exc: RendezvousConnectionError) -> Event:
-    """What people are told when a node that joins gets no answer to what it has asked."""
+    """Return what people are told when a node that joins gets no answer to what it has asked."""
     return Event("store_unreachable", f"the store does not answer: {in_one_line(exc)}", Level.WARNING)
 
 
@@ -199,7 +199,7 @@ def connect_at_first(
     timeout: float,
     runtime: Runtime = RUNTIME,
 ) -> T:
-    """The first connection that ``make`` returns, which is called again while the store is not up.
+    """Return the first connection that ``make`` returns, which is called again while the store is not up.
 
     Args:
         make: Makes a connection; the backend's hook.
@@ -221,7 +221,7 @@ def persist(
     timeout: float,
     runtime: Runtime = RUNTIME,
 ) -> T:
-    """What ``attempt`` returns, which is made again over a new connection while the store restarts.
+    """Return what ``attempt`` returns, which is made again over a new connection while the store restarts.
 
     Args:
         store: What is tried first; its new connections come after that.
@@ -256,7 +256,7 @@ def _insist(
     timeout: float,
     runtime: Runtime,
 ) -> T:
-    """What ``attempt`` returns, which is told whether it is the first and made again until the deadline."""
+    """Return what ``attempt`` returns, which is told whether it is the first and made again until the deadline."""
     backoff, first, deadline = Backoff(), True, runtime.now() + timeout
     while True:
         try:

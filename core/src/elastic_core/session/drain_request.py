@@ -109,7 +109,7 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
 
 
 def _running(store: RendezvousBackend, job: str) -> Ledger:
-    """The ledger of the job.
+    """Return the ledger of the job.
 
     Raises:
         RendezvousRefusedError: No agent hosts its store.
@@ -130,7 +130,7 @@ def _asks(seen: Observation) -> bool:
 
 @contextmanager
 def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[str]:
-    """A request's row, by its id, for as long as the block runs."""
+    """Yield a request's row, by its id, for as long as the block runs."""
     request = f"{what}-{uuid.uuid4().hex[:12]}"
     info = NodeInfo(
         node_id=request,
@@ -149,7 +149,7 @@ def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[st
 
 
 def _opener(store: RendezvousBackend, ledger: Ledger) -> str | None:
-    """The node that opened the run: where a store is embedded, its host."""
+    """Return the node that opened the run: where a store is embedded, its host."""
     opening = peek(store, ledger.head.anchors.open)
     return None if opening is None else opening.author
 

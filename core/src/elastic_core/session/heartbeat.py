@@ -197,7 +197,7 @@ class Heartbeat:
             self._calls.given_up(exc)  # a follower's reader does not read the roster, and may never meet it
 
     def _find_place(self, store: RendezvousBackend, ledger: Ledger) -> float:
-        """The place of a node without a rank, in order of arrival.
+        """Return the place of a node without a rank, in order of arrival.
 
         Only the whole roster shows it, and thousands of nodes must not read it at once. A node that came long after the
         leader (or before it) reads it a little later, when mostly another one has taken the leader's place.

@@ -148,7 +148,8 @@ def join(
 
 
 def _read(store: RendezvousBackend, applicant: Applicant, runtime: Runtime) -> Ledger | None:
-    """The ledger as it stands; None for an empty store. Members of a running job may be putting back what it has lost.
+    """Return the ledger as it stands; None for an empty store. Members of a running job may be putting back what it
+    has lost.
 
     Raises:
         HistoryChangedError: They have not within ``lost_after``.
@@ -227,7 +228,7 @@ def _find_run(store: RendezvousBackend, applicant: Applicant, runtime: Runtime, 
 
 
 def _admitted(store: RendezvousBackend, ledger: Ledger, applicant: Applicant, runtime: Runtime) -> Admission:
-    """What this node does with the run; finds out which nodes are alive, as far as that matters.
+    """Return what this node does with the run; finds out which nodes are alive, as far as that matters.
 
     Raises:
         RendezvousRefusedError: The run does not take this node, and nodes of it are alive.
@@ -315,7 +316,8 @@ def _check_single(store: RendezvousBackend, applicant: Applicant, runtime: Runti
 def _alive(
     store: RendezvousBackend, ledger: Ledger, applicant: Applicant, runtime: Runtime, *, node_rank: int | None = None
 ) -> list[str]:
-    """The hosts of the run whose heartbeats move, watched for ``lost_after``; returns at once where there are none.
+    """Return the hosts of the run whose heartbeats move, watched for ``lost_after``; returns at once where there are
+    none.
 
     Nodes whose slots show that they are gone are watched for less (rule S8). With a ``node_rank`` only nodes that have
     that rank are watched.

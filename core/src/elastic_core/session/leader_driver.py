@@ -189,7 +189,7 @@ class LeaderDriver:
         return not {*self.watch.nodes, *members} - {self.node_id}
 
     def successor(self, ledger: Ledger) -> str | None:
-        """The next leader when this node leaves: the first living member, else the first living newcomer."""
+        """Return the next leader when this node leaves: the first living member, else the first living newcomer."""
         members = ledger.round.group_ranks if ledger.round is not None else {}
         timing, now = ledger.settings.timing, self._looked_at
         for node_id in [*members, *(other for other in self.watch.nodes if other not in members)]:
@@ -213,7 +213,7 @@ class LeaderDriver:
         )
 
     def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
-        """The roster, decoded; of a thousand rows mostly one has changed since the last look."""
+        """Return the roster, decoded; of a thousand rows mostly one has changed since the last look."""
         found, decoded, unread = [], {}, []
         for seen in store.roster():
             value, row = self._decoded.get(seen.node_id, (None, None))
@@ -314,7 +314,7 @@ class LeaderDriver:
 
 
 def _closed_for(ledger: Ledger, entry: Entry, exc: OversizedError) -> Entry:
-    """The CLOSED in the place of an entry that is too large; it has no part that grows with the job."""
+    """Return the CLOSED in the place of an entry that is too large; it has no part that grows with the job."""
     closed = Closed(success=False, why=exc.message, exit_code=ExitCode.JOB_FAILED)
     counters = Counters(restarts=entry.counters.restarts, barren=entry.counters.barren)
     anchors = next_anchors(ledger, closed, entry.index)

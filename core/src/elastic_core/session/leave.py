@@ -130,7 +130,7 @@ def let_go(store: RendezvousBackend | None) -> None:
 
 
 def readable(found: Iterable[RosterRow], codec: Codec = CODEC) -> list[Observation]:
-    """The rows among these that can be decoded; the leader reports the others."""
+    """Return the rows among these that can be decoded; the leader reports the others."""
     rows = []
     for seen in found:
         with contextlib.suppress(RendezvousStateError):

@@ -20,7 +20,7 @@ class MissingHeadError(HistoryChangedError):
 
 
 def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger | None:
-    """The ledger as it stands; None for an empty store.
+    """Return the ledger as it stands; None for an empty store.
 
     Raises:
         MissingHeadError: The newest entry is missing.
@@ -46,7 +46,7 @@ def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger |
 
 
 def peek(store: RendezvousBackend, index: int, codec: Codec = CODEC) -> Entry | None:
-    """The entry at ``index``; None for a tombstone, and where there is none."""
+    """Return the entry at ``index``; None for a tombstone, and where there is none."""
     data = store.read(index) if index else None
     return None if data is None or data == TOMBSTONE else _decode(index, data, codec)
 
@@ -60,7 +60,8 @@ def _decode(index: int, data: bytes, codec: Codec) -> Entry:
 
 
 def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None, codec: Codec = CODEC) -> tuple[Entry, ...]:
-    """The entries after ``ledger.head``, in order: as far as ``head``, or to where there is none (one read more).
+    """Return the entries after ``ledger.head``, in order: as far as ``head``, or to where there is none (one read
+    more).
 
     Raises:
         HistoryChangedError: They are tombstones: all other nodes have read beyond them.
@@ -92,7 +93,7 @@ def check_head(store: RendezvousBackend, ledger: Ledger, codec: Codec = CODEC) -
 
 
 def missing_entry(index: int) -> HistoryChangedError:
-    """The error for a store that lacks an entry and has newer ones."""
+    """Return the error for a store that lacks an entry and has newer ones."""
     return HistoryChangedError(
         f"Entry {index} is missing from the store.", hint="The store lost data; use another --rdzv_id."
     )

@@ -50,7 +50,7 @@ class Lookout:
         self._entered.wait(timeout)
 
     def verdict(self) -> Closed | None:
-        """The verdict on the node's run; None while none is known.
+        """Return the verdict on the node's run; None while none is known.
 
         Raises:
             StoreLostError: The agent that holds the store has gone, and the verdict with it.

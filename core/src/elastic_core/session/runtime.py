@@ -20,7 +20,7 @@ from elastic_core.threads import asked
 
 
 def random_id() -> str:
-    """A random id of 12 characters."""
+    """Return a random id of 12 characters."""
     return uuid.uuid4().hex[:12]
 
 

@@ -140,7 +140,7 @@ class Session:
         self._connections.check_answers(endpoint, made, within)
 
     def lost(self, node_ids: Iterable[str]) -> set[str]:
-        """The nodes among these that were lost at this one's newest look as leader; none where it never led.
+        """Return the nodes among these that were lost at this one's newest look as leader; none where it never led.
 
         A node that leaves gives the leadership away, perhaps to one that leaves too, and still knows what it saw.
         """
@@ -278,7 +278,7 @@ class Session:
 
 
 def _connection_to(store: RendezvousBackend) -> RendezvousBackend | None:
-    """A connection; None where there is none now, and the heartbeat makes one later."""
+    """Return a connection; None where there is none now, and the heartbeat makes one later."""
     try:
         return store.connect()
     except RendezvousConnectionError:

@@ -41,7 +41,7 @@ class StoreCall:
 
 
 def call_of(who: str, store: object, unread_since: float | None = None) -> StoreCall | None:
-    """The call that is under way over a connection; None where there is none, or where that cannot be known.
+    """Return the call that is under way over a connection; None where there is none, or where that cannot be known.
 
     Args:
         who: Whose it is.
@@ -109,7 +109,7 @@ def silence_told(
 
 
 def unanswered(call: StoreCall, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:
-    """What people are told of a call without an answer.
+    """Return what people are told of a call without an answer.
 
     Args:
         call: The call.

@@ -192,7 +192,7 @@ def parse_message(message: Message) -> WardenEvent:
         AssertionError: The message has no known name, or its other keys are not the fields of that event.
     """
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in message.items()}
-    kind = _CLASSES.get(values.pop("event", ""))
+    kind = _CLASSES.get(str(values.pop("event", "")))
     if kind is None or values.keys() != {field.name for field in fields(kind)}:
         raise AssertionError(f"the warden sent {message!r}")
     parsed: WardenEvent = kind(**values)

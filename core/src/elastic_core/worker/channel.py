@@ -33,7 +33,7 @@ KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 @contextlib.contextmanager
 def channel(environ: Mapping[str, str] = os.environ) -> Iterator[socket.socket | None]:
-    """This worker's channel, which stays open afterwards; None where there is no agent of ours."""
+    """Yield this worker's channel, which stays open afterwards; None where there is no agent of ours."""
     try:
         end = socket.socket(fileno=int(environ[CONTROL_VARIABLE]))
     except (KeyError, ValueError, OSError):

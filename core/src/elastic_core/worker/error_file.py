@@ -61,14 +61,15 @@ def record(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def error_data(
     message: str, callstack: str, exit_code: int | None = None, facts: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What torch's handlers write of an error; ``exit_code`` is a signal's number, negative, if that ended a worker."""
+    """Return what torch's handlers write of an error; ``exit_code`` is a signal's number, negative, if that ended a
+    worker."""
     extra = {"py_callstack": callstack, "timestamp": str(int(time.time())), **(facts or {})}
     code = {} if exit_code is None else {"errorCode": exit_code}
     return {"message": {"message": message, **code, "extraInfo": extra}}
 
 
 def with_exit_code(data: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
-    """A worker's error file with its exit code, which it could not know; as it is, if it is of another form."""
+    """Return a worker's error file with its exit code, which it could not know; as it is, if it is of another form."""
     message = data.get("message")
     return {**data, "message": {**message, "errorCode": exit_code}} if isinstance(message, dict) else {**data}
 

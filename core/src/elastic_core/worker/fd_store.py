@@ -54,7 +54,7 @@ def hold(name: str, fd: int, timeout: float = PATIENCE) -> bool:
 
 
 def held(name: str, timeout: float = PATIENCE) -> int | None:
-    """A descriptor that was left with the agent under this name: a copy, which is the caller's to close.
+    """Return a descriptor that was left with the agent under this name: a copy, which is the caller's to close.
 
     None where there is none, or no agent of ours, or no answer within ``timeout`` seconds.
     """
@@ -75,7 +75,7 @@ def is_of_other_format(fd: int) -> bool:
 def _ask(
     type_: str, name: str, timeout: float, descriptors: list[int] | None = None
 ) -> tuple[dict[str, Any], int | None]:
-    """The agent's answer, {} if there is none, and the descriptor that came with it."""
+    """Return the agent's answer, {} if there is none, and the descriptor that came with it."""
     deadline = time.monotonic() + timeout
     ours, theirs = socket.socketpair(*KIND)
     with ours:

@@ -92,7 +92,7 @@ def write(call: Call, directory: Path) -> None:
 
 
 def results(directory: Path) -> dict[int, Any]:
-    """What the workers of the newest round returned, by global rank; all of them have exited with 0.
+    """Return what the workers of the newest round returned, by global rank; all of them have exited with 0.
 
     Raises:
         UsageError: A worker did not come to its function's end, or returned what cannot be sent back.
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 @record
 def _read(directory: Path) -> Call:
-    """What :func:`write` has written there, in an interpreter that has everything which that names."""
+    """Return what :func:`write` has written there, in an interpreter that has everything which that names."""
     program, body = pickle.loads((directory / _CALL).read_bytes())
     _repeat(program)
     call: Call = pickle.loads(body)
@@ -161,7 +161,7 @@ def _read(directory: Path) -> Call:
 
 
 def _called(call: Call, local_rank: int) -> object:
-    """What the function returns; None where it ends well by ``sys.exit()``."""
+    """Return what the function returns; None where it ends well by ``sys.exit()``."""
     try:
         return record(call.function)(*call.by_local_rank.get(local_rank, call.arguments))
     except SystemExit as end:
@@ -181,7 +181,7 @@ def _leave(path: Path, kind: str, value: object = None, *, by_value: bool = Fals
 
 
 def _dumps(value: object, *, by_value: bool) -> bytes:
-    """A pickle that :func:`pickle.loads` reads; by value, the reader needs cloudpickle, too."""
+    """Return a pickle that :func:`pickle.loads` reads; by value, the reader needs cloudpickle, too."""
     if not by_value:
         return pickle.dumps(value)
     dumps: Callable[[object], bytes] = importlib.import_module("cloudpickle").dumps
@@ -230,7 +230,8 @@ def _repeat(program: MainProgram) -> None:
 
 
 def _code(program: MainProgram, module: types.ModuleType) -> types.CodeType | None:
-    """What to run in ``module``, which learns where it comes from as a main program does; None where there is none."""
+    """Return what to run in ``module``, which learns where it comes from as a main program does; None where there is
+    none."""
     if program.module is not None:
         spec = importlib.util.find_spec(program.module)
     elif program.path is None:

@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
 
 def plugins_in_worker(named: Sequence[str]) -> Plugins:
-    """The plugins that a worker asks, of those that its run names: those of the group ``elastic.worker``.
+    """Return the plugins that a worker asks, of those that its run names: those of the group ``elastic.worker``.
 
     A name that nothing here has is warned of once: agents of ``elastic run`` refuse it, other launchers know nothing.
 
@@ -73,7 +73,7 @@ def _offered(name: str) -> Any:
 
 
 def from_elastic_torch(name: str) -> Any:
-    """A name of elastic-torch.
+    """Return a name of elastic-torch.
 
     Raises:
         ImportError: It is not installed, or torch is not.

@@ -37,7 +37,8 @@ class TrainingState(Protocol):
         """
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of ``count``, from the one in progress, until ``stopping``."""
+        """Return the epochs that are left of ``count``, from the one in progress, until ``stopping``."""
 
     def batches(self, loader: Iterable[_T]) -> Iterator[_T]:
-        """The batches that are left of the epoch, until ``stopping``; each is committed when the next is asked for."""
+        """Return the batches that are left of the epoch, until ``stopping``; each is committed when the next is asked
+        for."""

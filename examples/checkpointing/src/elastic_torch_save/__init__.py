@@ -8,7 +8,7 @@ from elastic_core.worker.train_state import TrainingState
 
 @hookimpl
 def elastic_train_state() -> type[TrainingState]:
-    """What ``elastic_core.TrainState`` is."""
+    """Return what ``elastic_core.TrainState`` is."""
     from elastic_torch_save.state import TrainState
 
     return TrainState
@@ -16,7 +16,7 @@ def elastic_train_state() -> type[TrainingState]:
 
 @hookimpl
 def elastic_init_process_group() -> Callable[..., None]:
-    """What ``elastic_core.init_process_group`` is."""
+    """Return what ``elastic_core.init_process_group`` is."""
     from elastic_torch_save.state import init_process_group
 
     return init_process_group

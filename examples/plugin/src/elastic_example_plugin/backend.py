@@ -130,7 +130,7 @@ class SqliteBackend(RendezvousBackend):
                 self._roster_changed(database)
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, in order of serial."""
+        """Return the rows, in order of serial."""
         with self._transaction() as database:
             found = database.execute(
                 "SELECT id, serial, revision, value, heartbeat FROM node WHERE job = ? ORDER BY serial", (self._job,)
@@ -152,7 +152,7 @@ class SqliteBackend(RendezvousBackend):
             return True
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data."""
+        """Return an entry's data."""
         with self._transaction() as database:
             return self._entry(database, index)[1]
 
@@ -186,7 +186,7 @@ class SqliteBackend(RendezvousBackend):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """The database with nobody else in it; what the block did is undone if it raises."""
+        """Yield the database with nobody else in it; what the block did is undone if it raises."""
         with self._busy:
             self._check_open()
             fcntl.flock(self._turnstile, fcntl.LOCK_EX)  # SQLite's own lock is polled for, and starves who waits
@@ -250,13 +250,13 @@ def _check_size(value: bytes) -> None:
 
 @hookimpl
 def elastic_rendezvous_options() -> RendezvousOptions:
-    """A file, and nothing else to choose."""
+    """Return a file, and nothing else to choose."""
     return RendezvousOptions(endpoint="FILE", endpoint_required=True)
 
 
 @hookimpl
 def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
-    """The job's rows in the database that the endpoint names."""
+    """Return the job's rows in the database that the endpoint names."""
     path = Path(params.endpoint).expanduser().absolute()
     if not path.parent.is_dir():
         raise UsageError(f"--rdzv_endpoint {params.endpoint!r}: there is no directory {str(path.parent)!r}.")

@@ -181,7 +181,7 @@ class C10dBackend(RendezvousBackend):
         )
 
     def _heartbeat_of(self, node_id: str) -> int | None:
-        """A node's heartbeat; None where it has no row, or no heartbeat that can be read."""
+        """Return a node's heartbeat; None where it has no row, or no heartbeat that can be read."""
         with contextlib.suppress(RendezvousStateError):
             if (found := self._find(node_id)) is not None:
                 return self._client.count(self._keys.heartbeat(found[0]))
@@ -196,7 +196,7 @@ class C10dBackend(RendezvousBackend):
                 return
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, in order of serial; three round trips, however many they are, unless some are arriving."""
+        """Return the rows, in order of serial; three round trips, however many they are, unless some are arriving."""
         if ids is not None and len(ids) < FEW:
             return self._rows(ids)
         arrived = self._client.count(self._keys.arrivals)
@@ -215,7 +215,7 @@ class C10dBackend(RendezvousBackend):
         return [*broken, *found]
 
     def _row(self, serial: int, record: bytes) -> Row | None:
-        """What a row's record means; None for one that is removed."""
+        """Return what a row's record means; None for one that is removed."""
         if record == REMOVED:
             self._gone.add(serial)
             self._rows_seen.pop(serial, None)
@@ -227,7 +227,7 @@ class C10dBackend(RendezvousBackend):
         return row
 
     def _rows(self, ids: Collection[str]) -> list[RosterRow]:
-        """A few rows; two or three round trips for each, however large the job is."""
+        """Return a few rows; two or three round trips for each, however large the job is."""
         found = []
         for node_id in ids:
             try:
@@ -239,7 +239,8 @@ class C10dBackend(RendezvousBackend):
         return sorted(found, key=lambda row: row.serial)
 
     def _find(self, node_id: str) -> tuple[int, bytes] | None:
-        """The serial and the record of a node's row: one round trip where that was seen before and still stands."""
+        """Return the serial and the record of a node's row: one round trip where that was seen before and still
+        stands."""
         serial = self._known.serials.get(node_id)
         record = None if serial is None else self._client.peek(self._keys.row(serial))
         if record is None or record == REMOVED:
@@ -284,7 +285,7 @@ class C10dBackend(RendezvousBackend):
         return True
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data. One that may not be there is not peeked at, which would wake all who wait for it."""
+        """Return an entry's data. One that may not be there is not peeked at, which would wake all who wait for it."""
         if self._given is not None and self._given[0] == index:
             record: bytes | None = self._given[1]
         else:
@@ -320,7 +321,7 @@ class C10dBackend(RendezvousBackend):
         return True
 
     def _newest(self) -> int:
-        """The index of the newest entry, which is mostly the known one or the next.
+        """Return the index of the newest entry, which is mostly the known one or the next.
 
         Who knows none is told of one, and hears of what is newer when it waits for that.
         """

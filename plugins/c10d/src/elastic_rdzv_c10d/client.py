@@ -99,12 +99,13 @@ class StoreClient:
         self._socket.close()
 
     def peek(self, key: str) -> bytes | None:
-        """The value of a key, or None; in one round trip and without waiting, which TCPStore's own ``get`` is not."""
+        """Return the value of a key, or None; in one round trip and without waiting, which TCPStore's own ``get`` is
+        not."""
         value = self.swap_seen(key, _ABSENT, _ABSENT)
         return None if value == _ABSENT else value
 
     def count(self, key: str) -> int:
-        """The value of a counter; 0 when there is none."""
+        """Return the value of a counter; 0 when there is none."""
         return number(self.peek(key) or b"0")
 
     def put(self, key: str, value: bytes) -> None:
@@ -141,12 +142,12 @@ class StoreClient:
             return store.check(keys)
 
     def fetch(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that exist, as they are at one instant."""
+        """Return the values of keys that exist, as they are at one instant."""
         with self._asking() as store:
             return store.multi_get(keys) if keys else []
 
     def names(self) -> list[str] | None:
-        """The names of all keys, of every job; None where torch is too old to tell."""
+        """Return the names of all keys, of every job; None where torch is too old to tell."""
         with self._asking() as store:
             return store.list_keys() if hasattr(store, "list_keys") else None
 
@@ -196,7 +197,8 @@ class StoreClient:
 
 
 def _pieces(timeout: float) -> Iterator[timedelta]:
-    """The time left, again and again until ``timeout`` seconds are over; on the main thread not all of it at once."""
+    """Yield the time left, again and again until ``timeout`` seconds are over; on the main thread not all of it at
+    once."""
     most = INTERRUPTIBLE if threading.current_thread() is threading.main_thread() else math.inf
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
@@ -266,7 +268,7 @@ def _turn(address: Address) -> threading.Lock:
 
 
 def _answer(outcome: Future[_Connected], address: Address, patience: float, waiting: Callable[[], None]) -> _Connected:
-    """What the dialling comes to, unless the store dies meanwhile; TimeoutError after ``patience`` seconds."""
+    """Return what the dialling comes to, unless the store dies meanwhile; TimeoutError after ``patience`` seconds."""
     deadline, pause = time.monotonic() + patience, KNOCK_AGAIN
     while not wait([outcome], min(pause, deadline - time.monotonic())).done:
         if time.monotonic() >= deadline:
@@ -282,7 +284,7 @@ def _answer(outcome: Future[_Connected], address: Address, patience: float, wait
 
 
 def _only_socket(address: Address, known: set[int]) -> socket.socket:
-    """A duplicate of the one socket to ``address`` that is not among ``known``."""
+    """Return a duplicate of the one socket to ``address`` that is not among ``known``."""
     with ExitStack() as others:
         found = _sockets_to(address)
         new = [found.pop(inode) for inode in [*found] if inode not in known]
@@ -296,7 +298,7 @@ def _only_socket(address: Address, known: set[int]) -> socket.socket:
 
 
 def _inodes(address: Address) -> set[int]:
-    """The inodes of this process's connections to ``address``."""
+    """Return the inodes of this process's connections to ``address``."""
     found = _sockets_to(address)
     for connection in found.values():
         connection.close()
@@ -330,7 +332,7 @@ def _peer(fd: int) -> tuple[object, int] | None:
 
 
 def _canonical(host: str) -> object:
-    """An address in one form: TCPStore writes 10.0.0.1 as ::ffff:10.0.0.1, and some have a %scope."""
+    """Return an address in one form: TCPStore writes 10.0.0.1 as ::ffff:10.0.0.1, and some have a %scope."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 

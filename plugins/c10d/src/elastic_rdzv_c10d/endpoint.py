@@ -198,7 +198,8 @@ def _listen(address: Address) -> socket.socket:
 
 
 def _forced(addresses: Sequence[Address], local_addr: str | None) -> Site:
-    """The store is to be here, although none of the endpoint's addresses is: it is translated (NAT) on the way."""
+    """Return the store is to be here, although none of the endpoint's addresses is: it is translated (NAT) on the
+    way."""
     named = addresses[0]
     address = _outward(named, local_addr)
     if address is None:
@@ -224,7 +225,8 @@ def _cannot_listen(address: Address, exc: OSError) -> RendezvousConnectionError:
 
 
 def _outward(named: Address, local_addr: str | None) -> Address | None:
-    """The address at which other hosts reach this one: the given one, or the source of the route to everywhere."""
+    """Return the address at which other hosts reach this one: the given one, or the source of the route to
+    everywhere."""
     if local_addr is not None:
         family, _, _, _, at = socket.getaddrinfo(local_addr, named.port, type=socket.SOCK_STREAM)[0]
         return Address(family, str(at[0]), named.port)

@@ -10,7 +10,7 @@ _REDIS_ERRORS = (b"-ERR ", b"-NOAUTH ", b"-DENIED ", b"-LOADING ")
 
 
 def backend_of(answer: bytes) -> str | None:
-    """The backend for the server that has answered :data:`REQUEST` so; None where the answer does not tell.
+    """Return the backend for the server that has answered :data:`REQUEST` so; None where the answer does not tell.
 
     Args:
         answer: The beginning of the answer, some hundred bytes; b"" for none.
@@ -21,12 +21,13 @@ def backend_of(answer: bytes) -> str | None:
 
 
 def describe(backend: str) -> str:
-    """The server's name for people."""
+    """Return the server's name for people."""
     return _NAMES[backend]
 
 
 def advice(port: int) -> str:
-    """A sentence for who waits at a port that etcd or Redis usually has, to stand after another one; '' elsewhere."""
+    """Return a sentence for who waits at a port that etcd or Redis usually has, to stand after another one; ''
+    elsewhere."""
     if (backend := _USUAL_PORTS.get(port)) is None:
         return ""
     return f" Port {port} is usually {_NAMES[backend]}'s: to meet there, add --rdzv_backend={backend}."

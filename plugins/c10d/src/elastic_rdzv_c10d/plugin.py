@@ -44,7 +44,7 @@ class Options:
 
 @hookimpl
 def elastic_rendezvous_options() -> RendezvousOptions:
-    """The endpoint, and what ``--rdzv_conf`` may say."""
+    """Return the endpoint, and what ``--rdzv_conf`` may say."""
     return RendezvousOptions(
         endpoint=FORM,
         endpoint_required=True,
@@ -72,7 +72,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
 
 
 def connect(params: RendezvousParameters, options: Options, *, serves_workers: bool = False) -> C10dBackend:
-    """The same, with the options read; and whether the job's workers use this store as theirs, too."""
+    """Return the same, with the options read; and whether the job's workers use this store as theirs, too."""
     endpoint = Endpoint.parse(params.endpoint)
     patience = Patience(options.connect_timeout)
     site = find_site(endpoint, resolve(endpoint, patience), options.is_host, params.local_addr)
@@ -109,7 +109,8 @@ def connect(params: RendezvousParameters, options: Options, *, serves_workers: b
 
 
 def exposure_warning(address: Address) -> StoreWarning | None:
-    """What follows where the store of a job without a token listens at ``address``; None where only this host can."""
+    """Return what follows where the store of a job without a token listens at ``address``; None where only this host
+    can."""
     if address.is_loopback:
         return None
     return StoreWarning(

@@ -62,23 +62,23 @@ class Keys:
         self.newest, self.arrivals, self.changes = f"{prefix}newest", f"{prefix}arrivals", f"{prefix}changes"
 
     def ledger(self, index: int) -> str:
-        """An entry."""
+        """Return an entry."""
         return f"{self.prefix}ledger/{index}"
 
     def node(self, node_id: str) -> str:
-        """The serial of a node's newest row."""
+        """Return the serial of a node's newest row."""
         return f"{self.prefix}node/{_quoted(node_id)}"
 
     def row(self, serial: int) -> str:
-        """A row."""
+        """Return a row."""
         return f"{self.prefix}row/{serial}"
 
     def heartbeat(self, serial: int) -> str:
-        """A row's heartbeat."""
+        """Return a row's heartbeat."""
         return f"{self.prefix}heartbeat/{serial}"
 
     def change(self, number: int) -> str:
-        """The bell of one change; the count of changes is modulo 2^32, and so are the names."""
+        """Return the bell of one change; the count of changes is modulo 2^32, and so are the names."""
         return f"{self.prefix}change/{number % _BELLS}"
 
 
@@ -99,7 +99,7 @@ class Entry:
 
     @classmethod
     def unpack(cls, record: bytes) -> Entry:
-        """The entry that :meth:`pack` made these bytes from.
+        """Return the entry that :meth:`pack` made these bytes from.
 
         Raises:
             RendezvousStateError: It did not.
@@ -109,12 +109,12 @@ class Entry:
 
 
 def pack_newest(index: int, record: bytes) -> bytes:
-    """What :func:`unpack_newest` makes an entry's index and its record from."""
+    """Return what :func:`unpack_newest` makes an entry's index and its record from."""
     return b"%d\n" % index + record
 
 
 def unpack_newest(found: bytes) -> tuple[int, bytes]:
-    """The index of the newest entry, and its record.
+    """Return the index of the newest entry, and its record.
 
     Raises:
         RendezvousStateError: It is neither.
@@ -141,7 +141,7 @@ class Row:
 
     @classmethod
     def unpack(cls, record: bytes) -> Row:
-        """The row that :meth:`pack` made these bytes from.
+        """Return the row that :meth:`pack` made these bytes from.
 
         Raises:
             RendezvousStateError: It did not.
@@ -154,7 +154,7 @@ class Row:
 
 
 def number(record: bytes) -> int:
-    """A count, as the store spells it.
+    """Return a count, as the store spells it.
 
     Raises:
         RendezvousStateError: It is none.

@@ -79,7 +79,7 @@ class Patience:
 
 
 def resolve(endpoint: Endpoint, patience: Patience) -> list[Address]:
-    """The endpoint's addresses, in the resolver's order; asked again until there are any.
+    """Return the endpoint's addresses, in the resolver's order; asked again until there are any.
 
     Raises:
         RendezvousConnectionError: Nobody has known the name for as long as ``patience`` lasts.
@@ -148,7 +148,7 @@ class Search:
             self.patience.pause(left)  # an interface may be on its way up
 
     def reach(self) -> Address:
-        """The first address where somebody listens; asked again until somebody does.
+        """Return the first address where somebody listens; asked again until somebody does.
 
         Raises:
             RendezvousConnectionError: Nobody has, for as long as the patience lasts.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def elastic_rendezvous_options() -> RendezvousOptions:
-    """The endpoint, which the command line makes from ``--master_addr`` and ``--master_port``."""
+    """Return the endpoint, which the command line makes from ``--master_addr`` and ``--master_port``."""
     return RendezvousOptions(
         endpoint=FORM,
         endpoint_required=True,

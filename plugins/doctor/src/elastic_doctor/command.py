@@ -94,7 +94,7 @@ def doctor(*, as_json: bool, **given: Any) -> int:
 
 
 def subject_of(flags: Flags) -> Subject:
-    """What the flags mean, as ``elastic run`` would take them.
+    """Return what the flags mean, as ``elastic run`` would take them.
 
     Raises:
         UsageError: A value is wrong, or two contradict each other.

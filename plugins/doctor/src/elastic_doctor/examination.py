@@ -77,12 +77,12 @@ class Subject:
 
 
 def trial_id(rdzv_id: str | None) -> str:
-    """A job id that no job uses, for what is tried."""
+    """Return a job id that no job uses, for what is tried."""
     return f"{rdzv_id or 'none'}-doctor-{secrets.token_hex(8)}"
 
 
 def bounded_conf(conf: Mapping[str, str], options: RendezvousOptions) -> dict[str, str]:
-    """What the user said, with less patience where the backend can be told so."""
+    """Return what the user said, with less patience where the backend can be told so."""
     bounded = dict(conf)
     for key in {"connect_timeout", "read_timeout"} & options.conf.keys():
         with contextlib.suppress(ValueError):  # the backend says what is wrong with it
@@ -119,7 +119,7 @@ def examine(subject: Subject, listener: Listener) -> None:
 
 
 def host_checks(subject: Subject) -> list[tuple[str, Callable[[], Finding], float]]:
-    """The checks of this host: a name, what to do, and how many seconds that may take."""
+    """Return the checks of this host: a name, what to do, and how many seconds that may take."""
     params, alone, long = subject.params, subject.options.single_node, 3 * ANSWER
     told = params.endpoint, subject.form, params.local_addr
     checks: list[tuple[str, Callable[[], Finding], float]] = [
@@ -227,7 +227,7 @@ class _Trial:
         return self._name not in OF_STORE[:3] or self._during not in ("", "connect", "enter")
 
     def findings(self) -> Iterator[Finding]:
-        """What comes of each, up to the first that is wrong."""
+        """Yield what comes of each, up to the first that is wrong."""
         first, timing = self._first, self._subject.timing
         with ExitStack() as stack:
             try:

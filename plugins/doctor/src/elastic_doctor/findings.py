@@ -55,14 +55,14 @@ def ok(name: str, seen: str, **measured: float) -> Finding:
 
 
 def warning(name: str, seen: str, advice: str, **measured: float) -> Finding:
-    """A job can run, and may meet trouble."""
+    """Return a job can run, and may meet trouble."""
     return Finding(name=name, state=State.WARNING, seen=seen, advice=advice, measured=measured)
 
 
 def wrong(
     name: str, seen: str, advice: str | None, exit_code: int = ExitCode.UNREACHABLE, **measured: float
 ) -> Finding:
-    """A job cannot run so."""
+    """Return a job cannot run so."""
     return Finding(name=name, state=State.WRONG, seen=seen, advice=advice, exit_code=exit_code, measured=measured)
 
 
@@ -72,12 +72,12 @@ def skipped(name: str, seen: str) -> Finding:
 
 
 def refused(name: str, error: ElasticError, during: str = "") -> Finding:
-    """What one of our errors says, and the exit code that a run would end with; ``during`` is what was tried."""
+    """Return what one of our errors says, and the exit code that a run would end with; ``during`` is what was tried."""
     return wrong(name, f"{during}: {error.message}" if during else error.message, error.hint, error.exit_code)
 
 
 def verdict(findings: Iterable[Finding]) -> int:
-    """The exit code for all of them: that of the first one that is wrong, which is the cause of what follows."""
+    """Return the exit code for all of them: that of the first one that is wrong, which is the cause of what follows."""
     return next((int(finding.exit_code) for finding in findings if finding.state is State.WRONG), ExitCode.SUCCESS)
 
 

@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 def check_endpoint(endpoint: str) -> Finding:
-    """What the hosts that an endpoint names are on this host."""
+    """Return what the hosts that an endpoint names are on this host."""
     said, unknown = [], []
     for part in parts(endpoint):
         host = endpoint_host(part)
@@ -87,7 +87,7 @@ def check_address(endpoint: str, form: str, local_addr: str | None, *, single_no
 
 
 def check_host_name(address: str, environ: Mapping[str, str]) -> Finding:
-    """What this host's own name is here: gloo tells it, looked up, to the workers of other nodes.
+    """Return what this host's own name is here: gloo tells it, looked up, to the workers of other nodes.
 
     Args:
         address: What other nodes are told.
@@ -158,19 +158,19 @@ def check_open_files(limits: Callable[[int], tuple[int, int]] = resource.getrlim
 
 
 def check_versions(source: str) -> Finding:
-    """What is installed; all nodes of a job must have the same Python and torch."""
+    """Return what is installed; all nodes of a job must have the same Python and torch."""
     told = [f"elastic-core {__version__}", *([source] if source and not source.startswith("elastic-core ") else [])]
     versions = Versions(**installed_versions())
     return ok("versions", f"{versions}, {', '.join(told)}; kernel {platform.release()}")
 
 
 def bounded(ask: Callable[[], _T]) -> _T:
-    """What ``ask`` returns or raises, within :data:`~elastic_doctor.store.PATIENCE`."""
+    """Return what ``ask`` returns or raises, within :data:`~elastic_doctor.store.PATIENCE`."""
     return threads.bounded(ask, PATIENCE)
 
 
 def look_up(host: str) -> list[str]:
-    """The numeric addresses of a host, the resolver's favourite first, each once.
+    """Return the numeric addresses of a host, the resolver's favourite first, each once.
 
     Raises:
         OSError: There is none, or no answer in time.
@@ -183,7 +183,7 @@ def look_up(host: str) -> list[str]:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface that has an IPv4 address; None if none has it."""
+    """Return the name of the interface that has an IPv4 address; None if none has it."""
     import fcntl
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -23,13 +23,13 @@ _OF_STORE = (*OF_STORE, "store", "listener", "traces", "the rest")
 
 
 def title(backend: str, endpoint: str, host: str) -> str:
-    """The first line."""
+    """Return the first line."""
     at = f" at {without_passwords(endpoint)}" if endpoint else ""
     return printable(f"Can nodes meet over {backend}{at}? Tried from {host}.")
 
 
 def section(finding: Finding) -> str:
-    """The heading that a finding stands under."""
+    """Return the heading that a finding stands under."""
     return "The store" if finding.name in _OF_STORE else "This host"
 
 
@@ -48,7 +48,7 @@ def line(finding: Finding, width: int | None = None) -> str:
 
 
 def summary(findings: Sequence[Finding], backend: str) -> str:
-    """The last lines: whether all is well; if not, the first cause, and what to do about it."""
+    """Return the last lines: whether all is well; if not, the first cause, and what to do about it."""
     wrongs, warnings, untried = (
         [finding for finding in findings if finding.state is state]
         for state in (State.WRONG, State.WARNING, State.SKIPPED)

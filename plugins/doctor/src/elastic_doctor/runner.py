@@ -87,7 +87,7 @@ class _Told:
 
 
 def examined(subject: Subject, examining: Examine = examine) -> Generator[Finding, None, None]:
-    """The findings, each as soon as it is there. Closing the iterator ends all.
+    """Yield the findings, each as soon as it is there. Closing the iterator ends all.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; nothing is left.
@@ -120,7 +120,7 @@ class _Watched:
         """Whether it would have left something, when it was last heard of."""
 
     def findings(self) -> Iterator[Finding]:
-        """What it finds, and that it hangs or dies if it does."""
+        """Yield what it finds, and that it hangs or dies if it does."""
         waited = _Waited(self._process.pid or 0)
         while True:
             if not self._line.poll(TICK):
@@ -206,7 +206,7 @@ class _Waited:
 
 
 def _tidied(subject: Subject) -> Finding:
-    """What came of deleting, in a process of its own, what another one has left."""
+    """Return what came of deleting, in a process of its own, what another one has left."""
     tidying, why = _Watched(subject, _tidy), "nothing was said of it"
     try:
         for finding in tidying.findings():

@@ -85,7 +85,7 @@ def judge_wake_ups(seconds: Sequence[float]) -> Finding:
 
 
 def _repeat(once: Callable[[], float], most: int) -> list[float]:
-    """What it returned, so many times or until it has been enough; at least once."""
+    """Return what it returned, so many times or until it has been enough; at least once."""
     until = time.monotonic() + ENOUGH
     taken = [once()]
     while len(taken) < most and time.monotonic() < until:

@@ -259,7 +259,7 @@ class EtcdBackend(RendezvousBackend):
         self._txn([there], gone, [])
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, with their heartbeats as they are at one instant: one round trip, however many they are."""
+        """Return the rows, with their heartbeats as they are at one instant: one round trip, however many they are."""
         keys = self._keys
         if ids is not None and len(ids) <= FEW:
             wanted = [*map(keys.row, ids), *map(keys.heartbeat, ids)]
@@ -301,7 +301,7 @@ class EtcdBackend(RendezvousBackend):
         return there is not None and unpack_entry(there)[0] == entry.id
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data; no round trip for the one that a wait has just brought."""
+        """Return an entry's data; no round trip for the one that a wait has just brought."""
         told, self._told = self._told, None
         if told is not None and told[0] == index:
             return told[1]
@@ -399,7 +399,7 @@ def _compare(key: bytes, target: str, result: str, **value: str) -> Json:
 
 
 def _after(prefix: bytes) -> bytes:
-    """The first key that sorts after all that begin with ``prefix``, which ends with a slash."""
+    """Return the first key that sorts after all that begin with ``prefix``, which ends with a slash."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 

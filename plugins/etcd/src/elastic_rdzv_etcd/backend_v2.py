@@ -145,7 +145,7 @@ class EtcdV2Backend(RendezvousBackend):
             self._mark()
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows: two round trips, however many they are.
+        """Return the rows: two round trips, however many they are.
 
         Heartbeats come first: a row that is removed between the two looks is then not listed, and has no heartbeat
         that is gone.
@@ -177,7 +177,7 @@ class EtcdV2Backend(RendezvousBackend):
                 return True
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data: two round trips for the newest, three for an older one."""
+        """Return an entry's data: two round trips for the newest, three for an older one."""
         head, _ = self._head()
         entry_id = self._id_at(index, head) if 0 < index <= head.index else None
         if entry_id is None:
@@ -200,7 +200,7 @@ class EtcdV2Backend(RendezvousBackend):
         return True
 
     def _head(self) -> tuple[Link, int | None]:
-        """The newest entry's link, and when it was written."""
+        """Return the newest entry's link, and when it was written."""
         found = self._peek("state/head")
         return (ORIGIN, None) if found is None else (unpack_link(found[0].encode()), found[1])
 
@@ -298,7 +298,7 @@ class EtcdV2Backend(RendezvousBackend):
 
 
 def _leaves(directory: Any) -> list[tuple[str, Found]]:
-    """The keys in a directory, by the last part of their names."""
+    """Return the keys in a directory, by the last part of their names."""
     return [
         (leaf.key.rpartition("/")[2], (str(leaf.value), int(leaf.modifiedIndex)))
         for leaf in directory.leaves
@@ -315,12 +315,13 @@ def _entry(link: Link) -> str:
 
 
 def _name(name: str) -> str:
-    """A name as a part of a path, where a dot, a leading underscore and a percent sign have meanings of their own."""
+    """Return a name as a part of a path, where a dot, a leading underscore and a percent sign have meanings of their
+    own."""
     return "-" + quoted(name).replace("%", "=")
 
 
 def _id(name: str) -> str:
-    """The name that :func:`_name` made this from."""
+    """Return the name that :func:`_name` made this from."""
     return unquoted(name[1:].replace("=", "%").encode())
 
 

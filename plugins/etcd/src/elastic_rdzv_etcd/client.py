@@ -128,7 +128,7 @@ class Client:
                     self._drop()
 
     def _somewhere(self, ask: Callable[[Gateway, str | None, float], _T], budget: float, *, reaching: bool) -> _T:
-        """The answer of the first member that gives one."""
+        """Return the answer of the first member that gives one."""
         began = time.monotonic()
         deadline = began + budget
         failures: dict[Site, Unreachable | Refusal] = {}

@@ -107,7 +107,7 @@ class ClientV2:
             self._using.release()
 
     def call(self, ask: Callable[[Any], _T], *, reaching: bool = False, once: bool = False) -> _T:
-        """The answer of the first member that gives one.
+        """Return the answer of the first member that gives one.
 
         Args:
             ask: What to do with python-etcd's client. It may raise EtcdKeyNotFound, EtcdCompareFailed,
@@ -190,7 +190,7 @@ class ClientV2:
 
     @contextlib.contextmanager
     def _reported(self, site: Site) -> Iterator[None]:
-        """What python-etcd raises and is no answer, as errors of ours."""
+        """Yield what python-etcd raises and is no answer, as errors of ours."""
         user = self.members.options.user
         try:
             yield
@@ -268,7 +268,7 @@ def _is_mute(cause: BaseException | None) -> bool:
 
 
 def _reason(cause: BaseException | None, site: Site, *, served: bool) -> str:
-    """What went wrong below python-etcd, without urllib3's own words for it."""
+    """Return what went wrong below python-etcd, without urllib3's own words for it."""
     if isinstance(cause, urllib3.exceptions.SSLError):
         return f"TLS is refused or not to be trusted: {_text(cause)}; see --rdzv_conf cacert, cert and key"
     if isinstance(cause, urllib3.exceptions.ProtocolError):

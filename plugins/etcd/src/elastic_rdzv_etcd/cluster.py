@@ -30,7 +30,7 @@ class Cluster(Members):
         """Whether a token is needed; not while the cluster asks nobody."""
 
     def token(self, gateway: Gateway, timeout: float) -> str | None:
-        """The token, asked for if there is none; None where none is needed.
+        """Return the token, asked for if there is none; None where none is needed.
 
         Raises:
             Refusal: The member does not let us in.
@@ -41,7 +41,7 @@ class Cluster(Members):
         return self._token or self.another_token(gateway, timeout, None)
 
     def another_token(self, gateway: Gateway, timeout: float, worn_out: str | None) -> str | None:
-        """The token, asked for unless somebody has a newer one than that by now; None where none is needed.
+        """Return the token, asked for unless somebody has a newer one than that by now; None where none is needed.
 
         Args:
             gateway: Whom to ask.

@@ -42,7 +42,7 @@ class Site:
 
 
 def parse(text: str, *, tls: bool | None = None) -> list[Endpoint]:
-    """The endpoints in the order given, each once.
+    """Return the endpoints in the order given, each once.
 
     Args:
         text: As the user typed it.

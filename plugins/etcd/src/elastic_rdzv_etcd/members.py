@@ -92,7 +92,7 @@ class Members:
         return [f"{endpoint.host!r} ({reason})" for endpoint, reason in reasons.items() if reason is not None]
 
     def _ask(self, endpoint: Endpoint) -> Future[None]:
-        """The question after a name: one at a time, since whoever does not answer one does not answer two."""
+        """Return the question after a name: one at a time, since whoever does not answer one does not answer two."""
         with contextlib.suppress(OSError, UnicodeError):
             self._find(endpoint, socket.AI_NUMERICHOST)
             known: Future[None] = Future()

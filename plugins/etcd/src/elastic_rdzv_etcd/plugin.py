@@ -20,7 +20,7 @@ BINARY = "etcd_binary"
 
 @hookimpl
 def elastic_rendezvous_options() -> RendezvousOptions:
-    """The endpoint, and what ``--rdzv_conf`` may say."""
+    """Return the endpoint, and what ``--rdzv_conf`` may say."""
     binary = "the etcd that --standalone starts [ELASTIC_ETCD_BINARY, else the one on PATH]"
     return RendezvousOptions(endpoint=FORM, endpoint_required=True, conf={**CONF, BINARY: binary}, standalone=True)
 

@@ -62,7 +62,7 @@ class Keys:
         return self._key("state", "")
 
     def ledger(self, index: int) -> bytes:
-        """An entry."""
+        """Return an entry."""
         return self._key("ledger", str(index))
 
     @property
@@ -76,7 +76,7 @@ class Keys:
         return self._key("row", "")
 
     def row(self, node_id: str) -> bytes:
-        """A row."""
+        """Return a row."""
         return self._key("row", quoted(node_id))
 
     @property
@@ -85,7 +85,7 @@ class Keys:
         return self._key("heartbeat", "")
 
     def heartbeat(self, node_id: str) -> bytes:
-        """A row's heartbeat."""
+        """Return a row's heartbeat."""
         return self._key("heartbeat", quoted(node_id))
 
     @property
@@ -116,7 +116,7 @@ class Row:
 
     @classmethod
     def unpack(cls, record: bytes) -> Row:
-        """The row that :meth:`pack` made these bytes from.
+        """Return the row that :meth:`pack` made these bytes from.
 
         Raises:
             RendezvousStateError: It did not.
@@ -128,12 +128,12 @@ class Row:
         return cls(number(revision), number(serial), value)
 
     def seen(self, node_id: str, heartbeat: bytes | None) -> RosterRow:
-        """The row with its heartbeat, for the roster."""
+        """Return the row with its heartbeat, for the roster."""
         return RosterRow(node_id, self.serial, self.revision, self.value, number(heartbeat or b"0"))
 
 
 def listed(node_id: str, read: Callable[[], Row], heartbeat: bytes | None) -> RosterRow:
-    """What the roster has of a node whose row is read so, and has this heartbeat."""
+    """Return what the roster has of a node whose row is read so, and has this heartbeat."""
     try:
         return read().seen(node_id, heartbeat)
     except RendezvousStateError as exc:
@@ -141,12 +141,12 @@ def listed(node_id: str, read: Callable[[], Row], heartbeat: bytes | None) -> Ro
 
 
 def before(revision: int) -> bytes:
-    """What the bytes of every row with an older revision sort before."""
+    """Return what the bytes of every row with an older revision sort before."""
     return b"%019d" % revision
 
 
 def pack_entry(entry_id: str, data: bytes) -> bytes:
-    """A ledger entry's bytes.
+    """Return a ledger entry's bytes.
 
     Raises:
         RendezvousStateError: The data is larger than a store must take.
@@ -155,7 +155,7 @@ def pack_entry(entry_id: str, data: bytes) -> bytes:
 
 
 def unpack_entry(record: bytes) -> tuple[str, bytes]:
-    """The id and the data that :func:`pack_entry` made these bytes from.
+    """Return the id and the data that :func:`pack_entry` made these bytes from.
 
     Raises:
         RendezvousStateError: It did not.
@@ -165,12 +165,12 @@ def unpack_entry(record: bytes) -> tuple[str, bytes]:
 
 
 def pack_link(link: Link) -> bytes:
-    """A link's bytes."""
+    """Return a link's bytes."""
     return f"{link.index} {quoted(link.id)}".encode()
 
 
 def unpack_link(record: bytes | None) -> Link:
-    """The link that :func:`pack_link` made these bytes from; the origin for none.
+    """Return the link that :func:`pack_link` made these bytes from; the origin for none.
 
     Raises:
         RendezvousStateError: It did not.
@@ -182,7 +182,7 @@ def unpack_link(record: bytes | None) -> Link:
 
 
 def pack_newest(link: Link, data: bytes) -> bytes:
-    """The bytes of the newest entry, with its link.
+    """Return the bytes of the newest entry, with its link.
 
     Raises:
         RendezvousStateError: The data is larger than a store must take.
@@ -191,7 +191,7 @@ def pack_newest(link: Link, data: bytes) -> bytes:
 
 
 def unpack_newest(record: bytes) -> tuple[Link, bytes]:
-    """The link and the data that :func:`pack_newest` made these bytes from.
+    """Return the link and the data that :func:`pack_newest` made these bytes from.
 
     Raises:
         RendezvousStateError: It did not.
@@ -216,7 +216,7 @@ def check_newest(head: bytes | None, newest: bytes | None) -> None:
 
 
 def number(record: bytes) -> int:
-    """A count, as the store spells it.
+    """Return a count, as the store spells it.
 
     Raises:
         RendezvousStateError: It is none.
@@ -227,19 +227,19 @@ def number(record: bytes) -> int:
 
 
 def if_number(record: bytes) -> int | None:
-    """The same; None where it is none."""
+    """Return the same; None where it is none."""
     return int(record) if _NUMBER.fullmatch(record) else None
 
 
 @lru_cache(4096)
 def quoted(name: str) -> str:
-    """A name as a part of a key."""
+    """Return a name as a part of a key."""
     return quote(name, safe="", errors="surrogateescape")
 
 
 @lru_cache(4096)
 def unquoted(name: bytes) -> str:
-    """The name that :func:`quoted` made this from."""
+    """Return the name that :func:`quoted` made this from."""
     return unquote(name.decode(errors="replace"), errors="surrogateescape")
 
 

@@ -87,7 +87,7 @@ _CODES = {
 
 
 def refusal(status: int, body: bytes) -> Refusal:
-    """What an answer with an HTTP status other than 200 means."""
+    """Return what an answer with an HTTP status other than 200 means."""
     try:
         said = json.loads(body)
     except ValueError:
@@ -103,13 +103,13 @@ def refusal(status: int, body: bytes) -> Refusal:
 
 
 def from_error(said: Mapping[str, Any]) -> Refusal:
-    """The same from the gateway's error, read."""
+    """Return the same from the gateway's error, read."""
     text = str(said.get("message") or said.get("error") or said)[:500].replace("\n", " ")
     return from_text(text, said.get("code", said.get("grpc_code")))
 
 
 def from_text(text: str, code: object = None) -> Refusal:
-    """The same from what the member said, and gRPC's status code."""
+    """Return the same from what the member said, and gRPC's status code."""
     for known, kind in _TEXTS:
         if known in text:
             return Refusal(kind, text)
@@ -117,7 +117,7 @@ def from_text(text: str, code: object = None) -> Refusal:
 
 
 def in_words(refused: Refusal, where: object, user: str | None) -> RendezvousConnectionError | RendezvousStateError:
-    """The error that people read."""
+    """Return the error that people read."""
     who = "a client without a user" if user is None else f"the user {user!r}"
     text = refused.text.removeprefix("etcdserver: ")
     match refused.kind:

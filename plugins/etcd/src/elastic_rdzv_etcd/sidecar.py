@@ -26,7 +26,7 @@ END_TIMEOUT = 5.0
 
 
 def find_binary(config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
-    """The etcd to start: ``etcd_binary`` of ``--rdzv_conf``, else the environment's, else the one on ``PATH``.
+    """Return the etcd to start: ``etcd_binary`` of ``--rdzv_conf``, else the environment's, else the one on ``PATH``.
 
     Raises:
         UsageError: There is none, or it cannot be run.

@@ -39,12 +39,12 @@ class View:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> View:
-        """What a range answers."""
+        """Return what a range answers."""
         keys = dict(map(_held, answer.get("kvs", ())))
         return cls(int(answer["header"]["revision"]), keys)
 
     def after(self, events: Iterable[Mapping[str, Any]]) -> View:
-        """The view when these have happened; those that it shows already change nothing."""
+        """Return the view when these have happened; those that it shows already change nothing."""
         keys, newest = dict(self.keys), self.revision
         for event in events:
             key, held = _held(event["kv"])
@@ -164,7 +164,7 @@ class Watcher:
         self._barren = 0
 
     def look(self, first: bytes, end: bytes | None) -> View:
-        """These keys as they are now: one round trip.
+        """Return these keys as they are now: one round trip.
 
         A look that finds less than a watch has told of before shows a store that has gone back. That watch would tell
         of nothing until the store has come as far again, and what it has told is no longer so.
@@ -182,14 +182,16 @@ class Watcher:
         return view
 
     def view(self, first: bytes, end: bytes | None) -> View | None:
-        """These keys, as far as has been told; None where nobody tells of them, and nobody has looked just before."""
+        """Return these keys, as far as has been told; None where nobody tells of them, and nobody has looked just
+        before."""
         watch, seen, self._seen = self._watch, self._seen, None
         if watch is not None and watch.keys == (first, end) and watch.ended is None:
             return watch.view
         return seen[1] if seen is not None and seen[0] == (first, end) else None
 
     def sleep(self, first: bytes, end: bytes | None, view: View, timeout: float) -> View | None:
-        """These keys once they are no longer as in ``view``; None where that is not known, after ``timeout`` seconds.
+        """Return these keys once they are no longer as in ``view``; None where that is not known, after ``timeout``
+        seconds.
 
         Raises:
             RendezvousConnectionError: Watches end as soon as they begin, or this was closed.

@@ -84,7 +84,7 @@ class FileBackend(RendezvousBackend):
     def open(
         cls, parent: Path, run_id: str, poll_interval: float | None = None, *, made: bool = False, shared: bool = False
     ) -> FileBackend:
-        """The first connection to the store of job ``run_id`` below ``parent``.
+        """Return the first connection to the store of job ``run_id`` below ``parent``.
 
         ``made`` says that ``parent`` was made for it, so that :meth:`erase` deletes that, too; ``shared`` that other
         users may own the job's directory.
@@ -162,7 +162,7 @@ class FileBackend(RendezvousBackend):
                     discard(f"{self._store.heartbeats}/{mark.key}")
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, in order of serial; two listings, and two reads a row.
+        """Return the rows, in order of serial; two listings, and two reads a row.
 
         A mark that is renamed during the listing may be missing in it, and is then looked for; heartbeats keep their
         names.
@@ -190,7 +190,7 @@ class FileBackend(RendezvousBackend):
             return self._entry(entry.index)[0] == entry.id
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data."""
+        """Return an entry's data."""
         with self._io():
             return self._entry(index)[1]
 
@@ -227,7 +227,7 @@ class FileBackend(RendezvousBackend):
                     self._alarm.sleep(left)
 
     def _version(self, known: int) -> int:
-        """The roster's version; one that differs from ``known`` has been seen twice.
+        """Return the roster's version; one that differs from ``known`` has been seen twice.
 
         A row that is renamed during the listing may be missed, and what is seen then can be the very version that the
         roster has once that row is removed, which would be slept through.
@@ -238,7 +238,7 @@ class FileBackend(RendezvousBackend):
         return version
 
     def _glance(self) -> int:
-        """What marks there are, and how many there ever were, which together never recur."""
+        """Return what marks there are, and how many there ever were, which together never recur."""
         if (arrivals := self._store.serials.last()) == 0:
             return 0
         marks = sorted(str(mark) for mark in self._marks().values())
@@ -250,7 +250,7 @@ class FileBackend(RendezvousBackend):
         return store_errors(self._store.directory)
 
     def _entry(self, index: int) -> tuple[str | None, bytes | None]:
-        """An entry's id and data; two Nones when there is none."""
+        """Return an entry's id and data; two Nones when there is none."""
         content = fetch(self._store.ledger.path(index), RECORD_LIMIT)
         return (None, None) if content is None else unpack_record(content, self._store.ledger.path(index))
 
@@ -266,7 +266,7 @@ class FileBackend(RendezvousBackend):
         return marks_in(os.listdir(self._store.roster))
 
     def _find(self, name: str) -> Mark | None:
-        """A row's mark; None for no such row, and then two listings have agreed about it."""
+        """Return a row's mark; None for no such row, and then two listings have agreed about it."""
         known = self._known.get(name)
         revalidate(self._store.roster)  # what another host has renamed looks present until the server is asked
         if known is not None and present(f"{self._store.roster}/{known}"):
@@ -280,7 +280,7 @@ class FileBackend(RendezvousBackend):
         return marks.get(name)
 
     def _row(self, mark: Mark) -> RosterRow | None:
-        """The row that ``mark`` has become by now; None when it is gone."""
+        """Return the row that ``mark`` has become by now; None when it is gone."""
         at: Mark | None = mark
         while at is not None:
             path = f"{self._store.values}/{at}"

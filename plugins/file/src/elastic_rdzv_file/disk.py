@@ -31,7 +31,8 @@ _T = TypeVar("_T")
 
 
 def safe_name(text: str) -> str:
-    """A file name for any text: readable, without dots in front or slashes, and different for different texts."""
+    """Return a file name for any text: readable, without dots in front or slashes, and different for different
+    texts."""
     name = quote(text, safe="", errors="surrogateescape") or "%"
     if name.startswith("."):
         name = "%2E" + name[1:]
@@ -66,7 +67,7 @@ def publish(scratch: str, target: str, content: bytes, *, durable: bool = False)
 
 
 def _draft(scratch: str, content: bytes, *, durable: bool = False) -> str:
-    """A file of its own in ``scratch``, with this content."""
+    """Return a file of its own in ``scratch``, with this content."""
     draft = f"{scratch}/{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(8)}"
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -121,7 +122,7 @@ def republish(scratch: str, target: str, content: bytes) -> None:
 
 
 def fetch(path: str, limit: int) -> bytes | None:
-    """The content of a file of at most ``limit`` bytes, or None when there is none.
+    """Return the content of a file of at most ``limit`` bytes, or None when there is none.
 
     Raises:
         RendezvousStateError: It is larger, or no plain file.
@@ -190,7 +191,8 @@ def _sync(directory: str) -> None:
 
 
 def _using(path: str, flags: int, use: Callable[[int], _T]) -> _T | None:
-    """What ``use`` makes of the opened file; None when there is none, or when it is deleted meanwhile on another host.
+    """Return what ``use`` makes of the opened file; None when there is none, or when it is deleted meanwhile on
+    another host.
 
     Closing is part of it: over NFS that is what sends a write.
     """
@@ -216,11 +218,12 @@ class Numbered:
         self._last = 0
 
     def path(self, number: int) -> str:
-        """The file of a number."""
+        """Return the file of a number."""
         return f"{self.directory}/{number:08d}"
 
     def last(self) -> int:
-        """The greatest number there is, 0 for none; costs the same however many there are, but for the first call.
+        """Return the greatest number there is, 0 for none; costs the same however many there are, but for the first
+        call.
 
         It can be a smaller one than before, if somebody has deleted files, or put an older copy in their place.
 

@@ -155,7 +155,7 @@ class Alarm:
 
 
 def _masks(events: bytes) -> Iterator[int]:
-    """What happened, of each event that was read."""
+    """Yield what happened, of each event that was read."""
     at = 0
     while at < len(events):
         _, mask, _, length = _EVENT.unpack_from(events, at)

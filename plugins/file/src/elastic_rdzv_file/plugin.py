@@ -18,7 +18,7 @@ from elastic_rdzv_file.inotify import POLL_INTERVAL
 
 @hookimpl
 def elastic_rendezvous_options() -> RendezvousOptions:
-    """A directory, and how often to look into it."""
+    """Return a directory, and how often to look into it."""
     return RendezvousOptions(
         endpoint="DIRECTORY",
         endpoint_required=True,
@@ -32,7 +32,7 @@ def elastic_rendezvous_options() -> RendezvousOptions:
 
 @hookimpl
 def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
-    """The job's directory below the endpoint.
+    """Return the job's directory below the endpoint.
 
     Raises:
         UsageError: The endpoint is no directory and cannot become one, or the interval is no number of seconds.
@@ -46,7 +46,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
 
 
 def _directory(endpoint: str) -> tuple[Path, bool]:
-    """The endpoint as an absolute path, made if its parent is there; and whether it was made."""
+    """Return the endpoint as an absolute path, made if its parent is there; and whether it was made."""
     path = Path(endpoint)
     if endpoint.startswith("file:"):
         url = urlsplit(endpoint)

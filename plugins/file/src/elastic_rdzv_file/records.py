@@ -52,12 +52,12 @@ def marks_in(names: Iterable[str]) -> dict[str, Mark]:
 
 
 def rows_in(keys: Iterable[str]) -> set[str]:
-    """The names of rows among the keys of marks (:attr:`Mark.key`). Files of others are passed over."""
+    """Return the names of rows among the keys of marks (:attr:`Mark.key`). Files of others are passed over."""
     return {match[1] for key in keys if (match := _KEY.fullmatch(key)) is not None}
 
 
 def pack_record(what: str, name: str, value: bytes) -> bytes:
-    """A name on a line of its own, and the value.
+    """Return a name on a line of its own, and the value.
 
     Raises:
         RendezvousStateError: The value is larger than a store must take.
@@ -68,7 +68,7 @@ def pack_record(what: str, name: str, value: bytes) -> bytes:
 
 
 def unpack_record(content: bytes, path: str) -> tuple[str, bytes]:
-    """The name and the value of the record that ``path`` holds.
+    """Return the name and the value of the record that ``path`` holds.
 
     Raises:
         RendezvousStateError: It is no record.
@@ -80,12 +80,12 @@ def unpack_record(content: bytes, path: str) -> tuple[str, bytes]:
 
 
 def pack_heartbeat(count: int) -> bytes:
-    """The count and its complement, so that a torn read is seen to be one."""
+    """Return the count and its complement, so that a torn read is seen to be one."""
     return _HEARTBEAT.pack(count, count ^ _ONES)
 
 
 def unpack_heartbeat(content: bytes) -> int | None:
-    """The count; None when the read was torn, and is to be repeated."""
+    """Return the count; None when the read was torn, and is to be repeated."""
     if len(content) != HEARTBEAT_SIZE:
         return None
     count, complement = _HEARTBEAT.unpack(content)

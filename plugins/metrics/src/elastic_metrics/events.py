@@ -121,12 +121,12 @@ class EventLines:
 
 
 def file_name(node: NodeInfo) -> str:
-    """The file of one node, in a folder that other nodes may write to as well."""
+    """Return the file of one node, in a folder that other nodes may write to as well."""
     host = re.sub(r"[^A-Za-z0-9._-]", "_", node.host)
     return f"events_{host}_{node.node_id}.jsonl"
 
 
 def iso(epoch: float) -> str:
-    """An instant, given in seconds since the epoch, as ``2026-01-31T12:34:56.789012Z``, in UTC."""
+    """Return an instant, given in seconds since the epoch, as ``2026-01-31T12:34:56.789012Z``, in UTC."""
     micros = round(epoch * 1e6)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(micros // 1_000_000)) + f".{micros % 1_000_000:06d}Z"

@@ -24,7 +24,7 @@ class LineFile:
 
     @classmethod
     def create(cls, path: Path) -> LineFile:
-        """A new file, with the folders above it.
+        """Return a new file, with the folders above it.
 
         Raises:
             OSError: It cannot be made, or is there already.

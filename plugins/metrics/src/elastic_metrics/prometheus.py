@@ -43,7 +43,7 @@ class Place:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Place | None:
-        """The place, or None where no endpoint is asked for.
+        """Return the place, or None where no endpoint is asked for.
 
         Raises:
             UsageError: The port is none.

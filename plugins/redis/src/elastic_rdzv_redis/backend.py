@@ -67,7 +67,7 @@ class _Look:
         return self.cursor.head != cursor.head or (roster and self.cursor.roster != cursor.roster)
 
     def after(self, bell: int, stroke: bytes, now: int) -> _Look:
-        """The same after a bell, the first or the second one, has rung."""
+        """Return the same after a bell, the first or the second one, has rung."""
         if bell == 0:
             return _Look(Cursor(now, self.cursor.roster), (stroke, self.strokes[1]))
         return _Look(Cursor(self.cursor.head, now), (self.strokes[0], stroke))
@@ -169,7 +169,7 @@ class RedisBackend(RendezvousBackend):
         self._run(scripts.REMOVE, node_id)
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """The rows, in order of serial; one round trip, however many they are."""
+        """Return the rows, in order of serial; one round trip, however many they are."""
         if ids is not None and not ids:
             return []
         reply = self._known(list, self._run(scripts.ROSTER, *(ids or ())))
@@ -193,7 +193,7 @@ class RedisBackend(RendezvousBackend):
         return self._known(int, self._run(scripts.APPEND, prev.index, prev.id, entry.index, entry.id, data)) == 1
 
     def read(self, index: int) -> bytes | None:
-        """An entry's data."""
+        """Return an entry's data."""
         told, self._told = self._told, None
         if told is not None and told[0] == index:
             return told[1]
@@ -243,7 +243,7 @@ class RedisBackend(RendezvousBackend):
         return _Look(Cursor(self._head(head), self._known(int, version)), (strokes[0], strokes[1]))
 
     def _sleep(self, look: _Look, roster: bool, timeout: float) -> _Look | None:
-        """What has become of what was seen, as the bells tell; None when none of them has rung, or not by us."""
+        """Return what has become of what was seen, as the bells tell; None when none of them has rung, or not by us."""
         bells = self._keys[2:] if roster else self._keys[2:3]
         rung = self._client.sleep_until_rung(bells, look.strokes[: len(bells)], timeout)
         try:
@@ -264,13 +264,13 @@ class RedisBackend(RendezvousBackend):
         return self._client.run(script, self._keys, *encoded)
 
     def _known(self, kind: type[_T], reply: Any, length: int | None = None) -> _T:
-        """A reply of the kind that it must be."""
+        """Return a reply of the kind that it must be."""
         if not isinstance(reply, kind) or (length is not None and len(reply) != length):  # type: ignore[arg-type]  # a list
             raise self._planted("a counter")
         return reply
 
     def _head(self, reply: Any) -> int:
-        """The index of the newest entry."""
+        """Return the index of the newest entry."""
         if (index := self._known(int, reply)) < 0:
             raise self._planted("the index of the newest entry")
         return index

@@ -143,7 +143,7 @@ class Client:
             return self._ask(*command)
 
     def run(self, script: Script, keys: Sequence[str], *arguments: str | bytes | int) -> Any:
-        """A script's answer."""
+        """Return a script's answer."""
         with self._asking():
             try:
                 return self._ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
@@ -214,7 +214,8 @@ class Client:
 
 
 def _said(exc: Exception) -> str:
-    """The server's own words, on one line. redis-py cuts off the first of them where it knows it; put it back."""
+    """Return the server's own words, on one line. redis-py cuts off the first of them where it knows it; put it
+    back."""
     said = " ".join(str(exc).split()).partition(_ECHO)[0]
     prefixes: dict[type[Exception], str] = {
         redis.exceptions.NoPermissionError: "NOPERM",
@@ -229,5 +230,5 @@ def _said(exc: Exception) -> str:
 
 
 def _without_details(exc: Exception) -> Exception | None:
-    """The cause, for a traceback; None where it, or its frames, hold a password."""
+    """Return the cause, for a traceback; None where it, or its frames, hold a password."""
     return None if isinstance(exc, redis.exceptions.AuthenticationError) or _ECHO in str(exc) else exc

@@ -45,7 +45,7 @@ class Dialler:
         self._context = None if options.tls is None else _tls_context(options)
 
     def dial(self) -> Master:
-        """A new connection.
+        """Return a new connection.
 
         Raises:
             RendezvousConnectionError: Nobody answers, lets us in, or is fit to hold the store.
@@ -82,7 +82,7 @@ class Dialler:
         return bool(addresses[0] & addresses[1])
 
     def _by_sentinels(self, name: str, deadline: float) -> Master:
-        """A connection to the first master that a sentinel names and that will do.
+        """Return a connection to the first master that a sentinel names and that will do.
 
         One that has lost sight of the others may go on naming an old master, whose host may be off and answer nothing.
         So it is not the last to be asked, and what it says takes half of the time at most while there are others; if
@@ -135,7 +135,7 @@ class Dialler:
         return Host(found[0].decode(), int(found[1]))
 
     def _to_master(self, host: Host | None, whose: str, deadline: float) -> Master:
-        """A connection to a server that will do, with no host to the endpoint's unix socket."""
+        """Return a connection to a server that will do, with no host to the endpoint's unix socket."""
         client = self._client(host, self.options.credentials, deadline, whose=whose, db=self.options.endpoint.db)
         try:
             facts = _check_fitness(client)
@@ -155,7 +155,7 @@ class Dialler:
     def _client(
         self, host: Host | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
     ) -> Client:
-        """A connection to one server, or with no host to the endpoint's unix socket."""
+        """Return a connection to one server, or with no host to the endpoint's unix socket."""
         identity = credentials.now()
         where = f"{host or self.options.endpoint}{whose}"
         sock = self._unix(where) if host is None else self._tcp(host, where, deadline)
@@ -251,7 +251,7 @@ def _unreachable(where: str, why: str) -> RendezvousConnectionError:
 
 
 def _look_up(host: Host, patience: float) -> list[Any]:
-    """What a name stands for."""
+    """Return what a name stands for."""
     with contextlib.suppress(socket.gaierror, UnicodeError):
         return socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     try:
@@ -314,7 +314,7 @@ def _tls_context(options: Options) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """An agent cannot be asked at a terminal, as OpenSSL would."""
+    """Return an agent cannot be asked at a terminal, as OpenSSL would."""
     raise UsageError("The private key of --rdzv_conf key or cert is encrypted.", hint="Give one that is not.")
 
 

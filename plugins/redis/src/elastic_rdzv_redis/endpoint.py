@@ -84,7 +84,7 @@ class Endpoint:
 
 
 def shown(text: str) -> str:
-    """An endpoint as it was typed, less the password."""
+    """Return an endpoint as it was typed, less the password."""
     return re.sub(r"^([a-z]*://)?(.*)@", r"\1***@", text, flags=re.DOTALL)
 
 

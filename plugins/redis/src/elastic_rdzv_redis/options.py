@@ -49,7 +49,7 @@ class Credentials:
     """The environment's, from which the password may come as well."""
 
     def now(self) -> tuple[str | None, str | None]:
-        """The user's name and the password; a file is read each time, since passwords change.
+        """Return the user's name and the password; a file is read each time, since passwords change.
 
         Raises:
             RendezvousConnectionError: The file cannot be read, or has no password.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def elastic_rendezvous_options() -> RendezvousOptions:
-    """The endpoint, and what ``--rdzv_conf`` may say."""
+    """Return the endpoint, and what ``--rdzv_conf`` may say."""
     return RendezvousOptions(endpoint=FORM, endpoint_required=True, conf=CONF)
 
 

@@ -35,7 +35,7 @@ class Connections:
 
     @pytest.fixture
     def full_value(self) -> bytes:
-        """A value of the greatest size allowed, with every byte in it."""
+        """Return a value of the greatest size allowed, with every byte in it."""
         return (ALL_BYTES * (MAX_VALUE_BYTES // len(ALL_BYTES) + 1))[:MAX_VALUE_BYTES]
 
     @pytest.fixture
@@ -52,12 +52,12 @@ class Connections:
 
     @pytest.fixture
     def store(self, open_job: MakeBackend) -> RendezvousBackend:
-        """The first connection to one job's store."""
+        """Return the first connection to one job's store."""
         return open_job("job")
 
     @pytest.fixture
     def connect(self, store: RendezvousBackend) -> Iterator[Connect]:
-        """Opens further connections to the store of ``store``; they are closed when the test ends."""
+        """Open further connections to the store of ``store``; they are closed when the test ends."""
         with ExitStack() as stack:
 
             def connected() -> RendezvousBackend:
@@ -84,7 +84,7 @@ def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool, settled
 
 
 def sleeping_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> tuple[Future[Cursor], Path]:
-    """The same, settled, and the thread that waits, as a folder ``/proc/PID/task/TID``."""
+    """Return the same, settled, and the thread that waits, as a folder ``/proc/PID/task/TID``."""
     return sleeper(partial(_moved, store, cursor, roster))
 
 
@@ -96,7 +96,7 @@ def _moved(store: RendezvousBackend, cursor: Cursor, roster: bool) -> Cursor:
 
 
 def woken(waiting: Future[Cursor], by: str) -> Cursor:
-    """What :func:`long_wait` brings, once what is called ``by`` should have woken it."""
+    """Return what :func:`long_wait` brings, once what is called ``by`` should have woken it."""
     return outcome(waiting, WAKE_UP, f"wait() did not return within {WAKE_UP:g} s after {by}: is the waiter woken?")
 
 

@@ -120,7 +120,7 @@ class BadLine(ABC):
         return self._silent or self._held is connection
 
     def _asked(self, connection: object) -> Lost | None:
-        """A request has come on a connection; what is to be lost of it."""
+        """Return a request has come on a connection; what is to be lost of it."""
         with self._lock:
             self.requests += 1
             self._hold_in = max(0, (due := self._hold_in) - 1)
@@ -307,7 +307,7 @@ class LossyCalls(BadLine):
         self.down = True
 
     def through(self, make: Callable[[str], RendezvousBackend]) -> Callable[[str], RendezvousBackend]:
-        """What makes the same connections over this line."""
+        """Return what makes the same connections over this line."""
         return lambda run_id: LossyBackend(make(run_id), self)
 
     def call(self, body: Callable[[], _T], connection: LossyBackend) -> _T:

@@ -179,7 +179,7 @@ def held(line: BadLine, job: str, store: RendezvousBackend, operation: Operation
 
 
 def ended(doing: Future[Any]) -> Any:
-    """What an operation has come to; None where it does not know."""
+    """Return what an operation has come to; None where it does not know."""
     try:
         found = outcome(doing, PATIENCE, f"an operation that was held up did not end within {PATIENCE:g} s")
     except RendezvousConnectionError:

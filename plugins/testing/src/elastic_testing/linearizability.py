@@ -66,7 +66,7 @@ class Contradiction:
 
 
 def contradiction(steps: Sequence[Step], initial: State) -> Contradiction | None:
-    """The first call that no order explains; None for a history that is linearizable.
+    """Return the first call that no order explains; None for a history that is linearizable.
 
     An order explains the calls if each has the result that it would have if they were made one after the other, and if
     no call comes before one that had returned when it began. Calls of unknown outcome may be left out.
@@ -92,7 +92,8 @@ def contradiction(steps: Sequence[Step], initial: State) -> Contradiction | None
 def _linearized(
     steps: Sequence[Step], configurations: Iterable[Configuration], pending: set[int], number: int
 ) -> set[Configuration]:
-    """The configurations in which a call has taken effect, perhaps after others that are pending; without that call."""
+    """Return the configurations in which a call has taken effect, perhaps after others that are pending; without that
+    call."""
     explored, to_explore = set(configurations), list(configurations)
     found: set[Configuration] = set()
     while to_explore:

@@ -40,7 +40,7 @@ class MemoryServer(Keeper):
         self.running = True
 
     def open(self, run_id: str) -> MemoryBackend:
-        """A first connection to a job.
+        """Return a first connection to a job.
 
         Raises:
             RendezvousConnectionError: The server is stopped.
@@ -48,7 +48,7 @@ class MemoryServer(Keeper):
         return MemoryBackend(self, run_id)
 
     def store(self, run_id: str) -> MemoryStore:
-        """What is kept of a job.
+        """Return what is kept of a job.
 
         Raises:
             RendezvousConnectionError: The server is stopped.

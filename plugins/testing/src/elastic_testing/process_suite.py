@@ -85,7 +85,7 @@ class ProcessConformance(LinearizabilityConformance):
 
 
 def entry_data(prev: Link, entry: Link, author: str) -> bytes:
-    """Data that repeats the entry's place in the chain, so that :func:`unbroken` can check it."""
+    """Return data that repeats the entry's place in the chain, so that :func:`unbroken` can check it."""
     return "\n".join((prev.id, entry.id, author)).encode()
 
 

@@ -42,12 +42,12 @@ def background(body: Callable[[], _T]) -> Future[_T]:
 
 
 def asleep(body: Callable[[], _T]) -> Future[_T]:
-    """The same, once the thread is asleep, or done."""
+    """Return the same, once the thread is asleep, or done."""
     return sleeper(body)[0]
 
 
 def sleeper(body: Callable[[], _T]) -> tuple[Future[_T], Path]:
-    """The same, and the thread, as a folder ``/proc/PID/task/TID``."""
+    """Return the same, and the thread, as a folder ``/proc/PID/task/TID``."""
     number: Future[int] = Future()
 
     def run() -> _T:
@@ -100,7 +100,8 @@ def race(bodies: Iterable[Callable[[], _T]]) -> list[_T]:
 
 
 def outcome(future: Future[_T], within: float, otherwise: str) -> _T:
-    """What a thread returned or raised; fails, saying ``otherwise``, if it does neither within that many seconds."""
+    """Return what a thread returned or raised; fails, saying ``otherwise``, if it does neither within that many
+    seconds."""
     done, _ = wait([future], within)
     assert done, otherwise
     return future.result()

@@ -229,7 +229,7 @@ class PlantConformance(Connections):
 
 
 def applicant(name: str, *, max_nodes: int = 2, uid: str | None = None) -> Applicant:
-    """A node that wants in."""
+    """Return a node that wants in."""
     versions = Versions(python="3.11.7")
     info = NodeInfo(
         node_id=name,
@@ -246,25 +246,25 @@ def applicant(name: str, *, max_nodes: int = 2, uid: str | None = None) -> Appli
 
 
 def joined(store: RendezvousBackend, name: str, *, uid: str | None = None) -> Ledger:
-    """The ledger of a run that a node has joined, or opened."""
+    """Return the ledger of a run that a node has joined, or opened."""
     found = join(store, applicant(name, uid=uid), CLOCK)
     assert isinstance(found, Joined), found
     return found.ledger
 
 
 def write(store: RendezvousBackend, ledger: Ledger, body: Body) -> Ledger:
-    """The ledger with one entry more, which is in the store."""
+    """Return the ledger with one entry more, which is in the store."""
     entry = compose(ledger, body, entry_id=CLOCK.new_id(), author=ledger.leader, now=0.0)
     assert store.append(ledger.head.link, entry.link, encode_entry(entry))
     return advance(ledger, entry, 0.0)
 
 
 def offer(number: int) -> Offer:
-    """A place for the workers' store of that round."""
+    """Return a place for the workers' store of that round."""
     return Offer("10.0.0.1", 29500, f"offer {number}")
 
 
 def a_round(number: int, names: str) -> Round:
-    """A round of these nodes."""
+    """Return a round of these nodes."""
     members = tuple(Member(name, 1, "default") for name in names)
     return Round(number=number, offer=offer(number), members=members)

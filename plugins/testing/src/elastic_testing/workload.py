@@ -298,7 +298,7 @@ def _forked(body: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def _insist(connect: Callable[[], RendezvousBackend]) -> RendezvousBackend:
-    """A connection, once there is one."""
+    """Return a connection, once there is one."""
     give_up = time.monotonic() + PATIENCE
     while True:
         try:

@@ -50,7 +50,7 @@ class Place:
 
 
 def digest(run: str) -> int:
-    """A run's uid as a number below 2 ** 32, to be compared."""
+    """Return a run's uid as a number below 2 ** 32, to be compared."""
     return zlib.crc32(run.encode())
 
 
@@ -78,7 +78,8 @@ class Position:
 
 
 def parse(folder: str) -> Position | None:
-    """The position that a folder's name says (on URLs a random suffix follows it), or None for any other name."""
+    """Return the position that a folder's name says (on URLs a random suffix follows it), or None for any other
+    name."""
     found = _FOLDER.fullmatch(folder)
     return None if found is None else Position(*(int(found[i]) for i in (2, 3, 4)))
 

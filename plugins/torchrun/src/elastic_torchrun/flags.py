@@ -13,7 +13,7 @@ SCRIPT, ARGUMENTS = "training_script", "training_script_args"
 
 
 def flags_of(args: Namespace, parser: ArgumentParser, written: Collection[str] = ()) -> list[str]:
-    """The command line of ``elastic run`` that means the same.
+    """Return the command line of ``elastic run`` that means the same.
 
     Args:
         args: torchrun's parameters, by whatever program: some may be missing, be numbers instead of texts, or None.
@@ -37,7 +37,7 @@ def flags_of(args: Namespace, parser: ArgumentParser, written: Collection[str] =
 
 
 def written_in(line: Sequence[str], parser: ArgumentParser) -> set[str]:
-    """The parameters that a command line gives, whatever their values; ``parser`` loses its defaults."""
+    """Return the parameters that a command line gives, whatever their values; ``parser`` loses its defaults."""
     for action in parser._actions:
         action.default = SUPPRESS
     return set(vars(parser.parse_args(line)))

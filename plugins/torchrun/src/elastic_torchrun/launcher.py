@@ -38,7 +38,7 @@ _SUBCOMMAND = re.compile(r"[a-z][\w-]*")
 
 
 def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda warning: None) -> RunConfig:
-    """What ``elastic run`` with these arguments runs; nothing is started.
+    """Return what ``elastic run`` with these arguments runs; nothing is started.
 
     Args:
         arguments: Of the command line.
@@ -174,7 +174,7 @@ def reason(refusal: Exception) -> str:
 
 
 def replaced(name: str = LAUNCHER) -> tuple[str, str]:
-    """What of torch's this process has asked for, and on whose behalf, for a line to the user.
+    """Return what of torch's this process has asked for, and on whose behalf, for a line to the user.
 
     Args:
         name: The module that it has called.
@@ -186,7 +186,8 @@ def replaced(name: str = LAUNCHER) -> tuple[str, str]:
 
 
 def program(line: Sequence[str]) -> str:
-    """A command line in one or two words: ``accelerate launch`` for ``/env/bin/python /env/bin/accelerate launch``."""
+    """Return a command line in one or two words: ``accelerate launch`` for ``/env/bin/python /env/bin/accelerate
+    launch``."""
     words = [word for word in line if word]
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
         while words[1:] and words[1].startswith("-"):

@@ -46,7 +46,7 @@ class Finder:
     """Finds the two modules where they are, with a :class:`Loader` of ours."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        """The module's spec; None for any other module."""
+        """Return the module's spec; None for any other module."""
         if name not in (LAUNCHER, API):
             return None
         for finder in sys.meta_path:
@@ -74,7 +74,7 @@ class Loader:
         launcher.replace(module)
 
     def get_code(self, name: str) -> CodeType:
-        """What :mod:`runpy` runs, for a debugger for example, as the program ``-m torch.distributed.run``."""
+        """Return what :mod:`runpy` runs, for a debugger for example, as the program ``-m torch.distributed.run``."""
         if name != LAUNCHER:
             return self._torchs.get_code(name)  # type: ignore[no-any-return]  # a loader's
         return compile(f"import sys\nfrom {name} import main\nsys.exit(main())", f"<{name}>", "exec")

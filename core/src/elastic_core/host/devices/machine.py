@@ -22,7 +22,7 @@ def load_nvml() -> Any | None:
 
 
 def own_affinity() -> frozenset[int]:
-    """The CPUs that this process may run on."""
+    """Return the CPUs that this process may run on."""
     return frozenset(os.sched_getaffinity(0))
 
 
@@ -41,26 +41,26 @@ class Machine:
     affinity: Callable[[], frozenset[int]] = own_affinity
 
     def read(self, path: str) -> str | None:
-        """A file's text without the white space around it; None where it is missing or not ours to read."""
+        """Return a file's text without the white space around it; None where it is missing or not ours to read."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
 
     def number(self, path: str) -> int | None:
-        """A file's whole number; None where there is none."""
+        """Return a file's whole number; None where there is none."""
         try:
             return int(self.read(path) or "")
         except ValueError:
             return None
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, in alphabetical order; [] where it is missing."""
+        """Return what a directory holds, in alphabetical order; [] where it is missing."""
         try:
             return sorted(os.listdir(self.root / path))
         except OSError:
             return []
 
     def target(self, path: str) -> str:
-        """The last part of where a path leads once its links are followed: a device's address on its bus."""
+        """Return the last part of where a path leads once its links are followed: a device's address on its bus."""
         return (self.root / path).resolve().name

@@ -34,7 +34,7 @@ from elastic_core.host.devices.topology import Cpu, Topology
 
 
 def worker_cpus(mode: str, local_rank: int, local_world_size: int, topology: Topology) -> frozenset[int]:
-    """The CPUs that a worker is to run on; never empty, and never more than the agent has.
+    """Return the CPUs that a worker is to run on; never empty, and never more than the agent has.
 
     Raises:
         UsageError: ``mode`` is none of ``NUMA_BINDINGS``, or its home has fewer cores than exclusive workers.
@@ -60,7 +60,8 @@ def worker_cpus(mode: str, local_rank: int, local_world_size: int, topology: Top
 
 
 def _home(local_rank: int, local_world_size: int, topology: Topology) -> int:
-    """The NUMA node that a worker lives on: its accelerator's, else each gets workers in proportion to its cores."""
+    """Return the NUMA node that a worker lives on: its accelerator's, else each gets workers in proportion to its
+    cores."""
     nodes = topology.accelerators
     if nodes:
         node = nodes[local_rank % len(nodes)]
@@ -85,7 +86,7 @@ def _share(cpus: Iterable[Cpu], place: int, workers: int, home: int) -> list[Cpu
 
 
 def _complex(cpus: Iterable[Cpu], place: int) -> list[Cpu]:
-    """The CPUs under one last cache: those with the most that the agent may use come first."""
+    """Return the CPUs under one last cache: those with the most that the agent may use come first."""
     complexes = sorted(_groups(cpus, lambda cpu: cpu.cache), key=len, reverse=True)
     return complexes[place % len(complexes)]
 

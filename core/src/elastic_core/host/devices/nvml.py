@@ -65,7 +65,7 @@ def _uuid(library: Any, handle: ctypes.c_void_p) -> str:
 
 
 def _partitions(library: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
-    """The UUIDs of its MIG devices; () for a GPU that is not, or cannot be, cut into such."""
+    """Return the UUIDs of its MIG devices; () for a GPU that is not, or cannot be, cut into such."""
     most = ctypes.c_uint()
     if library.nvmlDeviceGetMaxMigDeviceCount(handle, ctypes.byref(most)) != _SUCCESS:
         return ()

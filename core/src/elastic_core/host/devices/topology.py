@@ -50,7 +50,7 @@ class Topology:
 
 
 def read_topology(environ: Mapping[str, str], machine: Machine) -> Topology:
-    """What sysfs says of this machine.
+    """Return what sysfs says of this machine.
 
     Where nothing is told, as in some virtual machines and containers, all CPUs are on node 0, in one socket and under
     one cache, and each is a core.
@@ -63,7 +63,7 @@ def read_topology(environ: Mapping[str, str], machine: Machine) -> Topology:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """The CPUs of a list as the kernel writes it: ``0-3,8-11``; '' is none.
+    """Return the CPUs of a list as the kernel writes it: ``0-3,8-11``; '' is none.
 
     Raises:
         ValueError: It is no such list.
@@ -97,7 +97,7 @@ def _cpu(number: int, node: int, machine: Machine) -> Cpu:
 
 
 def _last_cache(about: str, machine: Machine) -> frozenset[int]:
-    """The CPUs that share the cache of the highest level that holds data."""
+    """Return the CPUs that share the cache of the highest level that holds data."""
     found: dict[int, frozenset[int]] = {}
     for name in machine.names(f"{about}/cache"):
         level = machine.number(f"{about}/cache/{name}/level")
@@ -107,7 +107,8 @@ def _last_cache(about: str, machine: Machine) -> frozenset[int]:
 
 
 def _home(address: str, machine: Machine, nodes: set[int]) -> int | None:
-    """An accelerator's NUMA node. Firmware that does not tell leaves -1, mostly where there is only one to tell of."""
+    """Return an accelerator's NUMA node. Firmware that does not tell leaves -1, mostly where there is only one to tell
+    of."""
     node = machine.number(f"{_PCI}/{address}/numa_node")
     if node is None or node < 0:
         return next(iter(nodes)) if len(nodes) == 1 else None

@@ -65,12 +65,12 @@ def local_world_size(text: str, environ: Mapping[str, str], machine: Machine) ->
 
 
 def accelerators(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
-    """What workers compute on, in the order of their local ranks; () for a node that has only CPUs."""
+    """Return what workers compute on, in the order of their local ranks; () for a node that has only CPUs."""
     return gpus(environ, machine) or xpus(environ, machine)
 
 
 def gpus(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
-    """The GPUs that torch's ``cuda`` devices are, in order."""
+    """Return the GPUs that torch's ``cuda`` devices are, in order."""
     if found := nvidia(machine):
         return select(_listed(environ, machine), found)
     # ROCr, the lower layer, chooses first; HIP chooses among what is left, and numbers that anew.
@@ -79,7 +79,7 @@ def gpus(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
 
 
 def xpus(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
-    """The GPUs that torch's ``xpu`` devices are, in order.
+    """Return the GPUs that torch's ``xpu`` devices are, in order.
 
     Level Zero makes a device of each tile, or with ``ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`` of each card.
     """
@@ -90,7 +90,8 @@ def xpus(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
 
 
 def visible_devices(local_rank: int, environ: Mapping[str, str], machine: Machine) -> str:
-    """The value of CUDA_VISIBLE_DEVICES that leaves a worker only its own GPU, as device 0 (its LOCAL_RANK is then 0).
+    """Return the value of CUDA_VISIBLE_DEVICES that leaves a worker only its own GPU, as device 0 (its LOCAL_RANK is
+    then 0).
 
     As torchrun does, it takes the entry that stands at ``local_rank`` in the agent's own list, as it is written there,
     or without such a list the number ``local_rank``. Where torchrun hands out entries that name no device, this knows
@@ -129,7 +130,7 @@ def only_device(local_rank: int, environ: Mapping[str, str], machine: Machine) -
 
 
 def select(listed: str | None, devices: Sequence[Device]) -> tuple[Visible, ...]:
-    """The devices that a list as that of CUDA_VISIBLE_DEVICES leaves, in its order; None for no list leaves all.
+    """Return the devices that a list as that of CUDA_VISIBLE_DEVICES leaves, in its order; None for no list leaves all.
 
     Entries are numbers, or beginnings of UUIDs (``GPU-…``, ``MIG-…``) that fit one device only; all are of the first
     one's kind. As in CUDA and torch, the first that names no device ends the list, and a device named twice empties it.
@@ -150,7 +151,7 @@ def select(listed: str | None, devices: Sequence[Device]) -> tuple[Visible, ...]
 
 
 def _listed(environ: Mapping[str, str], machine: Machine) -> str | None:
-    """The list of visible GPUs that counts here: HIP takes CUDA's where it has none of its own."""
+    """Return the list of visible GPUs that counts here: HIP takes CUDA's where it has none of its own."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     return listed if nvidia(machine) else environ.get("HIP_VISIBLE_DEVICES", listed)
 
@@ -164,7 +165,8 @@ def _kind(entry: str) -> str:
 
 
 def _find(entry: str, devices: Sequence[Device]) -> tuple[str, Device] | None:
-    """The one device, or part of one, that an entry means, with what tells it from all others; None for no such."""
+    """Return the one device, or part of one, that an entry means, with what tells it from all others; None for no
+    such."""
     match _kind(entry):
         case "number":
             digits = re.match(r"\+?\d+", entry)  # CUDA reads it with strtoul: what follows the digits is ignored
@@ -181,7 +183,8 @@ def _find(entry: str, devices: Sequence[Device]) -> tuple[str, Device] | None:
 
 
 def _masked(mask: str, devices: Sequence[Device]) -> tuple[Visible, ...]:
-    """The devices that ZE_AFFINITY_MASK leaves, in their own order: it is a set of numbers, each perhaps with a tile's.
+    """Return the devices that ZE_AFFINITY_MASK leaves, in their own order: it is a set of numbers, each perhaps with a
+    tile's.
 
     Numbers of no device are ignored, and an empty mask masks nothing. Source: the Level Zero specification, "Affinity
     Mask".
@@ -207,7 +210,7 @@ def _own(names: Sequence[str], local_rank: int, kind: str, environ: Mapping[str,
 
 
 def _none(kind: str, environ: Mapping[str, str], machine: Machine) -> UsageError:
-    """What was looked for, and what was there before the environment hid it."""
+    """Return what was looked for, and what was there before the environment hid it."""
     if kind == "gpu":
         there = (
             f"NVIDIA's by {NVML} and in {NVIDIA_PLACE} (there: {len(nvidia(machine))}), "

@@ -117,7 +117,7 @@ class AuditLog:
 
 
 def audit_log(path: str | Path, rank: int) -> AuditLog | None:
-    """The log of this rank: one for each where the name has ``{rank}`` in it, else rank 0's alone.
+    """Return the log of this rank: one for each where the name has ``{rank}`` in it, else rank 0's alone.
 
     Returns:
         None for a rank that writes none.

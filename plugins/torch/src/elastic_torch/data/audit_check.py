@@ -117,7 +117,7 @@ def audit(files: Sequence[Sequence[Record]], *, finished: bool = False) -> Repor
 
 
 def run_order(files: Iterable[Sequence[Record]]) -> list[str]:
-    """The runs in the order in which they appear.
+    """Return the runs in the order in which they appear.
 
     Raises:
         ValueError: Two files disagree on it.
@@ -132,7 +132,7 @@ def run_order(files: Iterable[Sequence[Record]]) -> list[str]:
 
 
 def _segments(files: Sequence[Sequence[Record]], findings: list[Finding]) -> list[_Segment]:
-    """The segments, in the order of run, round and load; records of several ranks are one where they agree."""
+    """Return the segments, in the order of run, round and load; records of several ranks are one where they agree."""
     runs = {run: place for place, run in enumerate(run_order(files))}
     if len(files) > 1 and any(record.round is None for file in files for record in file):
         raise ValueError(
@@ -181,7 +181,7 @@ def _add(segment: _Segment, record: Record, findings: list[Finding]) -> None:
 
 
 def _timeline(segments: Iterable[_Segment]) -> tuple[list[Taken], int]:
-    """The committed steps in order, and how many others were taken back."""
+    """Return the committed steps in order, and how many others were taken back."""
     timeline: list[Taken] = []
     taken_back = 0
     for segment in segments:

@@ -52,7 +52,7 @@ def command(files: tuple[Path, ...], finished: bool, as_json: bool) -> int:
 
 
 def read(path: Path) -> tuple[list[Record], int]:
-    """A file's records, and how many lines were cut short when their writer was killed.
+    """Return a file's records, and how many lines were cut short when their writer was killed.
 
     Raises:
         UsageError: It cannot be read, or a line is no record; says which.
@@ -100,7 +100,7 @@ def _record(facts: Any) -> Record:
 
 
 def lines(report: Report, torn: int = 0) -> list[str]:
-    """The report for people; foreign text in it is shown, never obeyed."""
+    """Return the report for people; foreign text in it is shown, never obeyed."""
     text = [_epoch_line(epoch) for epoch in report.epochs]
     if report.taken_back:
         text.append(f"{_count(report.taken_back, 'step')} taken back and done again, from states that were loaded")
@@ -131,7 +131,7 @@ def _finding_line(finding: Finding, epochs: Sequence[Epoch]) -> str:
 
 
 def _indices(finding: Finding, epochs: Sequence[Epoch]) -> str:
-    """The first of them as indices of the dataset, where the order is one that we know."""
+    """Return the first of them as indices of the dataset, where the order is one that we know."""
     import numpy as np  # with Order, which needs it too: listing the commands must not import it
 
     from elastic_torch.data.permutation import IN_ORDER, SHUFFLED, Order

@@ -32,7 +32,7 @@ def steps_left(cursor: int, *, length: int, global_batch_size: int, drop_last: b
 
 
 def share(start: int, stop: int, *, rank: int, world_size: int) -> range:
-    """The places of the epoch's order that one rank takes of a step's ``range(start, stop)``.
+    """Return the places of the epoch's order that one rank takes of a step's ``range(start, stop)``.
 
     Shares are contiguous, in order of rank, and differ by one sample at most: the first ones are the larger ones. Where
     a step has fewer samples than there are ranks, the last ones take none.
@@ -43,7 +43,7 @@ def share(start: int, stop: int, *, rank: int, world_size: int) -> range:
 
 
 def loss_weight(count: int, total: int, world_size: int) -> float:
-    """What to multiply the mean loss of a rank's ``count`` samples by, so that averaging gradients is right.
+    """Return what to multiply the mean loss of a rank's ``count`` samples by, so that averaging gradients is right.
 
     DDP and FSDP average over the W ranks: the optimizer sees g = 1/W · Σ_r ∇(w_r · L_r), with L_r the mean of rank r's
     n_r losses. The gradient of all n samples in one process is ∇ 1/n · Σ_r n_r · L_r. They are the same for

@@ -53,7 +53,7 @@ class Order:
         return SHUFFLED if self.shuffle else IN_ORDER
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at these places.
+        """Return the samples at these places.
 
         Args:
             places: From 0 to ``length - 1``, any number of them, shape (n,).
@@ -76,7 +76,8 @@ class Order:
         return np.frombuffer(hashlib.shake_256(text.encode()).digest(8 * ROUNDS), dtype="<u8").astype(np.uint64)
 
     def _network(self, words: Words) -> Words:
-        """A bijection of all words of as many bits as a place has: each half is changed by what the other one says."""
+        """Return a bijection of all words of as many bits as a place has: each half is changed by what the other one
+        says."""
         bits = max(2, (self.length - 1).bit_length())
         low_bits = np.uint64(bits - bits // 2)
         low_mask, high_mask = (np.uint64((1 << size) - 1) for size in (bits - bits // 2, bits // 2))

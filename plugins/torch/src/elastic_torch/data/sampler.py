@@ -153,14 +153,14 @@ class ElasticDistributedSampler(Sampler[int]):
         return len(self._share(self._cursor, self._stop_after(self._cursor)))
 
     def samples_ahead(self, steps: int = 1) -> int:
-        """Samples in the next so many steps, of all ranks together; fewer where the epoch ends before."""
+        """Return samples in the next so many steps, of all ranks together; fewer where the epoch ends before."""
         stop = self._cursor
         for _ in range(steps):
             stop = self._stop_after(stop)
         return stop - self._cursor
 
     def loss_weight(self, reduction: Literal["mean", "sum"] = "mean") -> float:
-        """What to multiply this rank's loss by, in the step in progress, so that the update is one process's.
+        """Return what to multiply this rank's loss by, in the step in progress, so that the update is one process's.
 
         For a loss that is the mean over this rank's n_r samples: W · n_r / n, with W ranks and n samples in the step
         (:func:`elastic_torch.data.partition.loss_weight` derives it, and takes counts of tokens too). For one that is
@@ -184,7 +184,7 @@ class ElasticDistributedSampler(Sampler[int]):
     # Samples ---------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[int]:
-        """Indices of the dataset for this rank, from the committed position to the end of the epoch.
+        """Return indices of the dataset for this rank, from the committed position to the end of the epoch.
 
         Raises:
             RuntimeError: The epoch has been trained to its end, and the next one was not set.
@@ -311,7 +311,7 @@ class ElasticDistributedSampler(Sampler[int]):
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The committed position, the same on all ranks; JSON can hold it."""
+        """Return the committed position, the same on all ranks; JSON can hold it."""
         return {
             "version": VERSION,
             "epoch": self._epoch,
@@ -372,7 +372,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self.sampler = sampler
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Indices of the dataset for each step, from the committed position to the end of the epoch."""
+        """Return indices of the dataset for each step, from the committed position to the end of the epoch."""
         return self.sampler._batches()
 
     def __len__(self) -> int:

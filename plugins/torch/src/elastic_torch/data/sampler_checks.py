@@ -17,7 +17,7 @@ VERSION = 1
 
 
 def check_flag(name: str, value: object) -> bool:
-    """A boolean.
+    """Return a boolean.
 
     Raises:
         TypeError: It is none: an argument that was meant for another place.
@@ -28,7 +28,8 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def start_in(start_index: int, length: int) -> int:
-    """A place in an epoch of ``length`` samples; its end for what is greater, as a count that includes fillers can be.
+    """Return a place in an epoch of ``length`` samples; its end for what is greater, as a count that includes fillers
+    can be.
 
     Raises:
         ValueError: It is negative.
@@ -40,7 +41,8 @@ def start_in(start_index: int, length: int) -> int:
 
 
 def rank_or_else(given: int | None, variable: str, in_group: Callable[[], int], alone: int) -> int:
-    """What is given; else what the process group says, then what the launcher's variable says, then ``alone``."""
+    """Return what is given; else what the process group says, then what the launcher's variable says, then
+    ``alone``."""
     if given is not None:
         return operator.index(given)
     if dist.is_available() and dist.is_initialized():
@@ -49,7 +51,7 @@ def rank_or_else(given: int | None, variable: str, in_group: Callable[[], int], 
 
 
 def step_size(global_batch_size: int | None, batch_size: int | None, ranks: int) -> int:
-    """Samples in a step, of all ranks; one of each where no size is given.
+    """Return samples in a step, of all ranks; one of each where no size is given.
 
     Raises:
         ValueError: Both are given, or the one that is given is less than 1.

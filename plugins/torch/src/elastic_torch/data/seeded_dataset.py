@@ -40,7 +40,7 @@ class SeededDataset(Dataset[_T]):
         return len(self.dataset)  # type: ignore[arg-type]  # it has one
 
     def __getitem__(self, index: Any) -> _T:
-        """A sample, made with its own random numbers."""
+        """Return a sample, made with its own random numbers."""
         here = get_worker_info() is None
         before = (torch.get_rng_state(), random.getstate(), np.random.get_state()) if here else None
         seeds = np.random.SeedSequence([self.seed % 2**64, int(self._epoch), int(index)]).generate_state(3).tolist()

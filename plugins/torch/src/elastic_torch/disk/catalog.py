@@ -115,7 +115,7 @@ def entry(storage: Storage, folder: str, position: Position, retry: Retry = ONCE
 
 
 def read_manifest(storage: Storage, folder: str, retry: Retry = ONCE) -> Manifest:
-    """A checkpoint's list of contents.
+    """Return a checkpoint's list of contents.
 
     Raises:
         DamagedError: It is missing, or not as it was written.
@@ -148,12 +148,12 @@ def check(storage: Storage, path: str, expected: FileSum, retry: Retry = ONCE) -
 
 
 def as_checkpoint(storage: Storage, folder: str, manifest: Manifest) -> Checkpoint:
-    """The public description of a checkpoint."""
+    """Return the public description of a checkpoint."""
     return Checkpoint(manifest.position, manifest.run_uid, folder, storage.path(folder), manifest.size)
 
 
 def superfluous(found: Sequence[Entry], keep: int, lineage: str) -> list[Entry]:
-    """What may go: of this lineage all that is older than the ``keep`` newest good ones. Pure.
+    """Return what may go: of this lineage all that is older than the ``keep`` newest good ones. Pure.
 
     Checkpoints of other and of unknown lineages never go: this training has not gone on from them. Damaged
     ones do not count, so that they never push out a good one.

@@ -141,13 +141,14 @@ def _try(act: Callable[[], Any]) -> Any:
 
 
 def _line(error: Exception) -> str:
-    """An error in one line, as people read it."""
+    """Return an error in one line, as people read it."""
     text = " ".join(str(error).split())
     return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
 
 
 def collective_of(ranks: Sequence[int] | None) -> Collective:
-    """A collective of these global ranks, or of this process alone. Collective: all of them call it, in one order."""
+    """Return a collective of these global ranks, or of this process alone. Collective: all of them call it, in one
+    order."""
     if ranks is None:
         return Collective([0], None, 0)
     group = dist.new_group(list(ranks), timeout=TIMEOUT, backend="gloo", use_local_synchronization=True)

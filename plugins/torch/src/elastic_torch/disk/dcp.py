@@ -67,7 +67,7 @@ class _Files(FileSystemBase):
         return io.BytesIO(data)
 
     def concat_path(self, path: Any, suffix: str) -> str:
-        """A file of a folder."""
+        """Return a file of a folder."""
         return f"{path}/{suffix}"
 
     def init_path(self, path: Any) -> str:
@@ -98,7 +98,7 @@ class _Files(FileSystemBase):
 
 @contextmanager
 def created(storage: Storage, path: str, sums: dict[str, FileSum]) -> Iterator[io.BufferedWriter[Sink]]:
-    """A new file that is durable, and whose sum is known, at the end."""
+    """Yield a new file that is durable, and whose sum is known, at the end."""
     sink = storage.write(path)
     stream = io.BufferedWriter(sink, BLOCK)
     try:
@@ -207,7 +207,7 @@ def read(
 
 
 def _saved(value: Any, path: tuple[Any, ...], saved: set[tuple[Any, ...]]) -> Any:
-    """What of it was saved, going by the beginnings of all places that were."""
+    """Return what of it was saved, going by the beginnings of all places that were."""
     if not isinstance(value, dict):
         return value
     return {key: _saved(item, (*path, key), saved) for key, item in value.items() if (*path, key) in saved}

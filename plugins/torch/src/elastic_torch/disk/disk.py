@@ -217,7 +217,7 @@ class Disk:
             raise
 
     def newest(self, *, verify: bool = True) -> Checkpoint | None:
-        """The newest checkpoint that :meth:`load` would load, None where there is none. Collective.
+        """Return the newest checkpoint that :meth:`load` would load, None where there is none. Collective.
 
         Args:
             verify: Read all of it, and compare checksums; else believe names and sizes, and load may take an older one.
@@ -291,7 +291,7 @@ class Disk:
         )
 
     def _find(self, *, verify: bool = True) -> FoundCheckpoint:
-        """The newest checkpoint that can be loaded.
+        """Return the newest checkpoint that can be loaded.
 
         Raises:
             CheckpointUnreadableError: There are some, and none can be, unless that is to be ignored.

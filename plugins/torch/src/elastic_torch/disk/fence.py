@@ -39,7 +39,7 @@ class Claim:
 
 
 def number(claims: Iterable[Claim], me: Identity, root: str) -> int:
-    """The number of my run in this directory, a new one if it is not there yet. Pure.
+    """Return the number of my run in this directory, a new one if it is not there yet. Pure.
 
     Raises:
         CheckpointRefusedError: A later run or round is there.
@@ -57,7 +57,7 @@ def number(claims: Iterable[Claim], me: Identity, root: str) -> int:
 
 
 def refusal(root: str, turn: tuple[int, int], newer: Claim) -> CheckpointRefusedError:
-    """The error for a straggler."""
+    """Return the error for a straggler."""
     who = newer.who or "somebody"
     what = f"a later run, {newer.uid or newer.run}," if newer.run > turn[0] else f"a later round, {newer.round},"
     return CheckpointRefusedError(
@@ -82,13 +82,13 @@ def read_claims(storage: Storage) -> list[Claim]:
 
 
 def _files(storage: Storage) -> dict[tuple[int, int], str]:
-    """The claims' files, by their turns, as far as names tell."""
+    """Return the claims' files, by their turns, as far as names tell."""
     matches = [match for name in storage.names(FOLDER) if (match := _CLAIM.fullmatch(name)) is not None]
     return {(int(m[1]), -1 if m[2] is None else int(m[2])): f"{FOLDER}/{m[0]}" for m in matches}
 
 
 def _saved(storage: Storage) -> set[tuple[int, int]]:
-    """The turns that there are checkpoints of."""
+    """Return the turns that there are checkpoints of."""
     return {position.turn for folder in storage.folders() if (position := parse(folder)) is not None}
 
 

@@ -24,7 +24,7 @@ _NOTE = re.compile(r"run-(\d{4,})_round-(\d{5,})_lineage-([0-9a-f]+)")
 
 
 def last(found: Sequence[Entry], notes: Iterable[tuple[Turn, str]], run: int) -> tuple[Turn, str] | None:
-    """The lineage that a run has had last, and when; None where it has had none. Pure.
+    """Return the lineage that a run has had last, and when; None where it has had none. Pure.
 
     Args:
         found: The checkpoints that are there.
@@ -36,7 +36,8 @@ def last(found: Sequence[Entry], notes: Iterable[tuple[Turn, str]], run: int) ->
 
 
 def continued(collective: Collective, storage: Storage, first: bool, run: int) -> str:
-    """The lineage of a run that has loaded nothing, as it goes on from memory: its last one, or a new one. Collective.
+    """Return the lineage of a run that has loaded nothing, as it goes on from memory: its last one, or a new one.
+    Collective.
 
     Args:
         collective: All ranks.
@@ -53,7 +54,7 @@ def continued(collective: Collective, storage: Storage, first: bool, run: int) -
 
 
 def begun(collective: Collective) -> str:
-    """A new lineage. Collective."""
+    """Return a new lineage. Collective."""
     return collective.lead(_new)
 
 

@@ -112,7 +112,7 @@ class Loader:
     patience: float
 
     def find(self, *, verify: bool = True) -> FoundCheckpoint:
-        """The newest checkpoint that is intact, or can be put together. Collective.
+        """Return the newest checkpoint that is intact, or can be put together. Collective.
 
         What could not be read gets another chance in the end, since it would cost the steps since an older one: the
         error may have passed, or a saver may have removed the checkpoint meanwhile.
@@ -145,7 +145,7 @@ class Loader:
         return self._found(None, None, damage)
 
     def _listed(self, retry: Retry) -> tuple[list[Entry], list[Damage]]:
-        """What is in this rank's directory, and what is wrong with it at first sight."""
+        """Return what is in this rank's directory, and what is wrong with it at first sight."""
         try:
             listed = catalog.entries(self.storage, retry)
             pointed = None if listed else retry(self.storage.pointed)
@@ -157,7 +157,8 @@ class Loader:
         return listed, [self._damage(entry.folder, entry.position, fault) for entry in listed for fault in entry.faults]
 
     def _verified(self, holdings: dict[int, Holding], damage: list[Damage], retry: Retry) -> dict[int, Holding]:
-        """The holdings without the files whose checksums are wrong; each rank reads a part of its directory's."""
+        """Return the holdings without the files whose checksums are wrong; each rank reads a part of its
+        directory's."""
         mine = holdings.get(self.shared_dirs.mine)
         wrong: dict[str, Fault] = {}
         if mine is not None:
@@ -176,7 +177,7 @@ class Loader:
         return {i: replace(holding, intact=holding.intact - bad[i]) for i, holding in holdings.items()}
 
     def _lost(self, position: Position, holdings: dict[int, Holding]) -> Damage | None:
-        """What the first rank says of a scattered checkpoint that is not complete on the nodes that are here."""
+        """Return what the first rank says of a scattered checkpoint that is not complete on the nodes that are here."""
         folder, manifest = next((holding.folder, holding.manifest) for holding in holdings.values())
         if not (self.everyone.leads and manifest.scattered):
             return None
@@ -288,6 +289,6 @@ class Loader:
 
 
 def _share(holding: Holding, place: int, ranks: int) -> list[str]:
-    """The files that one of several ranks reads: the largest first, dealt out in turn. Pure."""
+    """Return the files that one of several ranks reads: the largest first, dealt out in turn. Pure."""
     names = sorted(holding.intact, key=lambda name: (-holding.manifest.files[name].size, name))
     return names[place::ranks]

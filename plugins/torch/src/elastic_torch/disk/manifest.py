@@ -81,7 +81,7 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as its file's contents."""
+    """Return the manifest as its file's contents."""
     body = {
         "format": FORMAT,
         "run": manifest.position.run,
@@ -100,7 +100,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest that a file holds.
+    """Return the manifest that a file holds.
 
     Raises:
         DamagedError: It is not one, or not as it was written.

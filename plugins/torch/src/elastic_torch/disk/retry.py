@@ -54,7 +54,7 @@ class Retry:
         self._end: float | None = None
 
     def __call__(self, act: Callable[[], T]) -> T:
-        """The result of ``act``, or its last error."""
+        """Return the result of ``act``, or its last error."""
         pause, failed = FIRST_PAUSE, False
         while True:
             try:
@@ -105,7 +105,7 @@ class _File(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """The next byte to be read."""
+        """Return the next byte to be read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -143,7 +143,7 @@ class _File(io.RawIOBase):
         return self._file
 
     def _careful(self, act: Callable[[], int]) -> int:
-        """A file that has failed is not used again."""
+        """Return a file that has failed is not used again."""
         try:
             return as_os_error(act)
         except OSError:
@@ -160,7 +160,7 @@ class _File(io.RawIOBase):
 
 
 def opened(storage: Storage, path: str, retry: Retry, *, checked: bool = False) -> io.BufferedReader:
-    """A file of a storage for reading; ``checked`` as the storage has it."""
+    """Return a file of a storage for reading; ``checked`` as the storage has it."""
     return io.BufferedReader(_File(lambda: storage.read(path, checked=checked), retry), BUFFER)
 
 

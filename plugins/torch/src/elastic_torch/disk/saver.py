@@ -102,7 +102,7 @@ class Saver:
         return published
 
     def lineage(self, position: Position) -> str:
-        """The lineage of a run that has loaded nothing. Collective; on the writer's thread.
+        """Return the lineage of a run that has loaded nothing. Collective; on the writer's thread.
 
         Raises:
             CheckpointSaveError: The directory cannot be read, so nothing can be saved there.

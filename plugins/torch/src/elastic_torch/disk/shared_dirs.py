@@ -32,7 +32,7 @@ class SharedDirs:
 
 
 def unknown(collective: Collective, storage: Storage) -> SharedDirs:
-    """What holds without a test: each rank sees another directory; at a URL all see the same one."""
+    """Return what holds without a test: each rank sees another directory; at a URL all see the same one."""
     if not isinstance(storage, LocalStorage):
         return SharedDirs((tuple(range(collective.size)),), 0, collective.leads)
     return SharedDirs(tuple((place,) for place in range(collective.size)), collective.place, True)
@@ -76,7 +76,7 @@ def discover(collective: Collective, storage: Storage, *, read_only: bool = Fals
 
 
 def shared_dirs_of(sights: Sequence[int], place: int) -> SharedDirs:
-    """The map, from the smallest place whose file each one sees. Pure."""
+    """Return the map, from the smallest place whose file each one sees. Pure."""
     firsts = sorted({*sights})
     directories = tuple(tuple(i for i, seen in enumerate(sights) if seen == first) for first in firsts)
     mine = firsts.index(sights[place])

@@ -18,7 +18,7 @@ from elastic_torch.state.host_memory import fill, like
 
 
 def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A copy of a state dict, its tensors in CPU memory.
+    """Return a copy of a state dict, its tensors in CPU memory.
 
     Args:
         state: Nested dicts, lists and tuples of tensors (DTensors too, of which the local part is copied) and other
@@ -40,7 +40,7 @@ class _Copies:
         self.sources: list[torch.Tensor] = []
 
     def of(self, value: Any, spare: Any) -> Any:
-        """A copy of a part of the state, in the memory of an earlier one where that fits."""
+        """Return a copy of a part of the state, in the memory of an earlier one where that fits."""
         if isinstance(value, torch.Tensor):
             return self._of_tensor(value.detach(), spare)
         if isinstance(value, Mapping):
@@ -64,14 +64,14 @@ class _Copies:
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What two tensors must have in common for one to be written over the other."""
+    """Return what two tensors must have in common for one to be written over the other."""
     local = _local(tensor)
     spread = (tensor.device_mesh, tensor.placements, tensor.shape) if isinstance(tensor, DTensor) else ()
     return (type(tensor), local.shape, local.dtype, local.stride(), local.layout, *spread)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of this rank that a tensor stands for."""
+    """Return the memory of this rank that a tensor stands for."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -82,7 +82,7 @@ class Sink(io.RawIOBase):
                 super().close()
 
     def sum(self) -> FileSum:
-        """What has been written."""
+        """Return what has been written."""
         return FileSum(self._size, self._hash.hexdigest())
 
 
@@ -96,16 +96,16 @@ class Storage(Protocol):
         """Make the root, where it is missing."""
 
     def path(self, name: str) -> str:
-        """The same as a whole path or URL."""
+        """Return the same as a whole path or URL."""
 
     def folders(self) -> list[str]:
-        """The names in the root that may be folders; no unfinished checkpoint is named as a complete one."""
+        """Return the names in the root that may be folders; no unfinished checkpoint is named as a complete one."""
 
     def unfinished(self) -> list[str]:
-        """The folders of checkpoints that are being written or removed, or were when their writer died."""
+        """Return the folders of checkpoints that are being written or removed, or were when their writer died."""
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder; none where there is no such folder."""
+        """Return the names in a folder; none where there is no such folder."""
 
     def size(self, path: str) -> int | None:
         """Bytes of a file; None where there is none."""
@@ -120,7 +120,7 @@ class Storage(Protocol):
         """Create a file with this content, whole or not at all; False where there is one already."""
 
     def staging(self, name: str, nonce: str) -> str:
-        """The folder in which the checkpoint ``name`` is to be written."""
+        """Return the folder in which the checkpoint ``name`` is to be written."""
 
     def make(self, folder: str) -> None:
         """Create a folder."""
@@ -145,7 +145,7 @@ class Storage(Protocol):
         """Let ``latest`` name this folder; None: there is no ``latest`` any more."""
 
     def pointed(self) -> str | None:
-        """The folder that ``latest`` names, which need not be there; None where there is no ``latest``."""
+        """Return the folder that ``latest`` names, which need not be there; None where there is no ``latest``."""
 
     def guard(self) -> contextlib.AbstractContextManager[bool]:
         """Lock ``latest`` meanwhile. False: there are no locks here, or another process does not release it."""
@@ -343,7 +343,7 @@ def _sync(folder: Path) -> None:
 
 
 def open_storage(directory: str | os.PathLike[str]) -> Storage:
-    """The storage of a directory, or of any URL that fsspec knows. Nothing is read or written."""
+    """Return the storage of a directory, or of any URL that fsspec knows. Nothing is read or written."""
     text = os.fspath(directory)
     if "://" not in text:
         return LocalStorage(Path(text))

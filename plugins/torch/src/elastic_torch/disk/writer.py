@@ -47,7 +47,7 @@ class Writer:
         return self._follow(self._thread.submit(act))
 
     def refuse(self, error: CheckpointError) -> Future[Checkpoint]:
-        """The future of a checkpoint that is not written, for this reason."""
+        """Return the future of a checkpoint that is not written, for this reason."""
         future: Future[Checkpoint] = Future()
         future.set_exception(error)
         return self._follow(future)

@@ -62,11 +62,11 @@ class Buffers:
         self._settle_adopted()
 
     def stamps(self) -> tuple[Stamp, ...]:
-        """The stamps of the complete snapshots, the newest first."""
+        """Return the stamps of the complete snapshots, the newest first."""
         return tuple(sorted((found.stamp for _, found in self._read()), reverse=True))
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
-        """The snapshot with this stamp. The next commit goes to the other buffer.
+        """Return the snapshot with this stamp. The next commit goes to the other buffer.
 
         Raises:
             LookupError: There is none.
@@ -78,7 +78,7 @@ class Buffers:
         raise LookupError(f"no snapshot of {stamp}")
 
     def buffer(self, stamp: Stamp) -> Buffer:
-        """The buffer that holds the snapshot with this stamp, to be sent.
+        """Return the buffer that holds the snapshot with this stamp, to be sent.
 
         Raises:
             LookupError: There is none.
@@ -113,7 +113,7 @@ class Buffers:
         self._prepare(buffer)
 
     def room(self, size: int) -> Buffer:
-        """A buffer of at least so many bytes, for a snapshot that comes from elsewhere.
+        """Return a buffer of at least so many bytes, for a snapshot that comes from elsewhere.
 
         Raises:
             ResourceError: There is no memory for it, or the agent does not keep it.
@@ -168,7 +168,7 @@ class Buffers:
             asked(settle, name=_THREAD)
 
     def _next(self) -> int:
-        """The buffer that may be written to: the one without a complete snapshot, or with the older one."""
+        """Return the buffer that may be written to: the one without a complete snapshot, or with the older one."""
         if self._newest is not None:
             return 1 - self._newest
         stamps = {index: found.stamp for index, found in self._read()}
@@ -200,7 +200,7 @@ _keepers: weakref.WeakValueDictionary[str, Buffers] = weakref.WeakValueDictionar
 
 
 def adopted(name: str) -> Buffer | None:
-    """What the agent keeps under a name; None where there is nothing, or no agent.
+    """Return what the agent keeps under a name; None where there is nothing, or no agent.
 
     Raises:
         ResourceError: The agent has not said: to go on without it might be to begin the training anew.

@@ -18,7 +18,7 @@ from elastic_torch.version import Stamp
 
 
 def memory_tier(common: Components, name: str, local_rank: int, replicate_every: int, peers: Peers) -> MemoryTier:
-    """The one for this model. Only what is sharded needs what that imports."""
+    """Return the one for this model. Only what is sharded needs what that imports."""
     if not any(hasattr(parameter, "placements") for parameter in common.model.parameters()):
         return ReplicatedMemory(name, local_rank, peers)
     from elastic_torch.memory.sharded.tier import ShardedMemory
@@ -46,7 +46,7 @@ class ReplicatedMemory(MemoryTier):
         return None if self._choice is None else self._choice.stamp
 
     def take(self, state: State) -> TakenState:
-        """That snapshot, from this rank's memory; a rank without it gets it from another one first."""
+        """Return that snapshot, from this rank's memory; a rank without it gets it from another one first."""
         assert self._choice is not None
         choice, stamp = self._choice, self._choice.stamp
         if choice.without:

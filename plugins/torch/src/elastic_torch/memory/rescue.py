@@ -111,7 +111,8 @@ class Rescue:
         self._saved: Sequence[int] | None = None
 
     def find(self, peers: Peers, newest: AnyCheckpoint | None) -> list[Candidate]:
-        """What can be gone on from instead of the newest checkpoint, the best first. Collective; the same on all ranks.
+        """Return what can be gone on from instead of the newest checkpoint, the best first. Collective; the same on
+        all ranks.
 
         Args:
             peers: All ranks.
@@ -206,7 +207,7 @@ class Rescue:
             os.close(fd)
 
     def _earlier(self) -> dict[str, Any] | None:
-        """What an earlier round of this run has told this node's agent."""
+        """Return what an earlier round of this run has told this node's agent."""
         fd = held(f"{self._name}/{RESCUE}", _ANSWER) if self._place.local_rank == 0 else None
         if fd is None:
             return None
@@ -218,7 +219,7 @@ class Rescue:
 
 
 def directories(name: str, directory: str | None, chosen: str, command: Sequence[str]) -> list[tuple[str, bool]]:
-    """The directories for snapshots, in order, and of each whether it is a default. Pure but for the user's id.
+    """Return the directories for snapshots, in order, and of each whether it is a default. Pure but for the user's id.
 
     Args:
         name: Of the state.
@@ -241,7 +242,7 @@ def directories(name: str, directory: str | None, chosen: str, command: Sequence
 def candidates(
     offers: Sequence[Sequence[Rescued]], newest: AnyCheckpoint | None, *, whole: bool
 ) -> tuple[list[Candidate], list[str]]:
-    """What can be gone on from, the best first, and what is refused, in words. Pure.
+    """Return what can be gone on from, the best first, and what is refused, in words. Pure.
 
     Of several runs that have failed one after the other the last one counts; of one run the newest state that is
     complete.
@@ -291,7 +292,7 @@ def is_newer(file: Rescued, newest: AnyCheckpoint | None) -> bool:
 
 
 def opened(file: Rescued) -> Buffer:
-    """The snapshot in a file whose bytes are those that were written; changes to it stay in memory.
+    """Return the snapshot in a file whose bytes are those that were written; changes to it stay in memory.
 
     Raises:
         OSError: It cannot be read.
@@ -349,7 +350,8 @@ def _remove_abandoned(directory: str, name: str) -> None:
 
 
 def _listed(directory: str, name: str) -> Iterable[Rescued]:
-    """The snapshots of a state in a directory; entries that are not as they should be are skipped with a warning."""
+    """Return the snapshots of a state in a directory; entries that are not as they should be are skipped with a
+    warning."""
     for path in sorted(Path(directory).glob(f"*/{name}_round-*.json")):
         try:
             body = json.loads(path.read_bytes())

@@ -154,7 +154,7 @@ class Buffer:
         fill(views, tensors)
 
     def read(self) -> Snapshot | None:
-        """What is in it; None if that was never finished."""
+        """Return what is in it; None if that was never finished."""
         header = self._map[:HEADER_BYTES]
         magic, phase, start, length, crc = _HEADER.unpack(header)
         text = self._map[start : start + length]
@@ -187,7 +187,7 @@ class Buffer:
         self._mark(_WRITING)
 
     def header(self) -> torch.Tensor:
-        """What :meth:`finish` of another buffer takes, as uint8 of shape (40,)."""
+        """Return what :meth:`finish` of another buffer takes, as uint8 of shape (40,)."""
         return self.bytes()[:HEADER_BYTES].clone()
 
     def finish(self, header: torch.Tensor) -> None:

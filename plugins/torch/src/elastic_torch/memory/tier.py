@@ -53,7 +53,7 @@ class MemoryTier:
         raise NotImplementedError
 
     def take(self, state: State) -> TakenState:
-        """The snapshot that :meth:`meet` has agreed on, as this rank needs it."""
+        """Return the snapshot that :meth:`meet` has agreed on, as this rank needs it."""
         raise NotImplementedError
 
     def keep(self, stamp: Stamp, state: State) -> None:
@@ -75,11 +75,12 @@ class MemoryTier:
         """A node leaves after this step: wait until other nodes have all that it has."""
 
     def replicated(self) -> Stamp | None:
-        """The newest snapshot of this round that another node has a replica of; None where no replicas are made."""
+        """Return the newest snapshot of this round that another node has a replica of; None where no replicas are
+        made."""
         return None
 
     def named(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state as checkpoints have it."""
+        """Return a state as checkpoints have it."""
         return state
 
     def take_over(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,5 +88,5 @@ class MemoryTier:
         return state
 
     def load(self, disk: DiskTier, state: State) -> AnyLoaded | None:
-        """The newest intact checkpoint, as this rank needs it."""
+        """Return the newest intact checkpoint, as this rank needs it."""
         return disk.load()

@@ -70,7 +70,7 @@ class Checkpoints:
             future.add_done_callback(lambda done: self._saved(step) if done.exception() is None else None)
 
     def newest(self) -> AnyCheckpoint | None:
-        """The newest checkpoint, as far as names tell; collective.
+        """Return the newest checkpoint, as far as names tell; collective.
 
         Raises:
             CheckpointError: There are some, and none can be loaded.
@@ -78,7 +78,7 @@ class Checkpoints:
         return None if self._tier is None else self._tier.newest(verify=False)
 
     def newer_than(self, snapshot: Stamp | None, load: Callable[[DiskTier], AnyLoaded | None]) -> AnyLoaded | None:
-        """The newest intact checkpoint, if it is newer than the newest snapshot; the same on all ranks.
+        """Return the newest intact checkpoint, if it is newer than the newest snapshot; the same on all ranks.
 
         Where there is a snapshot, a disk that cannot be read is no reason not to go on from that.
 
@@ -118,13 +118,13 @@ class Checkpoints:
 
 
 def packed(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's random generators, as checkpoints keep them: a text and tensors."""
+    """Return a rank's random generators, as checkpoints keep them: a text and tensors."""
     said, tensors = take_apart(dict(numbers))
     return {"text": json.dumps(said), "tensors": {str(index): tensor for index, tensor in enumerate(tensors)}}
 
 
 def unpacked(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`packed` was given."""
+    """Return what :func:`packed` was given."""
     tensors = [kept["tensors"][key] for key in sorted(kept["tensors"], key=int)]
     numbers: dict[str, Any] = put_together(json.loads(kept["text"]), tensors.__getitem__)
     return numbers

@@ -63,7 +63,7 @@ def stateful(name: str, thing: Any) -> Stateful:
 
 
 def data_parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
-    """The DDP module that a model is, or that ``torch.compile`` has wrapped."""
+    """Return the DDP module that a model is, or that ``torch.compile`` has wrapped."""
     while not isinstance(model, DistributedDataParallel):
         inner = getattr(model, "_orig_mod", None)
         if not isinstance(inner, torch.nn.Module):
@@ -73,7 +73,7 @@ def data_parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The module without the wrappers of DDP and ``torch.compile``."""
+    """Return the module without the wrappers of DDP and ``torch.compile``."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -127,7 +127,7 @@ class Components:
         self.gradients.known = peers.of_first(self.gradients.known)
 
     def state(self) -> dict[str, Any]:
-        """The state of everything but the model."""
+        """Return the state of everything but the model."""
         state: dict[str, Any] = {part: thing.state_dict() for part, thing in self.parts.items()}
         if self.extra:
             state["extra"] = {key: thing.state_dict() for key, thing in self.extra.items()}

@@ -47,7 +47,7 @@ def refuse_differences(peers: Peers, state: Mapping[str, Any], common: Component
 
 
 def differences(peers: Peers, state: Mapping[str, Any]) -> list[str]:
-    """The places in a state at which the ranks differ; where they have other places, only in which part that is.
+    """Return the places in a state at which the ranks differ; where they have other places, only in which part that is.
 
     Collective. Sharded tensors (DTensors) are left out: each rank has its part.
 
@@ -90,7 +90,8 @@ _weights: dict[torch.device, torch.Tensor] = {}
 
 
 def _digest(tensor: torch.Tensor) -> int | torch.Tensor:
-    """A checksum of a tensor's bytes; on a GPU a sum of them, each four with a weight of their own, made there."""
+    """Return a checksum of a tensor's bytes; on a GPU a sum of them, each four with a weight of their own, made
+    there."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return 0  # cannot be kept, which keeping it says
     form = f"{tensor.dtype} {tuple(tensor.shape)}".encode()

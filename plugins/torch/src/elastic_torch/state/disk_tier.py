@@ -56,10 +56,10 @@ class DiskTier(Protocol):
         """
 
     def newest(self, *, verify: bool = True) -> AnyCheckpoint | None:
-        """The newest checkpoint, wherever it is; not ``verify``: as far as a look at names tells."""
+        """Return the newest checkpoint, wherever it is; not ``verify``: as far as a look at names tells."""
 
     def load(self, into: dict[str, Any] | None = None) -> AnyLoaded | None:
-        """The newest intact one; it may be older than what ``newest(verify=False)`` said.
+        """Return the newest intact one; it may be older than what ``newest(verify=False)`` said.
 
         Args:
             into: For sharded states: what it is loaded into, and None for the names of which all comes as it was saved.

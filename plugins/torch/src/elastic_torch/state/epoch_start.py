@@ -50,7 +50,7 @@ class EpochStart:
         epoch_is_over: bool,
         loader_has_ended: bool,
     ) -> tuple[Iterator[_T], int | None]:
-        """The loader's iterator; and how many batches are left, where the loader has a length.
+        """Return the loader's iterator; and how many batches are left, where the loader has a length.
 
         Args:
             loader: The loader.

@@ -13,7 +13,7 @@ _PORTABLE = 1
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
-    """New host memory for a copy of a dense tensor: of its type and shape; pinned if the tensor is a GPU's."""
+    """Return new host memory for a copy of a dense tensor: of its type and shape; pinned if the tensor is a GPU's."""
     if tensor.is_cuda:
         with contextlib.suppress(RuntimeError):  # no more can be pinned
             return torch.empty_like(tensor, device="cpu", pin_memory=True)

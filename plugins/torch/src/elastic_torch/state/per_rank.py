@@ -45,7 +45,7 @@ class PerRank:
             self._everybodys = self._peers.gather_bytes(content)
 
     def by_rank(self) -> dict[str, torch.Tensor]:
-        """The states of all ranks as bytes, by the number of the rank."""
+        """Return the states of all ranks as bytes, by the number of the rank."""
         return {str(rank): content for rank, content in enumerate(self._everybodys)}
 
     def load(self, kept: Mapping[str, torch.Tensor] | None, epoch: int, batches: int) -> None:

@@ -42,7 +42,7 @@ class Choice:
 
 
 def choose(offers: Sequence[Sequence[Stamp]]) -> Choice | None:
-    """The newest snapshot that is complete; None if no rank has one.
+    """Return the newest snapshot that is complete; None if no rank has one.
 
     A snapshot is complete if every rank has it that has any: each of them goes on from its own, to the last random
     number. Ranks without any, which are new, get it from the first rank that has it. If the ranks with snapshots have

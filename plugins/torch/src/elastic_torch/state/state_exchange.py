@@ -38,7 +38,7 @@ class Peers:
         return dist.get_world_size() if dist.is_initialized() else 1
 
     def of_first(self, numbers: Sequence[int]) -> list[int]:
-        """The numbers of rank 0; each rank may give another count of them."""
+        """Return the numbers of rank 0; each rank may give another count of them."""
         if self.world == 1:
             return list(numbers)
         size = torch.tensor([len(numbers)])
@@ -48,7 +48,7 @@ class Peers:
         return [int(number) for number in content]
 
     def gather_bytes(self, content: torch.Tensor) -> list[torch.Tensor]:
-        """The bytes of all ranks, by rank: uint8 of shape (bytes,), of any length."""
+        """Return the bytes of all ranks, by rank: uint8 of shape (bytes,), of any length."""
         if self.world == 1:
             return [content]
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.world)]
@@ -61,12 +61,12 @@ class Peers:
         return [each[: int(size)] for each, size in zip(everybodys, sizes, strict=True)]
 
     def gather_json(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank: anything that JSON can say."""
+        """Return the values of all ranks, by rank: anything that JSON can say."""
         content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         return [json.loads(each.numpy().tobytes()) for each in self.gather_bytes(content)]
 
     def gather_stamps(self, stamps: Iterable[Stamp]) -> list[list[Stamp]]:
-        """The stamps of all ranks' snapshots, by rank."""
+        """Return the stamps of all ranks' snapshots, by rank."""
         everybodys = self.gather_json([[stamp.round, stamp.step] for stamp in stamps])
         return [[Stamp(int(round_), int(step)) for round_, step in each] for each in everybodys]
 

@@ -27,7 +27,7 @@ _Where: TypeAlias = "tuple[_Where, object] | None"
 
 
 def take_apart(state: Any, shards: DTensors | None = None) -> tuple[Any, list[torch.Tensor]]:
-    """A state as something that JSON can say, and its tensors, in the order of their numbers there.
+    """Return a state as something that JSON can say, and its tensors, in the order of their numbers there.
 
     Args:
         state: What a ``state_dict()`` has returned, or several of them.
@@ -45,7 +45,7 @@ def take_apart(state: Any, shards: DTensors | None = None) -> tuple[Any, list[to
 
 
 def put_together(said: Any, take: Take, shard: TakeDTensor | None = None) -> Any:
-    """What :func:`take_apart` was given, with the tensors that ``take`` and ``shard`` hand out.
+    """Return what :func:`take_apart` was given, with the tensors that ``take`` and ``shard`` hand out.
 
     Raises:
         ValueError: It cannot have come from there.
@@ -127,7 +127,7 @@ def _dense(tensor: torch.Tensor, where: _Where) -> torch.Tensor:
 
 
 def _shard(tensor: Any, found: _Leaves, place: _Where) -> Any:
-    """A DTensor: the number of this rank's part, its name, and what ``memory.sharded.dtensors`` says of it."""
+    """Return a DTensor: the number of this rank's part, its name, and what ``memory.sharded.dtensors`` says of it."""
     from elastic_torch.memory.sharded.dtensors import described, local_part
 
     where = _told(place)
@@ -167,7 +167,7 @@ def _together(kind: str, value: Any, take: Take, shard: TakeDTensor | None) -> A
 
 
 def packed(state: Any) -> torch.Tensor:
-    """A state as bytes, a tensor of uint8: what JSON can say of it, and its tensors' elements.
+    """Return a state as bytes, a tensor of uint8: what JSON can say of it, and its tensors' elements.
 
     Raises:
         TypeError: Something in it cannot be kept; says what, and where.
@@ -179,7 +179,7 @@ def packed(state: Any) -> torch.Tensor:
 
 
 def unpacked(content: torch.Tensor) -> Any:
-    """What :func:`packed` was given, in new memory.
+    """Return what :func:`packed` was given, in new memory.
 
     Raises:
         ValueError: It cannot have come from there.
@@ -190,17 +190,17 @@ def unpacked(content: torch.Tensor) -> Any:
 
 
 def table_of(tensors: Iterable[torch.Tensor]) -> list[list[Any]]:
-    """The type and the shape of each tensor, for JSON."""
+    """Return the type and the shape of each tensor, for JSON."""
     return [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, as uint8 of shape (bytes,)."""
+    """Return the memory of a contiguous tensor, as uint8 of shape (bytes,)."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def tensors_of(table: Iterable[Sequence[Any]], content: torch.Tensor) -> list[torch.Tensor]:
-    """New tensors of these types and shapes, filled from their bytes, which follow each other.
+    """Return new tensors of these types and shapes, filled from their bytes, which follow each other.
 
     Args:
         table: As :func:`table_of` has made it.

@@ -21,7 +21,7 @@ _HOLLOW = torch.empty(0)
 
 
 def form_of(state: Mapping[str, Any]) -> str:
-    """The form of a state; of its tensors, DTensors too, it says no more than where they are.
+    """Return the form of a state; of its tensors, DTensors too, it says no more than where they are.
 
     Raises:
         TypeError: Something in it cannot be kept; says what, and where.
@@ -30,7 +30,7 @@ def form_of(state: Mapping[str, Any]) -> str:
 
 
 def restored(form: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of this form, with the tensors of what a checkpoint has given back.
+    """Return a state of this form, with the tensors of what a checkpoint has given back.
 
     Args:
         form: As :func:`form_of` has made it.

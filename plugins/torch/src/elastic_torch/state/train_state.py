@@ -164,7 +164,7 @@ class TrainState:
     # The loop --------------------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of ``count``, from the one in progress; it ends early where all ranks stop.
+        """Yield the epochs that are left of ``count``, from the one in progress; it ends early where all ranks stop.
 
         At the end of them the last step is saved on disk, and everything there is written before the loop is left.
 
@@ -184,7 +184,7 @@ class TrainState:
         self._checkpoints.last(self.step, self._to_save, ends=True)
 
     def batches(self, loader: Iterable[_T], *, accumulate: int = 1) -> Iterator[_T]:
-        """The batches that are left of the epoch; each step is committed when the batch after it is asked for.
+        """Yield the batches that are left of the epoch; each step is committed when the batch after it is asked for.
 
         It ends early where all ranks stop. A script that leaves the loop otherwise calls :meth:`commit` for the last
         batch, or has it again after a restart. For a sampler without a state the batches that are done are drawn and
@@ -235,7 +235,7 @@ class TrainState:
         return self._accumulation.at_last
 
     def loss_weight(self, reduction: Literal["mean", "sum"] = "mean") -> float:
-        """What to multiply this rank's loss of the batch in hand by, before ``backward()``.
+        """Return what to multiply this rank's loss of the batch in hand by, before ``backward()``.
 
         Then the gradient of a step is that of the mean over all of its samples, in all batches of all ranks, as if one
         process had taken them at once: with shares that differ by one, in an epoch's tail, and with ``accumulate``.
@@ -354,7 +354,8 @@ class TrainState:
     # The state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What all ranks have in common: model, optimizer, scheduler, sampler, extra and progress, by these names.
+        """Return what all ranks have in common: model, optimizer, scheduler, sampler, extra and progress, by these
+        names.
 
         And its ``form``, a text, by which it is known again in formats whose keys are strings.
         """
@@ -373,7 +374,7 @@ class TrainState:
         self._load(state["model"], state)
 
     def _to_save(self) -> dict[str, Any]:
-        """The state for a checkpoint: parts that belong to one rank alone are named by its number."""
+        """Return the state for a checkpoint: parts that belong to one rank alone are named by its number."""
         now = self._generators.state()
         numbers = {} if now is None else {str(self._peers.rank): packed(now)}
         return {**self.state_dict(), "rng": numbers, "per_rank": self._own.by_rank()}
@@ -394,6 +395,6 @@ class TrainState:
         return Stamp(self._place.round, self.step)
 
     def _whole(self) -> list[Any]:
-        """The state for a snapshot: the model's, everything else, and this rank's generators."""
+        """Return the state for a snapshot: the model's, everything else, and this rank's generators."""
         rest = {"state": self._rest(), "rng": self._generators.state(), "per_rank": self._own.by_rank()}
         return [self._common.model.state_dict(), rest]

@@ -31,7 +31,7 @@ __all__ = ["TorchrunHandler", "handler_of"]
 
 
 def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
-    """What torchrun registers: makes the handler of one run from torch's parameters.
+    """Return what torchrun registers: makes the handler of one run from torch's parameters.
 
     Args:
         plugin: The module with the backend's hooks; imported when a run asks.

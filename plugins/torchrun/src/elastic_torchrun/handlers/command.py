@@ -13,7 +13,8 @@ from elastic_torchrun.startup import LAUNCHER
 
 
 def command_of(argv: Sequence[str], host: str) -> Command:
-    """What the nodes of one job are compared by; empty where this process is no torchrun, which cannot be known then.
+    """Return what the nodes of one job are compared by; empty where this process is no torchrun, which cannot be known
+    then.
 
     Args:
         argv: This process's command line, as ``sys.argv``.

@@ -29,7 +29,7 @@ def torchs_errors() -> Iterator[None]:
 
 
 def _of_both(ours: type[RendezvousError]) -> type[RendezvousError] | None:
-    """A class of this error and of torch's nearest one; None where torch is not imported or has none."""
+    """Return a class of this error and of torch's nearest one; None where torch is not imported or has none."""
     module = sys.modules.get(TORCHS)
     for kind in ours.__mro__:
         if (torchs := getattr(module, kind.__name__, None)) is not None:

@@ -122,11 +122,11 @@ class TorchrunHandler(RendezvousHandler):
     # What torchrun's agent asks --------------------------------------------------------------------------------------
 
     def get_backend(self) -> str:
-        """The backend's name."""
+        """Return the backend's name."""
         return self._params.backend
 
     def get_run_id(self) -> str:
-        """The job id."""
+        """Return the job id."""
         return self._params.run_id
 
     @property
@@ -191,7 +191,7 @@ class TorchrunHandler(RendezvousHandler):
             close_run(self._store, info.node_id, f"torchrun's agent on {info} has given up", self._runtime)
 
     def shutdown(self) -> bool:
-        """The agent ends: with the job, if its workers have finished; else the job is closed as failed, for all.
+        """Return the agent ends: with the job, if its workers have finished; else the job is closed as failed, for all.
 
         Returns whether the store could be told. Called again, it does nothing and returns the same.
         """
@@ -382,7 +382,7 @@ class TorchrunHandler(RendezvousHandler):
             return self._changed.wait_for(lambda: not self._is_next(current) or bool(self._exit or self._crash), LOOK)
 
     def _info(self, current: Round) -> RendezvousInfo | None:
-        """The round as torchrun's agent takes it, once all agents are there; None if it was over before."""
+        """Return the round as torchrun's agent takes it, once all agents are there; None if it was over before."""
         rank = current.group_ranks[self._state.info.node_id]
         offer = current.offer
         with self._changed:

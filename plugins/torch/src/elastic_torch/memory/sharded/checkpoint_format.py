@@ -27,7 +27,7 @@ Parts = Mapping[str, Any]
 
 
 def named(model: torch.nn.Module, parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with the model's and the optimizers' parts by parameters' names.
+    """Return a state with the model's and the optimizers' parts by parameters' names.
 
     An optimizer that has not made a step yet is given the state that a step without gradients makes: torch does that.
 
@@ -65,7 +65,7 @@ def _with(state: Mapping[str, Any], model: dict[str, Any], changed: Mapping[tupl
 
 
 def wanted(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What to have a checkpoint loaded into: what is sharded as it is here, and of all else whatever was saved.
+    """Return what to have a checkpoint loaded into: what is sharded as it is here, and of all else whatever was saved.
 
     All of the model has to be in there; an optimizer has nothing for parameters that never had a gradient.
     """

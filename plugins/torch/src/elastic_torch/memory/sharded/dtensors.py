@@ -71,7 +71,7 @@ def leaves(said: Any) -> list[Leaf]:
 
 
 def owners(where: str, optimizer: torch.optim.Optimizer) -> dict[str, DTensor]:
-    """The sharded parameters that an optimizer's state belongs to, by the name of that state.
+    """Return the sharded parameters that an optimizer's state belongs to, by the name of that state.
 
     Args:
         where: The place of its ``state_dict()`` in the whole state.

@@ -90,7 +90,8 @@ def bring(
 def _bring_base(
     transport: Transport, found: FoundState, mine: Mapping[int, Snapshot]
 ) -> tuple[Any, list[torch.dtype], dict[int, torch.Tensor]]:
-    """The tree, the types of its tensors, and the tensors that are not sharded: this rank's, or sent by another one."""
+    """Return the tree, the types of its tensors, and the tensors that are not sharded: this rank's, or sent by another
+    one."""
     bases = [found.base(rank, transport.world) for rank in range(transport.world)]
     givers = [found.giver(old, rank) for rank, old in enumerate(bases)]
     takers = [rank for rank, giver in enumerate(givers) if giver == transport.rank != rank]
@@ -186,7 +187,7 @@ def _reshard(
 def _table(
     transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int], most: int
 ) -> list[list[Box]]:
-    """The boxes of all ranks, by rank and tensor. Collective.
+    """Return the boxes of all ranks, by rank and tensor. Collective.
 
     Args:
         transport: Of all ranks.
@@ -206,7 +207,7 @@ def _table(
 
 
 def _parts(snapshot: Snapshot) -> list[tuple[torch.Tensor, Box]]:
-    """The sharded parts that a snapshot has, by name, and where they lie."""
+    """Return the sharded parts that a snapshot has, by name, and where they lie."""
     return [
         (snapshot.views[leaf.number], leaf.box(snapshot.views[leaf.number])) for leaf in leaves(snapshot.said["tree"])
     ]

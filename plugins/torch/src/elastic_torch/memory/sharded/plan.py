@@ -72,7 +72,7 @@ def every(holdings: Sequence[Sequence[HeldPart]]) -> list[FoundState]:
 
 
 def twice(found: Sequence[FoundState], nodes: Sequence[int]) -> FoundState | None:
-    """The newest state of which every part is on two nodes, so that the loss of one does not matter.
+    """Return the newest state of which every part is on two nodes, so that the loss of one does not matter.
 
     Args:
         found: As :func:`every` says.
@@ -125,7 +125,7 @@ def pieces(
     rank: int,
     tensors: range,
 ) -> Iterator[Piece]:
-    """What a present rank gives and takes, by tensor, taker and old rank: of a pair, both go through it alike.
+    """Yield what a present rank gives and takes, by tensor, taker and old rank: of a pair, both go through it alike.
 
     Where several old ranks had the same part (a mesh that replicates), one of them is taken: one that the taker can
     reach by itself, if there is any.

@@ -49,7 +49,7 @@ class Pool(Buffers):
         self._last = stamp
 
     def holdings(self) -> dict[HeldPart, Snapshot]:
-        """What is complete, and whose part it is."""
+        """Return what is complete, and whose part it is."""
         return {held: found for _, found in self._read() if (held := held_part(found)) is not None}
 
     def buffer_of(self, stamp: Stamp) -> Buffer | None:
@@ -59,7 +59,8 @@ class Pool(Buffers):
         return None if index is None else self._buffers[index]
 
     def _next(self) -> int:
-        """The buffer to write to: the oldest that is not needed; one more where there is none, or only one so far."""
+        """Return the buffer to write to: the oldest that is not needed; one more where there is none, or only one so
+        far."""
         keep = {*self._pinned(), self._last}
         free = [index for index, buffer in enumerate(self._buffers) if buffer and self._stamps.get(index) not in keep]
         new = [index for index, buffer in enumerate(self._buffers) if buffer is None]

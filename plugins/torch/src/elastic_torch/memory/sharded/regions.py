@@ -26,7 +26,7 @@ class Box:
         return product
 
     def overlap(self, other: Box) -> Box | None:
-        """What both have in common; None if that is nothing."""
+        """Return what both have in common; None if that is nothing."""
         offset, size = [], []
         for mine, length, its, its_length in zip(self.offset, self.size, other.offset, other.size, strict=True):
             start, end = max(mine, its), min(mine + length, its + its_length)
@@ -37,7 +37,7 @@ class Box:
         return Box(tuple(offset), tuple(size))
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """The slices of ``outer``'s own tensor that are this box, which lies in it."""
+        """Return the slices of ``outer``'s own tensor that are this box, which lies in it."""
         return tuple(
             slice(mine - its, mine - its + length)
             for mine, length, its in zip(self.offset, self.size, outer.offset, strict=True)

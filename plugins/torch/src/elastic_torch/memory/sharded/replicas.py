@@ -36,11 +36,12 @@ class Replicas:
             number += 1
 
     def holdings(self) -> dict[HeldPart, Snapshot]:
-        """What is complete, and whose part it is."""
+        """Return what is complete, and whose part it is."""
         return {held_: found for _, found in self._read() if (held_ := held_part(found)) is not None}
 
     def room(self, number: int, size: int, safe: Stamp | None) -> Buffer:
-        """A buffer for the next replica, of at least so many bytes. From here on until it is finished it holds nothing.
+        """Return a buffer for the next replica, of at least so many bytes. From here on until it is finished it holds
+        nothing.
 
         Args:
             number: Of the rank that it is for.

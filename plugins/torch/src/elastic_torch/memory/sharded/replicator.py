@@ -65,7 +65,7 @@ class Replicator:
         self._thread.start()
 
     def pinned(self) -> tuple[Stamp, ...]:
-        """What must not be written over."""
+        """Return what must not be written over."""
         way, safe = self._way, self.safe  # in this order: the thread makes it safe before it is on its way no more
         return tuple(stamp for stamp in (safe, way) if stamp is not None)
 

@@ -66,11 +66,11 @@ class ShardedMemory(MemoryTier):
         self._replicator: Replicator | None = None
 
     def replicated(self) -> Stamp | None:
-        """The newest state of this round of which every part is on two nodes."""
+        """Return the newest state of this round of which every part is on two nodes."""
         return None if self._replicator is None else self._replicator.replicated
 
     def meet(self) -> Stamp | None:
-        """The newest state of which every part is somewhere."""
+        """Return the newest state of which every part is somewhere."""
         self._finish()
         if self._transport is not None:
             self._transport.close()
@@ -162,7 +162,7 @@ class ShardedMemory(MemoryTier):
         return checkpoint_format.take_over(self._model, self._parts, state)
 
     def load(self, disk: DiskTier, state: State) -> AnyLoaded | None:
-        """The newest intact checkpoint, of what is sharded the parts that this rank needs."""
+        """Return the newest intact checkpoint, of what is sharded the parts that this rank needs."""
         new = [optimizer for _, optimizer in checkpoint_format.optimizers(self._parts) if not optimizer.state]
         loaded = None
         try:
@@ -183,7 +183,7 @@ class ShardedMemory(MemoryTier):
         return self._replicator.pinned() if self._replicator is not None else ()
 
     def _holdings(self) -> dict[HeldPart, Snapshot]:
-        """What this rank can reach: own snapshots, and replicas."""
+        """Return what this rank can reach: own snapshots, and replicas."""
         return {**self._replicas.holdings(), **self._pool.holdings()}
 
     def _finish(self) -> None:

@@ -48,14 +48,15 @@ class Transport:
             del self._group
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
-        """The rows of all ranks, by rank; all rows have the same length."""
+        """Return the rows of all ranks, by rank; all rows have the same length."""
         mine = torch.tensor(row, dtype=torch.int64)
         everybodys = [torch.empty_like(mine) for _ in range(self.world)]
         self._wait(lambda: self._group.allgather([everybodys], [mine]))
         return [each.tolist() for each in everybodys]
 
     def gather_rows(self, rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:
-        """The rows of all ranks, by rank; a row has ``width`` numbers, and each rank gives any number of rows."""
+        """Return the rows of all ranks, by rank; a row has ``width`` numbers, and each rank gives any number of
+        rows."""
         counts = [count for [count] in self.gather([len(rows)])]
         flat = [number for row in rows for number in row]
         everybodys = self.gather(flat + [0] * (max(counts) * width - len(flat)))
@@ -69,7 +70,7 @@ class Transport:
         return all(said for [said] in self.gather([int(well)]))
 
     def add_up(self, table: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' tables of int64, written into this one."""
+        """Return the sum of all ranks' tables of int64, written into this one."""
         self._wait(lambda: self._group.allreduce([table]))
         return table
 
