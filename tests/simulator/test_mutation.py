@@ -114,7 +114,9 @@ def test_mutants_are_tried_by_tests_and_then_by_plans(tmp_path: Path) -> None:
     tried = [json.loads(line) for line in results.read_text().splitlines()]
     assert {one["status"] for one in tried} <= {"killed", "survived"}, first.stdout + first.stderr
     by_plans = [one for one in tried if one["status"] == "killed" and "plan" in one["by"]]
-    assert "takeover_at: return due + SUCCESSOR_SPACING * place -> return None" in [one["name"] for one in by_plans]
+    assert "takeover_at: return due + SUCCESSOR_SPACING_SECONDS * place -> return None" in [
+        one["name"] for one in by_plans
+    ]
     again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert "to try" not in again.stdout, "what is known is not tried again"
     assert f"succession {len(tried):>10}" in again.stdout

@@ -89,7 +89,7 @@ class SessionConnections:
                 self._hang_up(call)
 
     def _hang_up(self, call: StoreCall) -> None:
-        """Close the connection, once, on a thread of its own: closing may take long without an answer."""
+        """Close the connection, once, on a separate thread: closing may take long without an answer."""
         if call.store is not None and self._hung_up.get(call.who) is not call.store:
             self._hung_up[call.who] = call.store
             state, close = self._state, call.store.close

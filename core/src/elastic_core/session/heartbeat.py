@@ -1,4 +1,4 @@
-"""The heartbeat: a counter that shows that the node is alive, on a thread and a connection of its own (rule L1).
+"""The heartbeat: a counter that shows that the node is alive, on its own thread and connection (rule L1).
 
 Nothing else runs here: no hooks, no reconnects, no name look-ups. The counter counts the replies to heartbeats, so that
 it stops for a node that can send but not receive. It also stops when the agent's loop does not tick, since a stuck

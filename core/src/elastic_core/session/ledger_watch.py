@@ -1,7 +1,7 @@
-"""Follows the ledger while the fork server imports, so that the node hears its run's verdict if the run ends (rule S6).
+"""Follows the ledger while the fork server imports, so that the node learns its run's verdict if the run ends (rule S6).
 
 An embedded store ends with the agent that hosts it, and the verdict with it. On such a store the lookout enters a row
-with a heartbeat of its own. The row takes part in no round; the store's host waits until it has left the roster.
+with its own heartbeat. The row takes part in no round; the store's host waits until it has left the roster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elastic_core.session.runtime import Runtime
 
 
 class Lookout:
-    """A thread that reads the ledger over a connection of its own, from now on until it is closed.
+    """A thread that reads the ledger over its own connection, from now on until it is closed.
 
     Args:
         store: What the node reads the ledger over.

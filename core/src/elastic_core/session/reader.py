@@ -1,6 +1,6 @@
 """The session's reader: reads the ledger as it grows, and takes the leader's turns while this node is leader.
 
-It has a thread and a connection of its own. What it has read it posts to the agent.
+It has its own thread and connection. What it has read it posts to the agent.
 """
 
 from __future__ import annotations

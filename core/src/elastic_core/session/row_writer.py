@@ -1,6 +1,6 @@
 """The session's writer: keeps the node's roster row up to date, and does the rare jobs.
 
-It has a thread and a connection of its own, and reconnects for as long as it takes. A job that it could not finish over
+It has its own thread and connection, and reconnects for as long as it takes. A job that it could not finish over
 one connection it begins again over the next.
 """
 

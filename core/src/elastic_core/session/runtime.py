@@ -1,6 +1,6 @@
 """What the code of an agent runs on: time, ids, threads, and the codec of what it keeps in the store.
 
-Production uses :data:`RUNTIME`, made of the standard library. The simulator passes a runtime of its own, and so runs
+Production uses :data:`RUNTIME`, made of the standard library. The simulator passes its own runtime, and so runs
 the same code in virtual time.
 """
 
@@ -36,7 +36,7 @@ class Runtime:
     condition: Callable[[], threading.Condition] = threading.Condition
     event: Callable[[], threading.Event] = threading.Event
     ask: Callable[..., Future[Any]] = asked
-    """Calls a function on a thread of its own, like :func:`elastic_core.threads.asked`."""
+    """Calls a function on a separate thread, like :func:`elastic_core.threads.asked`."""
     codec: Codec = CODEC
     whole: int = ENTRIES_KEPT_WHOLE
     """The newest ledger entries, which a leader does not shrink."""

@@ -1,4 +1,4 @@
-"""What the threads of a session share, and what they call of the agent's."""
+"""What the threads of a session share, and the functions of the agent that they call."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class SessionCalls:
     crashed: Callable[[BaseException], None]
     """A thread met a defect; the agent ends with it."""
     node_gone: NodeGone | None = None
-    """Asks the plugins whether a node is gone for good, on a thread of its own; None where there is none to ask."""
+    """Asks the plugins whether a node is gone for good, on a separate thread; None where there is none to ask."""
 
 
 class SessionState:
     """Which ledger was read last, whether there is contact, and whether the session goes on.
 
     Args:
-        store: What the node joined over; each thread makes a connection of its own.
+        store: What the node joined over; each thread makes its own connection.
         joined: The run, and what the roster says of the node.
         runtime: The node's.
         calls: The agent's.

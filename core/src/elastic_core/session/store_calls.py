@@ -20,7 +20,7 @@ ANSWER_WITHIN_SECONDS = 10.0
 RENEWED_AFTER = 2.0
 """Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
 JOINING = "joining"
-"""Who calls before there is a session."""
+"""The caller, before there is a session."""
 WHAT = {"heartbeat": "a heartbeat to", "reader": "a read from", "writer": "a write to", JOINING: "a question to"}
 """What the threads of a session, and a node that joins, ask of the store."""
 
@@ -44,7 +44,7 @@ def call_of(who: str, store: object, unread_since: float | None = None) -> Store
     """Return the call that is under way over a connection; None where there is none, or where that cannot be known.
 
     Args:
-        who: Whose it is.
+        who: The thread that made it.
         store: The connection.
         unread_since: Since when the store is known to have entries which this thread has not read; None where it is not
             known to have any. A wait should have brought them.
