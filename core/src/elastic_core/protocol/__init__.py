@@ -2,15 +2,15 @@
 
 ``docs/protocol.md`` explains it and defines its rules. To read the code, begin with ``leader`` and ``node``.
 
-* Records: ``entries`` are what decisions are written as, ``roster`` is what each node says about itself, ``settings`` is
-  what a run's OPEN carries. ``ledger`` is the state that follows from the entries. ``codec`` (with ``schema`` and
-  ``limits``) turns records into JSON and back.
+* Records: ``entries`` hold decisions, ``roster`` has what each node says about itself, ``settings`` what an OPEN
+  carries. ``ledger`` is the state that follows from the entries. ``codec`` (with ``schema`` and ``limits``) turns
+  records into JSON and back.
 * The leader: ``leader`` decides which entry follows. It decides from a ``leader_view`` and makes entries with
   ``leader_entries``. ``failure_detector`` says which nodes are lost, ``reachability`` which node the others cannot
   reach, ``graceful_stop`` how workers stop together, ``counters`` what a new round costs, and ``compaction`` which
   entries may shrink.
-* The node: ``node`` decides what the agent does next, in terms of ``node_events``. ``ranks`` says which ranks its workers
-  get, ``row_delay`` how long its row may wait.
+* The node: ``node`` decides what the agent does next, in terms of ``node_events``. ``ranks`` says which ranks its
+  workers get, ``row_delay`` how long its row may wait.
 * Around a run: ``admission`` says which nodes may join, ``succession`` which node follows a leader that is gone, and
   ``repair`` what to do about a store that lost entries.
 """
