@@ -28,7 +28,7 @@ class PendingCall(NamedTuple):
 
 
 class GuardedBackend(RendezvousBackend):
-    """A backend's connection, and those that come of it; each method may raise RendezvousError, too.
+    """A backend's connection; ``connect`` makes further guarded ones. Each method may raise RendezvousError, too.
 
     Args:
         inner: The connection.

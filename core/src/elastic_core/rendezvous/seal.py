@@ -93,14 +93,7 @@ class _Opened:
 
 
 class SealedBackend(GuardedBackend):
-    """A backend's connection, over which everything goes sealed, and those that come of it.
-
-    Args:
-        inner: The connection.
-        described: The backend as messages name it.
-        seal: The job's.
-        now: The monotonic clock.
-    """
+    """A guarded connection that seals all values; ``connect`` makes further ones."""
 
     def __init__(
         self, inner: RendezvousBackend, described: str, seal: Seal, now: Callable[[], float] = time.monotonic
@@ -155,15 +148,7 @@ def protect(
     job_id: str,
     now: Callable[[], float] = time.monotonic,
 ) -> GuardedBackend:
-    """A backend's first connection, as a node uses it: guarded, and sealed where the job has a token.
-
-    Args:
-        inner: The connection.
-        described: The backend as messages name it.
-        token: The job's token; None for a job without one.
-        job_id: The job's id.
-        now: The monotonic clock.
-    """
+    """Return a backend's connection as a node uses it: guarded, and sealed if the job has a token."""
     if token is None:
         return GuardedBackend(inner, described, now)
     return SealedBackend(inner, described, Seal(token, job_id), now)
