@@ -1,8 +1,7 @@
-"""A node's state machine where a handler keeps no ledger: what torchrun's agent does, as one pure function.
+"""The node's state machine over a rendezvous handler, which keeps no ledger: what torchrun's agent does, as a function.
 
-There is nothing to read what all do. Each node decides for itself from what it sees: its own workers, and how many
-nodes the handler says are waiting. :func:`step` folds an event into the state and says what follows; the driver is
-``agent.polling``.
+Without a ledger, each node decides for itself from what it observes: its own workers, and how many nodes the handler
+says are waiting. :func:`step` adds an event to the state and returns the effects; ``handlers.agent`` runs them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class HandlerWork(enum.Enum):
     """What this node is doing."""
 
     MEETING = "meeting"
-    """The handler was asked for a round and has not answered."""
+    """The handler was asked for a round and has not answered yet."""
     RUNNING = "running"
     STOPPING = "stopping"
     FINISHING = "finishing"
@@ -31,21 +30,21 @@ class HandlerWork(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerState:
-    """All that such a node knows."""
+    """The state of such a node."""
 
     work: HandlerWork = HandlerWork.MEETING
     round: Round | None = None
     """The newest round that it was in."""
     restarts: int = 0
-    """Restarts spent here, of ``--max_restarts``, which each node counts by itself."""
+    """Restarts spent on this node, of ``--max_restarts``. Each node counts its own."""
     why: str = "the first round"
-    """Why the round came, or why the next one will."""
+    """Why the round began, or why the next one will."""
     reason: HaltReason | None = None
-    """The same in a word; None before the first round ends."""
+    """Why the last round ended; None before the first one has."""
     incident: Incident | None = None
     """The failure that ended the round, if one did."""
     verdict: Verdict | None = None
-    """What the policies say about it; None while they think."""
+    """The verdict of the failure policies on it; None until they answer."""
     gone: bool = False
     """Whether the stop is complete."""
     leaving: Leaving | None = None
@@ -53,30 +52,30 @@ class HandlerState:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """The handler sealed a round that has this node in it."""
+    """The handler sealed a round with this node in it."""
 
     round: Round
     restarts: int
-    """The most that any of its nodes has spent: what the workers of all are told."""
+    """The most restarts that any node of the round has spent, which the workers of all nodes are told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The handler says how many nodes wait."""
+    """The handler said how many nodes wait."""
 
     waiting: int
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The policies have spoken about the failure."""
+    """The failure policies answered."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class OthersFinished:
-    """There is nothing more to wait for; ``missing`` are the ranks of the nodes that did not say so."""
+    """The wait for the other nodes is over; ``missing`` are the ranks of nodes that did not say that they finished."""
 
     missing: tuple[int, ...] = ()
 
@@ -91,7 +90,7 @@ class AskHandler:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Ask the policies about a failure."""
+    """Ask the failure policies about a failure."""
 
     incident: Incident
     restarts: int
@@ -99,12 +98,12 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class AwaitOthers:
-    """Tell the others that this node has finished, and wait for them."""
+    """Tell the other nodes that this one has finished, and wait until they have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The job is over, as far as this node knows: shut the handler down and end."""
+    """The job is over as far as this node knows: shut the handler down and end."""
 
     closed: Closed
 
@@ -114,7 +113,7 @@ Step: TypeAlias = "tuple[HandlerState, tuple[HandlerEffect, ...]]"
 
 
 def step(state: HandlerState, event: HandlerEvent) -> Step:
-    """The state after an event, and what to do about it, in order. What comes too late changes nothing."""
+    """Return the state after an event, and the effects to run. An event that comes too late changes nothing."""
     match event, state.work:
         case Met(found, restarts), HandlerWork.MEETING:
             state = replace(state, work=HandlerWork.RUNNING, round=found, gone=False, incident=None, verdict=None)
@@ -150,7 +149,7 @@ def _stop(state: HandlerState, grace: Grace) -> Step:
 
 
 def _go_on(state: HandlerState) -> Step:
-    """What follows a stop, once no process is left and the policies have said what they think of it."""
+    """Go on after a stop, once no process is left and the failure policies have answered."""
     if not state.gone:
         return state, ()
     if state.leaving is not None:
@@ -162,7 +161,7 @@ def _go_on(state: HandlerState) -> Step:
             return state, ()
         case Verdict(Action.RESTART):
             return replace(state, work=HandlerWork.MEETING, restarts=state.restarts + 1), (AskHandler(),)
-        case Verdict(Action.EXCLUDE_HOST, reason):  # all that this node can exclude is itself
+        case Verdict(Action.EXCLUDE_HOST, reason):  # a node can exclude only itself
             return _end(state, Exit(ExitCode.WITHDRAWN, reason))
         case Verdict(_, reason, requeue):
             failed = Closed(
@@ -176,7 +175,7 @@ def _go_on(state: HandlerState) -> Step:
 
 
 def _as_judged(incident: Incident) -> Incident:
-    """The incident as policies see it: here only the budget ends a job whose port is always taken."""
+    """Return the incident as policies see it: here only the budget ends a job whose port is always taken."""
     if incident.kind is IncidentKind.PORT_TAKEN:
         return replace(incident, kind=IncidentKind.WORKER_FAILED)
     return incident

@@ -2,9 +2,9 @@
 
 ``docs/protocol.md`` explains it and defines its rules. To read the code, begin with ``leader`` and ``node``.
 
-* Records: ``entries`` are what decisions are written as, ``roster`` is what each node says about itself, ``settings``
-  is what a run's OPEN carries. ``ledger`` is the state that follows from the entries. ``codec`` (with ``schema`` and
-  ``limits``) turns records into JSON and back.
+* Records: ``entries`` hold decisions, ``roster`` has what each node says about itself, ``settings`` what an OPEN
+  carries. ``ledger`` is the state that follows from the entries. ``codec`` (with ``schema`` and ``limits``) turns
+  records into JSON and back.
 * The leader: ``leader`` decides which entry follows. It decides from a ``leader_view`` and makes entries with
   ``leader_entries``. ``failure_detector`` says which nodes are lost, ``reachability`` which node the others cannot
   reach, ``graceful_stop`` how workers stop together, ``counters`` what a new round costs, and ``compaction`` which

@@ -59,7 +59,7 @@ class OversizedError(ElasticError):
 
 
 def encode_entry(entry: Entry, most: int = _MOST) -> bytes:
-    """An entry as bytes, ``most`` of them; a ROUND costs 8 or 9 bytes a member.
+    """Return an entry in at most ``most`` bytes; a ROUND takes 8 or 9 bytes for each member.
 
     Raises:
         OversizedError: It would be larger than a store must take.
@@ -99,7 +99,7 @@ def _entry_reader(name: str) -> Reader:
 
 
 def encode_row(row: NodeRow, most: int = _MOST) -> bytes:
-    """A roster row as bytes, ``most`` of them.
+    """Return a roster row in at most ``most`` bytes.
 
     Raises:
         OversizedError: It would be larger than a store must take.

@@ -1,21 +1,12 @@
-"""The rendezvous: how nodes find each other, agree on who is which rank, and notice who is gone.
+"""What the author of a rendezvous backend writes against, and the names of torch's package of the same name.
 
-General layout, from what a backend's author writes up to what the agent uses:
+* ``backend`` is the interface of a store, ``options`` is what a backend declares that it takes. ``handler`` has the
+  interface of a whole rendezvous in torch's form, and the parameters from which both are made.
+* ``guard`` wraps a backend's connection so that an error of the backend names it. ``seal`` signs what is written with
+  the job's token, which ``job_token`` reads.
 
-* ``backend`` is the store's interface. ``guard`` names a backend that breaks the rules. ``handler`` has the public
-  types around it.
-* ``registry`` knows the rendezvous handlers of others by name; ``asking`` is the mind of a node that has one, and
-  ``exchange`` what such nodes tell each other.
-* ``settings``, ``entries`` with the ``ledger`` that they make, and ``rows`` are the vocabulary: immutable records.
-  ``codec`` turns them into JSON and back.
-* ``decide`` (with ``planning``, ``view``, ``books`` and ``watch``) is the leader's decision, ``node`` is a node's,
-  ``admission`` says who may join and ``succession`` who follows a leader that is gone. All are pure functions
-  of what is known and what time it is.
-* ``join``, ``reading``, ``leader``, ``heartbeat``, ``writer`` and ``session`` drive them: they read the store, call the
-  minds, and write what these say. ``retry`` says how long they wait after a failure.
-* ``places`` turns a round's members into ranks.
-
-``docs/protocol.md`` explains the protocol and defines its rules.
+Core's own backend is ``plugins.local_backend``. ``protocol`` decides, over the records in a store, and ``session``
+connects a node to its store. ``docs/protocol.md`` explains the protocol and defines its rules.
 """
 
 from __future__ import annotations
@@ -47,11 +38,11 @@ _PUBLIC = (
     "RendezvousStateError",
     "RendezvousTimeoutError",
 )
-"""Names of ``torch.distributed.elastic.rendezvous`` that are here too; ``elastic_core`` says where each lives."""
+"""Names of ``torch.distributed.elastic.rendezvous`` that exist here too; ``elastic_core`` defines them."""
 
 
 def __getattr__(name: str) -> Any:
-    """``registry``, as torch calls it, and the public names; imported when they are first used."""
+    """Import ``registry``, as torch calls it, and the public names on first use."""
     if name == "registry":
         return import_module("elastic_core.plugins.handler_registry")
     if name in _PUBLIC:

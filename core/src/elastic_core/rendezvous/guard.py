@@ -1,9 +1,10 @@
-"""What a backend lets escape that it must not, said in words that name the backend.
+"""A wrapper of a backend's connection that turns unexpected exceptions into errors that name the backend.
 
-A backend raises :class:`RendezvousConnectionError` and :class:`RendezvousStateError`, and the threads above are ready
-for these two. Anything else is a defect of the backend. It ends the agent, which cannot know what the store holds now;
-it must not look like a defect of the agent's.
+A backend may raise :class:`RendezvousConnectionError` and :class:`RendezvousStateError`, which the session handles. Any
+other exception is a defect of the backend. It ends the agent, which cannot know what the store holds now, and must not
+look like a defect of the agent.
 """
+# ruff: noqa: D102  (RendezvousBackend documents these methods)
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, Rendez
 
 
 class PendingCall(NamedTuple):
-    """A call that has not been answered."""
+    """A call that has not been answered yet."""
 
     at: float
     """When it was made, by the monotonic clock."""
     may_take: float
-    """Seconds for which it was asked to wait for news; 0 for any other."""
+    """Seconds for which a :meth:`RendezvousBackend.wait` may block; 0 for any other call."""
 
 
 class GuardedBackend(RendezvousBackend):
-    """A backend's connection, and those that come of it; each method may raise RendezvousError, too.
+    """A backend's connection; ``connect`` makes further guarded ones. Each method may raise RendezvousError, too.
 
     Args:
         inner: The connection.
@@ -38,12 +39,12 @@ class GuardedBackend(RendezvousBackend):
     def __init__(self, inner: RendezvousBackend, described: str, now: Callable[[], float] = time.monotonic) -> None:
         self.inner, self.described, self.now = inner, described, now
         self.asked: PendingCall | None = None
-        """The call that is under way over this connection, but for those that other threads may make meanwhile."""
+        """The call of this connection's thread that is under way; not those that other threads may make meanwhile."""
         copy_traits(self, inner)
 
     @contextmanager
     def _asking(self, method: str, may_take: float = 0.0) -> Iterator[None]:
-        """Yield a call whose answer this connection's thread waits for."""
+        """Guard a call for whose answer this connection's thread waits."""
         self.asked = PendingCall(self.now(), may_take)
         try:
             with self._calling(method):
@@ -66,27 +67,22 @@ class GuardedBackend(RendezvousBackend):
             ) from exc
 
     def connect(self) -> GuardedBackend:
-        """As the backend's."""
         with self._calling("connect"):
             return GuardedBackend(self.inner.connect(), self.described, self.now)
 
     def close(self) -> None:
-        """As the backend's."""
         with self._calling("close"):
             self.inner.close()
 
     def enter(self, node_id: str, value: bytes) -> int:
-        """As the backend's."""
         with self._asking("enter"):
             return self.inner.enter(node_id, value)
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        """As the backend's."""
         with self._asking("amend"):
             self.inner.amend(node_id, revision, value)
 
     def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
-        """As the backend's."""
         with self._asking("heartbeat"):
             reply = self.inner.heartbeat(node_id, count, watch)
             _check_count("the index of its newest entry", reply.head)
@@ -94,55 +90,46 @@ class GuardedBackend(RendezvousBackend):
             return reply
 
     def remove(self, node_id: str) -> None:
-        """As the backend's."""
         with self._asking("remove"):
             self.inner.remove(node_id)
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """As the backend's."""
         with self._asking("roster"):
             return self.inner.roster(ids)
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        """As the backend's."""
         with self._asking("append"):
             return self.inner.append(prev, entry, data)
 
     def read(self, index: int) -> bytes | None:
-        """As the backend's."""
         with self._asking("read"):
             return self.inner.read(index)
 
     def shrink(self, index: int) -> None:
-        """As the backend's."""
         with self._asking("shrink"):
             self.inner.shrink(index)
 
     def forget_workers(self) -> None:
-        """As the backend's."""
         with self._asking("forget_workers"):
             self.inner.forget_workers()
 
     def erase(self) -> bool:
-        """As the backend's."""
         with self._asking("erase"):
             return self.inner.erase()
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
-        """As the backend's."""
         with self._asking("wait", timeout):
             now = self.inner.wait(cursor, roster=roster, timeout=timeout)
             _check_count("the index of its newest entry", now.head)
             return now
 
     def confirm(self) -> bool:
-        """As the backend's."""
         with self._calling("confirm"):
             return self.inner.confirm()
 
 
 def _check_count(what: str, count: int) -> None:
-    """Refuse a number of the store's that counts nothing: whoever compares it with their own would do so for ever."""
+    """Refuse a negative number from the store: a node that compares it with its own would do so for ever."""
     if count < 0:
         raise RendezvousStateError(
             f"The store gives {count} as {what}.",

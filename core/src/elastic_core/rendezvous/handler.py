@@ -1,4 +1,4 @@
-"""The public types of a rendezvous: parameters in, a handler or a backend, who-is-who out.
+"""The interface of a rendezvous in torch's form: its parameters, its handler, and what the handler returns.
 
 The names and shapes of :class:`RendezvousHandler`, :class:`RendezvousInfo` and :class:`RendezvousParameters` follow
 ``torch.distributed.elastic.rendezvous.api``, so that code written for either reads the same.
@@ -19,7 +19,7 @@ from elastic_core.rendezvous.options import boolean, check_node_limit
 
 @dataclass(frozen=True, slots=True, init=False)
 class RendezvousParameters:
-    """What a backend is made from, with torch's arguments: what is given by another name is a key of ``config``.
+    """The parameters of a backend, with torch's arguments. Any other keyword is a key of ``config``.
 
     Raises:
         UsageError: The backend has no name, min_nodes < 1, max_nodes < min_nodes, or max_nodes is more than a job can
@@ -28,19 +28,19 @@ class RendezvousParameters:
 
     backend: str
     endpoint: str = field(repr=False)
-    """As the user typed it, perhaps with a password; '' when none was given. Each backend declares its own form."""
+    """As the user typed it, perhaps with a password; '' if none was given. Each backend declares its own form."""
     run_id: str
-    """The job id (``--rdzv_id``): which roster and ledger in the store are meant."""
+    """The job id (``--rdzv_id``), which selects the roster and the ledger in the store."""
     min_nodes: int
     max_nodes: int
     local_addr: str | None
-    """The address that peers reach this node at (``--local_addr``), or None to find it."""
+    """The address at which peers reach this node (``--local_addr``); None to find it."""
     node_rank: int | None
-    """This node's rank, where nodes are numbered by hand (``--node_rank``)."""
+    """``--node_rank``: this node's rank; None to have it assigned."""
     token: JobToken | None = field(repr=False)
-    """The job's token, by which core seals what it writes to a backend's store; no backend needs it."""
+    """The job's token, with which core seals the values in the store. Backends do not need it."""
     config: Mapping[str, str] = field(repr=False)
-    """``--rdzv_conf``, less the keys that core reads itself; already checked against the backend's declared options."""
+    """``--rdzv_conf`` without the keys that core reads, checked against the options that the backend declares."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class RendezvousParameters:
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return the same as a boolean.
+        """Return the value of a key as a boolean.
 
         Raises:
-            UsageError: It is none.
+            UsageError: It is not a boolean.
         """
         value: Any = self.config.get(key)
         if value is None:
@@ -88,10 +88,10 @@ class RendezvousParameters:
         return boolean(key, str(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return the same as a whole number.
+        """Return the value of a key as a whole number.
 
         Raises:
-            UsageError: It is none.
+            UsageError: It is not a whole number.
         """
         value: Any = self.config.get(key)
         if value is None:
@@ -104,7 +104,7 @@ class RendezvousParameters:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapStoreInfo:
-    """Where rank 0's worker will open the store that the workers meet in: ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    """The address at which rank 0's worker will open the workers' store: ``MASTER_ADDR`` and ``MASTER_PORT``."""
 
     master_addr: str
     master_port: int
@@ -112,50 +112,50 @@ class BootstrapStoreInfo:
 
 @dataclass(frozen=True, slots=True)
 class RendezvousInfo:
-    """One sealed round, seen from one node. Ranks here count nodes, not workers."""
+    """One sealed round, as one node sees it. Ranks here count nodes, not workers."""
 
     store: Any
-    """A key-value store shared by the round's nodes; None where the workers bring their own."""
+    """A key-value store that the nodes of the round share; None if the workers bring their own."""
     rank: int
     world_size: int
     bootstrap_store_info: BootstrapStoreInfo | None = None
 
 
 HandlerAnswer: TypeAlias = "RendezvousInfo | tuple[Any, int, int]"
-"""What a handler may return for a round: a :class:`RendezvousInfo`, torch's, or ``(store, rank, world_size)``."""
+"""What a handler may return: a :class:`RendezvousInfo`, torch's class of that name, or ``(store, rank, size)``."""
 
 
 class RendezvousHandler(ABC):
-    """A whole rendezvous behind one blocking call, as torch has it: an agent asks it for each round.
+    """A whole rendezvous behind one blocking call, as in torch: an agent calls it for each round.
 
-    Only :meth:`next_rendezvous` must be written. All methods of one handler are called from one thread, one at a time.
-    ``registry.register`` makes it a backend that ``--rdzv_backend`` can name. Since it keeps no ledger, the agent can
-    do no more for the job than torchrun's does; :class:`~elastic_core.rendezvous.backend.RendezvousBackend` is the
-    interface of a backend with which it can.
+    Only :meth:`next_rendezvous` is required. All methods of one handler are called from one thread, one at a time.
+    ``registry.register`` makes it a backend that ``--rdzv_backend`` can name. A handler keeps no ledger, so the agent
+    can do no more for the job than torchrun's agent does. It can with a
+    :class:`~elastic_core.rendezvous.backend.RendezvousBackend`.
     """
 
     @abstractmethod
     def next_rendezvous(self) -> HandlerAnswer:
-        """Block until a round is sealed that has this node in it.
+        """Block until a round with this node is sealed.
 
-        It is called for the first round, and again after a failure here and when nodes wait. Each round's agents
-        write down in the round's store who they are, so its keys must be the round's own: give keys a prefix that
-        names the round. A store is torch's, or any object with ``set(key, value)`` and ``get(key)``; ``get`` may
-        block, return None or raise KeyError for a key that is not there yet. A round of one node needs none.
+        It is called for the first round, after a failure on this node, and when nodes wait. The agents of a round write
+        into the round's store who they are, so keys of different rounds must not collide: give them a prefix that names
+        the round. A store is torch's, or any object with ``set(key, value)`` and ``get(key)``; ``get`` may block,
+        return None or raise KeyError for a key that is not there yet. A round of one node needs no store.
 
         Raises:
             RendezvousClosedError: The job is closed.
             RendezvousTimeoutError: Too few nodes came.
             RendezvousConnectionError: The store cannot be reached.
-            RendezvousStateError: The store holds something that cannot be.
+            RendezvousStateError: The store holds something invalid.
         """
 
     def get_backend(self) -> str:
-        """Return the backend's name, for messages; the class's unless it says otherwise."""
+        """Return the backend's name for messages; by default the name of the class."""
         return type(self).__name__
 
     def get_run_id(self) -> str:
-        """Return the job id; '' for the run's own (``--rdzv_id``)."""
+        """Return the job id; '' for ``--rdzv_id``."""
         return ""
 
     def is_closed(self) -> bool:
@@ -166,23 +166,23 @@ class RendezvousHandler(ABC):
         """Close the job: no further round is sealed."""
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait outside the present round; asked every ``--monitor_interval`` seconds while it runs.
+        """Return how many nodes wait outside the present round; called every ``--monitor_interval`` seconds in a round.
 
-        More than none stops the workers here and asks for the next round.
+        If any node waits, the workers here are stopped and the next round is asked for.
         """
         return 0
 
     def shutdown(self) -> bool:
-        """Close the job and every connection; return whether that went well.
+        """Close the job and all connections; return whether that succeeded.
 
-        Called last, when the workers here have finished or the job has failed. Not called when only this node leaves,
-        since torch's handlers close the job for all.
+        Called last, when the workers here have finished or the job has failed. Not called if only this node leaves,
+        because torch's handlers close the job for all nodes.
         """
         return True
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers are to be clients of :attr:`RendezvousInfo.store`; else rank 0's opens one of its own."""
+        """Whether workers are clients of :attr:`RendezvousInfo.store`; otherwise rank 0's worker opens a store."""
         return False
 
 
@@ -197,7 +197,7 @@ _OPTIONAL_METHODS = (
 
 
 class _CompletedHandler(RendezvousHandler):
-    """A handler that knows nothing of our class: what it lacks is as :class:`RendezvousHandler` has it."""
+    """A handler of another class, with the defaults of :class:`RendezvousHandler` for the methods that it lacks."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -218,10 +218,9 @@ class _CompletedHandler(RendezvousHandler):
 
 
 def complete_class(kind: type) -> type:
-    """Return a handler's class without torch's abstract methods: those that it lacks are as
-    :class:`RendezvousHandler`'s.
+    """Return a handler's class with the defaults of :class:`RendezvousHandler` for the abstract methods that it lacks.
 
-    Torch's class leaves all methods but ``use_agent_store`` to its subclasses; ours leaves :meth:`next_rendezvous`.
+    In torch's class all methods except ``use_agent_store`` are abstract, in ours only :meth:`next_rendezvous`.
     """
     lacking: frozenset[str] = getattr(kind, "__abstractmethods__", frozenset())
     defaults = {name: getattr(RendezvousHandler, name) for name in _OPTIONAL_METHODS if name in lacking}
@@ -231,7 +230,7 @@ def complete_class(kind: type) -> type:
 
 
 def as_handler(made: object) -> RendezvousHandler | None:
-    """Any object with ``next_rendezvous`` as a handler, e.g. one of torch's; None for anything else."""
+    """Return any object with ``next_rendezvous``, e.g. one of torch's, as a handler; None for anything else."""
     if isinstance(made, RendezvousHandler):
         return made
     if inspect.isclass(made) or inspect.ismodule(made) or not callable(getattr(made, "next_rendezvous", None)):

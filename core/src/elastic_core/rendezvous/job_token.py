@@ -1,4 +1,4 @@
-"""The job token: a secret that all nodes of a job share, by which each knows what the others wrote to the store.
+"""The job token: a secret that all nodes of a job share, which proves that a value in the store is by one of them.
 
 It comes from the environment (``ELASTIC_JOB_TOKEN``) or from a file (``token_file=`` in ``--rdzv_conf``), never from a
 command line, which every user of a host can read. ``docs/security.md`` says what it protects from.
@@ -15,14 +15,14 @@ from elastic_core.errors import UsageError
 TOKEN_VARIABLE = "ELASTIC_JOB_TOKEN"
 TOKEN_MIN_BYTES = 32
 TOKEN_MIN_DISTINCT_BYTES = 8
-"""What a token must have at least. What it seals can be read, so a token that can be guessed can be found offline."""
+"""Lower limit. The sealed values can be read, so a token that can be guessed can be found offline."""
 TOKEN_MAX_BYTES = 4096
 
 _MAKE_ONE = "Make one with `openssl rand -hex 32`."
 
 
 class JobToken:
-    """A token; its text is shown nowhere.
+    """A job token. Its text is never shown.
 
     Args:
         secret: The token.
@@ -52,26 +52,26 @@ class JobToken:
         return "JobToken(***)"
 
     def __deepcopy__(self, memo: object) -> JobToken:
-        return self  # a copy of a run's settings shows no more than they do
+        return self  # it is immutable
 
     def __reduce__(self) -> str:
         raise TypeError("a job token does not leave its process")
 
     def key(self, job_id: str) -> bytes:
-        """Return the key of one job, derived as HKDF does (RFC 5869): that of another job does not follow from it."""
+        """Return the key of one job, derived as in HKDF (RFC 5869): the key of another job does not follow from it."""
         extracted = hmac_sha256(b"elastic job token", self._secret)
         return hmac_sha256(extracted, b"job " + job_id.encode(errors="surrogateescape") + b"\x01")
 
 
 def hmac_sha256(key: bytes, message: bytes) -> bytes:
-    """HMAC-SHA256."""
-    import hmac  # 4 ms of a launch, which one without a token does not need
+    """Return the HMAC-SHA256 of a message."""
+    import hmac  # takes 4 ms, which a launch without a token need not spend
 
     return hmac.digest(key, message, "sha256")
 
 
 def read_token(environ: Mapping[str, str], token_file: str | None) -> JobToken | None:
-    """Return the job's token; None where neither the environment nor a file has one.
+    """Return the job's token; None if neither the environment nor a file has one.
 
     Args:
         environ: The agent's environment.
@@ -91,9 +91,9 @@ def read_token(environ: Mapping[str, str], token_file: str | None) -> JobToken |
 
 
 def _read_private_file(path: str) -> bytes:
-    """Return what a file has that nobody else may read or write.
+    """Return the content of a file that other users can neither read nor write.
 
-    Its group may read it, since that is how Kubernetes hands a secret to a container that does not run as root.
+    Its group may read it, because Kubernetes gives a secret to a container that does not run as root in that way.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
@@ -111,6 +111,6 @@ def _read_private_file(path: str) -> bytes:
                     f"token_file={path} has mode {mode:04o}: others can read it, or its group can write it.",
                     hint=f"Run `chmod 600 {path}`. For a secret of Kubernetes set defaultMode: 0440.",
                 )
-            return file.read(TOKEN_MAX_BYTES + 2)  # with the end of its line; of a longer one enough to see that it is
+            return file.read(TOKEN_MAX_BYTES + 2)  # with a line end; of a longer file enough to see that it is too long
     except OSError as exc:
         raise UsageError(f"token_file={path} cannot be read: {exc.strerror}.") from exc

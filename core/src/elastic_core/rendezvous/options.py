@@ -1,4 +1,4 @@
-"""What a backend declares that it takes (:class:`RendezvousOptions`), and how it reads the values of its own keys."""
+"""The options that a backend declares (:class:`RendezvousOptions`), and parsers of the values of its keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from elastic_core.errors import UsageError
 
 MAX_NODES = 20_000
-"""Nodes of a job, at most: a ROUND that names so many fits into one value of a store (``protocol/limits.py``)."""
+"""Most nodes of a job: a ROUND that names as many fits into one value of a store (``protocol/limits.py``)."""
 _BOOLEANS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
     **dict.fromkeys(("0", "false", "f", "no", "n"), False),
@@ -16,20 +16,21 @@ _BOOLEANS = {
 
 
 class RendezvousOptions:
-    """What a backend takes, as the hook ``elastic_rendezvous_options`` declares it.
+    """The options that a backend takes, as the hook ``elastic_rendezvous_options`` declares them.
 
     Args:
-        endpoint: The endpoint's form for help and errors, e.g. ``HOST[:PORT]``; '' when the backend takes none.
-            ``HOST`` in it says that an endpoint names a host: then nodes are reached by the way that leads there.
+        endpoint: The endpoint's form for help and errors, e.g. ``HOST[:PORT]``; '' if the backend takes none. With
+            ``HOST`` in it, the address of this node is the one from which that host is reached.
         endpoint_required: Whether a run without ``--rdzv_endpoint`` is refused.
         conf: The ``--rdzv_conf`` keys, each with one line of help; None for none.
-        ignored: Keys of torch's that are taken and have no effect, each with the reason, where core's own does not fit.
+        ignored: Keys of torch that are accepted without effect, each with the reason, if core's reason does not fit.
         single_node: Whether the backend serves one node only.
-        standalone: Whether the backend can start a store of its own: ``--standalone`` then leaves the choice of the
-            backend as it is, and gives it no endpoint.
+        standalone: Whether the backend can start a store by itself. ``--standalone`` then keeps the backend and gives
+            it no endpoint.
         handler: Whether it makes a ``RendezvousHandler``, which is asked for newcomers every ``--monitor_interval``
-            seconds, and checks all of ``--rdzv_conf`` itself.
-        embedded: Whether the store lives in one of the job's agents, so that nobody listens before that one starts.
+            seconds, and which checks all of ``--rdzv_conf`` itself.
+        embedded: Whether the store lives in one of the job's agents, so that it cannot be reached before that agent
+            starts.
     """
 
     __slots__ = ("conf", "embedded", "endpoint", "endpoint_required", "handler", "ignored", "single_node", "standalone")
@@ -57,10 +58,10 @@ class RendezvousOptions:
 
 
 def positive_seconds(key: str, text: str) -> float:
-    """Return a duration among a backend's own keys.
+    """Return the duration of a backend's key.
 
     Raises:
-        UsageError: It is no positive number of seconds.
+        UsageError: It is not a positive number of seconds.
     """
     try:
         seconds = float(text)
@@ -72,10 +73,10 @@ def positive_seconds(key: str, text: str) -> float:
 
 
 def boolean(key: str, text: str) -> bool:
-    """Return a boolean among a backend's own keys, as torch spells them.
+    """Return the boolean of a backend's key, in torch's spelling.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is not a boolean.
     """
     if (value := _BOOLEANS.get(text.lower())) is None:
         raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
@@ -83,11 +84,7 @@ def boolean(key: str, text: str) -> bool:
 
 
 def check_node_limit(max_nodes: int) -> None:
-    """Refuse more nodes than a job can have.
-
-    Raises:
-        UsageError: They are more than MAX_NODES.
-    """
+    """Refuse more than MAX_NODES nodes, with a UsageError."""
     if max_nodes > MAX_NODES:
         raise UsageError(
             f"The maximum of {max_nodes} nodes is more than a job can have, {MAX_NODES}.",

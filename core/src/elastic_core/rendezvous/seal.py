@@ -1,10 +1,11 @@
-"""What is written to a store, sealed: whoever does not have the job's token can write nothing there that is believed.
+"""Seals on the values in a store, so that a value by a writer without the job's token is refused.
 
 A seal is a line before the value: HMAC-SHA256 over the value and its place, under a key of the job. A ledger entry's
 place is its index; the ids of the entry and of the one before are part of the entry. A row's place is its node and its
-revision. So nothing can be moved to another place, nor into another job: its key is another one. Heartbeats, serials
-and tombstones are not sealed: ``docs/security.md`` says what somebody can do with those.
+revision. So a value cannot be moved to another place, nor to another job, which has another key. Heartbeats, serials
+and tombstones are not sealed: ``docs/security.md`` says what an attacker can do with those.
 """
+# ruff: noqa: D102  (RendezvousBackend documents the methods of SealedBackend)
 
 from __future__ import annotations
 
@@ -26,40 +27,27 @@ SEAL_HINT = (
 
 
 class Seal:
-    """Seals and opens the values of one job.
-
-    Args:
-        token: The job's token.
-        job_id: The job's id.
-    """
+    """Seals the values of one job and checks their seals."""
 
     def __init__(self, token: JobToken, job_id: str) -> None:
         self._key = token.key(job_id)
         self.fingerprint = hmac_sha256(self._key, b"fingerprint")[:8].hex()
-        """Names the key, and shows nothing of it."""
+        """A name of the key that does not reveal it."""
 
     def entry(self, index: int, data: bytes) -> bytes:
-        """Return a ledger entry, sealed."""
+        """Seal a ledger entry."""
         return self._sealed(b"entry %d " % index, data)
 
     def row(self, node_id: str, revision: int, value: bytes) -> bytes:
-        """Return the value of a roster row, sealed."""
+        """Seal the value of a roster row."""
         return self._sealed(_row_place(node_id, revision), value)
 
     def opened_entry(self, index: int, sealed: bytes) -> bytes:
-        """Return what :meth:`entry` has sealed.
-
-        Raises:
-            RendezvousStateError: It is not sealed with this key.
-        """
+        """Return what :meth:`entry` has sealed; raise RendezvousStateError if it is not sealed with this key."""
         return self._opened(b"entry %d " % index, sealed, f"Entry {index}")
 
     def opened_row(self, node_id: str, revision: int, sealed: bytes) -> bytes:
-        """Return what :meth:`row` has sealed.
-
-        Raises:
-            RendezvousStateError: It is not sealed with this key.
-        """
+        """Return what :meth:`row` has sealed; raise RendezvousStateError if it is not sealed with this key."""
         return self._opened(_row_place(node_id, revision), sealed, f"The row of {node_id!r}")
 
     def _sealed(self, place: bytes, value: bytes) -> bytes:
@@ -83,7 +71,7 @@ class Seal:
 
 
 def fingerprint(sealed: bytes) -> str:
-    """Return the name of the key with which a value says that it is sealed; '' for a value without a seal."""
+    """Return the name of the key with which a value claims to be sealed; '' for a value without a seal."""
     if not sealed.startswith(SEAL_PREFIX):
         return ""
     said = sealed[len(SEAL_PREFIX) :][:16].decode("ascii", "replace")
@@ -97,7 +85,7 @@ def _row_place(node_id: str, revision: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A row that was opened, and what it was: of a thousand rows mostly one has changed since the last look."""
+    """A row whose seal was checked. Usually few of a thousand rows have changed since the last read."""
 
     revision: int
     sealed: bytes
@@ -105,14 +93,7 @@ class _Opened:
 
 
 class SealedBackend(GuardedBackend):
-    """A backend's connection, over which everything goes sealed, and those that come of it.
-
-    Args:
-        inner: The connection.
-        described: The backend as messages name it.
-        seal: The job's.
-        now: The monotonic clock.
-    """
+    """A guarded connection that seals all values; ``connect`` makes further ones."""
 
     def __init__(
         self, inner: RendezvousBackend, described: str, seal: Seal, now: Callable[[], float] = time.monotonic
@@ -122,19 +103,15 @@ class SealedBackend(GuardedBackend):
         self._rows: dict[str, _Opened] = {}
 
     def connect(self) -> SealedBackend:
-        """As the backend's."""
         return SealedBackend(super().connect().inner, self.described, self._seal, self.now)
 
     def enter(self, node_id: str, value: bytes) -> int:
-        """As the backend's, sealed."""
         return super().enter(node_id, self._seal.row(node_id, 0, value))
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        """As the backend's, sealed."""
         super().amend(node_id, revision, self._seal.row(node_id, revision, value))
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """As the backend's; a row whose seal does not fit is none."""
         before, self._rows = self._rows, {}
         return [row if row.broken else self._opened(row, before.get(row.node_id)) for row in super().roster(ids)]
 
@@ -149,22 +126,16 @@ class SealedBackend(GuardedBackend):
         return replace(row, value=before.value)
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        """As the backend's, sealed."""
         return super().append(prev, entry, self._seal.entry(entry.index, data))
 
     def read(self, index: int) -> bytes | None:
-        """As the backend's.
-
-        Raises:
-            RendezvousStateError: The entry's seal does not fit.
-        """
         data = super().read(index)
         try:
             return self._opened_entry(index, data)
         except RendezvousStateError:
             if (there := super().read(index)) == data:
                 raise
-            return self._opened_entry(index, there)  # the first was what a bell had brought, which is only a hint
+            return self._opened_entry(index, there)  # the first came with a notification, which is only a hint
 
     def _opened_entry(self, index: int, data: bytes | None) -> bytes | None:
         return data if data is None or data == TOMBSTONE else self._seal.opened_entry(index, data)
@@ -177,15 +148,7 @@ def protect(
     job_id: str,
     now: Callable[[], float] = time.monotonic,
 ) -> GuardedBackend:
-    """Return a backend's first connection, as a node uses it: guarded, and sealed where the job has a token.
-
-    Args:
-        inner: The connection.
-        described: The backend as messages name it.
-        token: The job's token; None for a job without one.
-        job_id: The job's id.
-        now: The monotonic clock.
-    """
+    """Return a backend's connection as a node uses it: guarded, and sealed if the job has a token."""
     if token is None:
         return GuardedBackend(inner, described, now)
     return SealedBackend(inner, described, Seal(token, job_id), now)
