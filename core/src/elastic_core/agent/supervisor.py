@@ -10,30 +10,24 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 
-from elastic_core.agent import preload, report, snapshot_rescue
+from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, Overdue, SignalReceived, Tick
-from elastic_core.agent.probing import Door, probe
-from elastic_core.agent.registration import applicant_for
-from elastic_core.agent.report import Ending, Publish, finish, publish_as
-from elastic_core.agent.resources import WARDEN_PATIENCE, Resources, open_resources
+from elastic_core.agent.probing import probe
+from elastic_core.agent.report import Ending, Publish, finish
+from elastic_core.agent.resources import WARDEN_PATIENCE, Resources
 from elastic_core.agent.shutdown import Departing
-from elastic_core.agent.slot import Slot
-from elastic_core.agent.status import ShowState, Status, describe_node
-from elastic_core.agent.worker_store import Stores, make_stores
+from elastic_core.agent.status import Status, describe_node
+from elastic_core.agent.worker_store import Stores
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import ElasticError, RendezvousConnectionError
+from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.host.addresses import advertised
-from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.ledger import Closed, Round
 from elastic_core.protocol.node import (
     Answered,
@@ -64,17 +58,14 @@ from elastic_core.protocol.node import (
 )
 from elastic_core.protocol.roster import Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.arrival import Arrival
-from elastic_core.session.contact import FENCE_SHARE, persist, silent_store, store_awaited
-from elastic_core.session.join import Applicant, Joined, arrive, join
+from elastic_core.session.contact import FENCE_SHARE
+from elastic_core.session.join import Applicant, Joined
 from elastic_core.session.leave import any_stays
-from elastic_core.session.ledger_watch import Lookout
-from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.session.runtime import Runtime
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
-from elastic_core.session.store_calls import silence_told
 from elastic_core.threads import bounded
-from elastic_core.warden.client import CLOSING, Warden
+from elastic_core.warden.client import CLOSING
 from elastic_core.warden.messages import (
     Died,
     Fenced,
@@ -85,112 +76,12 @@ from elastic_core.warden.messages import (
     ServiceFailed,
     ServiceStarted,
     Stuck,
-    WardenEvent,
 )
 
 SILENT_PROGRESS = 30.0
 """Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
-EVERYWHERE = "the workers' store here listens at all of them, for connections that are translated on the way"
 FAREWELL = 10.0
 """Most seconds to spend on leaving the roster properly."""
-
-
-def supervise(
-    config: RunConfig,
-    plugins: Plugins,
-    store: RendezvousBackend,
-    slot: Slot,
-    warden: Warden,
-    preloaded: tuple[str, ...],
-    *,
-    cpus: tuple[frozenset[int], ...],
-    again: bool = False,
-    show_state: ShowState = lambda _: None,
-) -> Ending:
-    """Join, and take part to the end. Main thread only.
-
-    Args:
-        config: The run's settings.
-        plugins: Those loaded for it.
-        store: The first connection to the job's store; the caller closes it.
-        slot: This agent's, on this host.
-        warden: Starts the workers.
-        preloaded: What its fork server imports; () without a fork server.
-        cpus: What each worker is bound to; () for nothing.
-        show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
-        again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
-
-    Raises:
-        ElasticError: What the user must hear before anything was started: refused, or too few nodes.
-    """
-    runtime = RUNTIME
-    with ExitStack() as stack:
-        show_state(Status.of(config).describe_joining)
-        form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
-        address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
-        door = stack.enter_context(closing(Door(address))) if config.max_nodes > 1 else None
-        applicant = applicant_for(config, plugins, slot, runtime, door)
-        info = applicant.info
-        publish = partial(publish_as, plugins, info)
-        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
-        publish(Event("joining", message, fields={"node_id": info.node_id}))
-        for warning in store.warnings:
-            publish(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
-        if own_address(address) is None:
-            publish(Event("listens_everywhere", f"{address} is not an address of this host: {EVERYWHERE}"))
-        heard: list[WardenEvent] = []
-        patience = config.timing.join_timeout
-
-        def waits(exc: RendezvousConnectionError) -> None:
-            publish(store_awaited(config.rdzv_endpoint, patience, exc))
-
-        def silent(exc: RendezvousConnectionError) -> None:
-            publish(silent_store(exc))
-
-        def arriving(to: RendezvousBackend) -> Arrival:
-            with silence_told(to, silent, config.rdzv_endpoint):
-                return arrive(to, applicant, runtime, again=again)
-
-        def joining(to: RendezvousBackend) -> Joined | Closed:
-            with silence_told(to, silent, config.rdzv_endpoint):
-                return join(to, applicant, runtime, arrival)
-
-        arrival = None
-        if preloaded or again:
-            arrival = persist(store, arriving, waits, timeout=patience)
-        if preloaded and arrival is not None and arrival.round:  # a running job pauses only for the switch
-            with closing(Lookout(store, applicant, runtime, arrival)) as lookout:
-                lookout.wait_until_entered(config.timing.beat_interval)
-                publish(report.under_way(arrival, preloaded))
-                heard = preload.settled(warden, preload.later(config, preloaded), lookout)
-                if (verdict := lookout.verdict()) is not None:
-                    return finish(publish, verdict, idle=report.TOO_LATE)
-        hosted = preload.STORE_MODULE in preloaded
-        stores = stack.enter_context(
-            closing(make_stores(config, store, warden, address, runtime.new_id, hosted=hosted))
-        )
-        applicant = replace(applicant, offer=stores.offer())
-        found = persist(store, joining, waits, timeout=patience)
-        if isinstance(found, Closed):
-            return finish(publish, found, idle=report.TOO_LATE)
-        run = found.ledger.head.run
-        for difference in describe_differences(found.ledger.settings, applicant.settings):
-            publish(Event("settings_differ", difference, Level.WARNING))
-        try:
-            warm = bool(preloaded)
-            made = open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
-            resources = stack.enter_context(made)
-            supervisor = Supervisor(
-                config, plugins, publish, store, applicant, found, runtime, resources, stores, slot.look
-            )
-        except BaseException:
-            with suppress(Exception):
-                store.remove(info.node_id)  # else it is given a round, which the others must lose it from
-            raise
-        if door is not None:
-            resources.loop.watch(door, door.greet)
-        show_state(supervisor.describe)
-        return snapshot_rescue.run(supervisor, resources, publish, str(info))
 
 
 class Supervisor:

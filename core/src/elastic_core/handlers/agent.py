@@ -108,8 +108,7 @@ def run(
     with ExitStack() as stack:
         info = applicant_for(config, plugins, slot, runtime).info
         publish = partial(publish_as, plugins, info)
-        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
-        publish(Event("joining", message, fields={"node_id": info.node_id}))
+        publish(report.joining(config, info))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
         resources = stack.enter_context(
