@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent import supervisor, worker_store
+from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import MARK
 from elastic_core.agent.slot import Slot
 from elastic_core.api.run_agent import begun, connect_and_run
@@ -71,7 +71,7 @@ def test_who_is_refused_lets_its_port_go(job: Job, monkeypatch: pytest.MonkeyPat
     def refuse(*_: object) -> None:
         raise RendezvousRefusedError("not you")
 
-    monkeypatch.setattr(supervisor, "join", refuse)
+    monkeypatch.setattr(membership, "join", refuse)
     with pytest.raises(RendezvousRefusedError, match="not you"):
         job.run()
     assert job.let_go()

@@ -33,7 +33,7 @@ if "INTERRUPT_AT" in os.environ:  # not in what this process starts
 """A sitecustomize that sends SIGINT to its own process at the n-th import, without those that lead to ``main``."""
 ELASTIC = "import sys; from elastic_core.cli.main import main; sys.exit(main())"
 """The console script."""
-STARTED = "elastic_core.agent.supervisor"
+STARTED = "elastic_core.agent.membership"
 """Imported when the command line is read, and the agent's own handlers are about to be there."""
 
 

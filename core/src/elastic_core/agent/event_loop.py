@@ -37,7 +37,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class AliveFor:
-    """``SILENT_PROGRESS`` seconds have passed since the start of a round, which may still be running."""
+    """``SILENT_PROGRESS_SECONDS`` have passed since the start of a round, which may still be running."""
 
     round: int
 

@@ -16,7 +16,7 @@ from types import FrameType
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, marked
-from elastic_core.agent.event_loop import EventLoop
+from elastic_core.agent.event_loop import EventLoop, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish
@@ -27,7 +27,9 @@ from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
+from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.manager import Plugins
+from elastic_core.protocol.node import Leaving
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
@@ -49,6 +51,22 @@ class Resources:
     """Memory files that outlive the workers."""
     unreachable: probing.Unreachable = probing.unreachable
     """Probes the node's peers."""
+
+
+def kill_workers(resources: Resources, now: float) -> None:
+    """End all workers at once; if the warden does not do it within its patience, an Overdue comes."""
+    resources.warden.wake()
+    resources.group.stop(0.0)
+    resources.loop.at(now + WARDEN_PATIENCE, Overdue())
+
+
+def handle_warden_death(resources: Resources, publish: Publish, reason: str) -> Leaving:
+    """Give up the workers of a dead warden. Without a warden the node cannot keep its promises, so it leaves."""
+    message = f"the process that guards the workers is gone ({reason}), and the workers with it"
+    publish(Event("warden_died", message, Level.ERROR))
+    resources.loop.unwatch(resources.warden)
+    resources.group.gone()
+    return Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN)
 
 
 @contextmanager

@@ -1,39 +1,32 @@
-"""The agent: one event loop between a rendezvous and the workers of one node.
+"""The agent's event loop: feeds events to the node's state machine and runs the effects that it returns.
 
-The loop (:meth:`Supervisor.run`) takes what happened, lets the node's state machine
-(:mod:`elastic_core.protocol.node`) say what follows, and does it. All blocking I/O with the store is the session's,
-all processes are the warden's, all streams are the output's; so the loop itself never waits for anything but the next
-event.
+:meth:`Supervisor.run` takes events, passes them to ``step`` of :mod:`elastic_core.protocol.node`, and executes the
+result. The threads of the session do all blocking I/O with the store, the warden starts and stops processes, and the
+threads of the output read streams. So the loop never blocks on anything but the next event.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 
-from elastic_core.agent import preload, report, snapshot_rescue
+from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, Overdue, SignalReceived, Tick
-from elastic_core.agent.probing import Door, probe
-from elastic_core.agent.registration import applicant_for
-from elastic_core.agent.report import Ending, Publish, finish, publish_as
-from elastic_core.agent.resources import WARDEN_PATIENCE, Resources, open_resources
+from elastic_core.agent.probing import probe
+from elastic_core.agent.report import Ending, Publish, finish
+from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers
 from elastic_core.agent.shutdown import Departing
-from elastic_core.agent.slot import Slot
-from elastic_core.agent.status import ShowState, Status, describe_node
-from elastic_core.agent.worker_store import Stores, make_stores
+from elastic_core.agent.status import Status, describe_node
+from elastic_core.agent.worker_store import Stores
 from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import ElasticError, RendezvousConnectionError
+from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.host.addresses import advertised
-from elastic_core.host.ports import own_address
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.ledger import Closed, Round
 from elastic_core.protocol.node import (
     Answered,
@@ -64,17 +57,14 @@ from elastic_core.protocol.node import (
 )
 from elastic_core.protocol.roster import Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.arrival import Arrival
-from elastic_core.session.contact import FENCE_SHARE, persist, silent_store, store_awaited
-from elastic_core.session.join import Applicant, Joined, arrive, join
+from elastic_core.session.contact import FENCE_SHARE
+from elastic_core.session.join import Applicant, Joined
 from elastic_core.session.leave import any_stays
-from elastic_core.session.ledger_watch import Lookout
-from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.session.runtime import Runtime
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
-from elastic_core.session.store_calls import silence_told
 from elastic_core.threads import bounded
-from elastic_core.warden.client import CLOSING, Warden
+from elastic_core.warden.client import CLOSING
 from elastic_core.warden.messages import (
     Died,
     Fenced,
@@ -85,112 +75,12 @@ from elastic_core.warden.messages import (
     ServiceFailed,
     ServiceStarted,
     Stuck,
-    WardenEvent,
 )
 
-SILENT_PROGRESS = 30.0
-"""Seconds that all ranks of a silent script must be alive to count as progress (rule L4)."""
-EVERYWHERE = "the workers' store here listens at all of them, for connections that are translated on the way"
-FAREWELL = 10.0
-"""Most seconds to spend on leaving the roster properly."""
-
-
-def supervise(
-    config: RunConfig,
-    plugins: Plugins,
-    store: RendezvousBackend,
-    slot: Slot,
-    warden: Warden,
-    preloaded: tuple[str, ...],
-    *,
-    cpus: tuple[frozenset[int], ...],
-    again: bool = False,
-    show_state: ShowState = lambda _: None,
-) -> Ending:
-    """Join, and take part to the end. Main thread only.
-
-    Args:
-        config: The run's settings.
-        plugins: Those loaded for it.
-        store: The first connection to the job's store; the caller closes it.
-        slot: This agent's, on this host.
-        warden: Starts the workers.
-        preloaded: What its fork server imports; () without a fork server.
-        cpus: What each worker is bound to; () for nothing.
-        show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
-        again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
-
-    Raises:
-        ElasticError: What the user must hear before anything was started: refused, or too few nodes.
-    """
-    runtime = RUNTIME
-    with ExitStack() as stack:
-        show_state(Status.of(config).describe_joining)
-        form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
-        address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
-        door = stack.enter_context(closing(Door(address))) if config.max_nodes > 1 else None
-        applicant = applicant_for(config, plugins, slot, runtime, door)
-        info = applicant.info
-        publish = partial(publish_as, plugins, info)
-        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
-        publish(Event("joining", message, fields={"node_id": info.node_id}))
-        for warning in store.warnings:
-            publish(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
-        if own_address(address) is None:
-            publish(Event("listens_everywhere", f"{address} is not an address of this host: {EVERYWHERE}"))
-        heard: list[WardenEvent] = []
-        patience = config.timing.join_timeout
-
-        def waits(exc: RendezvousConnectionError) -> None:
-            publish(store_awaited(config.rdzv_endpoint, patience, exc))
-
-        def silent(exc: RendezvousConnectionError) -> None:
-            publish(silent_store(exc))
-
-        def arriving(to: RendezvousBackend) -> Arrival:
-            with silence_told(to, silent, config.rdzv_endpoint):
-                return arrive(to, applicant, runtime, again=again)
-
-        def joining(to: RendezvousBackend) -> Joined | Closed:
-            with silence_told(to, silent, config.rdzv_endpoint):
-                return join(to, applicant, runtime, arrival)
-
-        arrival = None
-        if preloaded or again:
-            arrival = persist(store, arriving, waits, timeout=patience)
-        if preloaded and arrival is not None and arrival.round:  # a running job pauses only for the switch
-            with closing(Lookout(store, applicant, runtime, arrival)) as lookout:
-                lookout.wait_until_entered(config.timing.beat_interval)
-                publish(report.under_way(arrival, preloaded))
-                heard = preload.settled(warden, preload.later(config, preloaded), lookout)
-                if (verdict := lookout.verdict()) is not None:
-                    return finish(publish, verdict, idle=report.TOO_LATE)
-        hosted = preload.STORE_MODULE in preloaded
-        stores = stack.enter_context(
-            closing(make_stores(config, store, warden, address, runtime.new_id, hosted=hosted))
-        )
-        applicant = replace(applicant, offer=stores.offer())
-        found = persist(store, joining, waits, timeout=patience)
-        if isinstance(found, Closed):
-            return finish(publish, found, idle=report.TOO_LATE)
-        run = found.ledger.head.run
-        for difference in describe_differences(found.ledger.settings, applicant.settings):
-            publish(Event("settings_differ", difference, Level.WARNING))
-        try:
-            warm = bool(preloaded)
-            made = open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
-            resources = stack.enter_context(made)
-            supervisor = Supervisor(
-                config, plugins, publish, store, applicant, found, runtime, resources, stores, slot.look
-            )
-        except BaseException:
-            with suppress(Exception):
-                store.remove(info.node_id)  # else it is given a round, which the others must lose it from
-            raise
-        if door is not None:
-            resources.loop.watch(door, door.greet)
-        show_state(supervisor.describe)
-        return snapshot_rescue.run(supervisor, resources, publish, str(info))
+SILENT_PROGRESS_SECONDS = 30.0
+"""Seconds for which all ranks of a script without reports must live to count as progress (rule L4)."""
+ROW_REMOVAL_MAX_SECONDS = 10.0
+"""For the removal of the node's row at the end."""
 
 
 class Supervisor:
@@ -211,6 +101,7 @@ class Supervisor:
     ) -> None:
         self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
         self._store = store
+        self._resources = resources
         self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
         self._unreachable = resources.unreachable
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
@@ -219,9 +110,9 @@ class Supervisor:
         self._row = joined.row
         self._untaken: Event | None = None
         self._since = runtime.now()
-        """When it began to do what it does."""
+        """When the node's state last changed."""
         self._incident: Incident | None = None
-        """The newest failure that it has heard of."""
+        """The newest failure that is known here."""
         calls = SessionCalls(
             post=self._loop.post,
             publish=publish,
@@ -238,17 +129,17 @@ class Supervisor:
             post=self._loop.post,
             later=lambda seconds, order: self._loop.at(self._runtime.now() + seconds, order),
             ask_finished=self._session.ask_finished,
-            kill=self._kill,
+            kill=lambda: kill_workers(self._resources, runtime.now()),
             say=self._say,
         )
 
     @property
     def closed(self) -> Closed | None:
-        """The verdict on the job, where there is one."""
+        """The verdict on the job; None if there is none."""
         return self._state.ledger.closed
 
     def leaves_others(self) -> bool:
-        """Whether other members of the newest round stay in the job; no, where the store is silent."""
+        """Return whether other members of the newest round stay in the job; False if the store is silent."""
         current = self._state.ledger.round
         members = set() if current is None else {*current.group_ranks} - {self._state.info.node_id}
 
@@ -261,7 +152,7 @@ class Supervisor:
         return False
 
     def run(self) -> Ending:
-        """The loop: take what happened, see what follows, do it, until there is an end."""
+        """Run the loop until the node's part in the job ends."""
         self._tell()
         self._session.start()
         self._say_if_untaken()
@@ -273,18 +164,18 @@ class Supervisor:
         return replace(ending, recorded=self._group.recorded(ending.incident))
 
     def close(self) -> None:
-        """End whatever still runs, leave the roster. Safe at any time, once."""
+        """End the workers and the session, which leaves the roster. Call it once, at any time."""
         leaving = self._state.leaving is not None or self._exit is None
-        self._warden.close(CLOSING)  # the workers first: where all went well there are none
-        if self._exit is None:  # it raised: the others must not wait for it, least of all while it writes snapshots
+        self._warden.close(CLOSING)  # the workers first; after an orderly end there are none
+        if self._exit is None:  # run() raised: the others must not wait while snapshots are written
             with suppress(Exception):  # the defect that ended the agent may also break these calls
                 for event in (WorkersGone(), Leaving("the agent failed", ExitCode.WITHDRAWN)):
                     self._state, _ = step(self._state, event)
                 self._tell()
-        self._session.close(FAREWELL if not leaving else CLOSING)
+        self._session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING)
 
     def describe(self) -> str:
-        """What this agent does and waits for, in words; from any thread."""
+        """Describe what this agent does and waits for. Any thread may call this."""
         session, group = self._session, self._group
         status = replace(
             Status.of(self._config),
@@ -300,7 +191,7 @@ class Supervisor:
         )
         return describe_node(self._state, status)
 
-    # What happened ---------------------------------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------------------------
 
     def _handle(self, event: object) -> None:
         match event:
@@ -313,7 +204,7 @@ class Supervisor:
                 self._warden.kill()
             case Overdue():
                 pass
-            case Crashed(ElasticError() as error):  # a backend's mistake, which is said in its name
+            case Crashed(ElasticError() as error):  # a mistake of the backend, which the error names
                 raise error
             case Crashed(error):
                 raise RuntimeError("a thread of the session failed") from error
@@ -342,14 +233,8 @@ class Supervisor:
                     self._step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
                     self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
-    def _kill(self) -> None:
-        """End all workers at once."""
-        self._warden.wake()
-        self._group.stop(0.0)
-        self._loop.at(self._runtime.now() + WARDEN_PATIENCE, Overdue())
-
     def _on_store_gone(self, event: ServiceFailed | ServiceEnded) -> None:
-        """Make another offer; or, where a round's workers had that store, end the round, which spends no restart."""
+        """Make another offer. If the workers of a round use that store, end the round, which spends no restart."""
         if (offer := self._stores.handle(event)) is None:
             return
         if offer == self._state.offer:
@@ -374,21 +259,13 @@ class Supervisor:
             self._step(WorkersGone())
 
     def _on_warden_death(self, reason: str) -> None:
-        """Without its warden a node cannot promise that nothing is left behind: it withdraws."""
-        self._say(
-            "warden_died",
-            f"the process that guards the workers is gone ({reason}), and the workers with it",
-            Level.ERROR,
-        )
-        self._loop.unwatch(self._warden)
-        self._group.gone()
+        leaving = handle_warden_death(self._resources, self._publish, reason)
         self._step(WorkersGone())
-        self._step(Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN))
-        self._exit = Exit(ExitCode.WITHDRAWN, "the process that guards the workers is gone")
+        self._step(leaving)
+        self._exit = Exit(leaving.exit_code, leaving.why)
 
     def _tick(self) -> None:
-        """Once a heartbeat: tell the heartbeat that the loop lives (L1), renew the dead-man's switch (S4), look around
-        (S8)."""
+        """Once per heartbeat: vouch that the loop lives (L1), renew the dead-man's switch (S4), look at slots (S8)."""
         self._session.tick()
         self._session.check_answers(self._config.rdzv_endpoint)
         self._arm_fence()
@@ -396,15 +273,15 @@ class Supervisor:
         self._loop.at(self._runtime.now() + self._state.ledger.settings.timing.beat_interval, Tick())
 
     def _look_around(self) -> None:
-        """Tell of slots that have become free (rule S8); what else has changed there, the next news tells."""
+        """Publish slots that have become free (rule S8). Other changes go with the next amendment."""
         before, self._slots = self._slots, self._look()
         if not set(before.held) <= set(self._slots.held):
             self._session.publish_row(replace(self._row, slots=self._slots))
 
     def _arm_fence(self) -> None:
-        """Let the warden stop the workers, if nothing is heard of this agent or the store for too long (rule S4).
+        """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
 
-        Once an embedded store is known to be gone nobody can go on without them, and they may finish.
+        Once an embedded store is known to be gone, no other node can start a round, and the workers may finish.
         """
         if self._state.work not in (Work.RUNNING, Work.STOPPING) or self._session.store_gone:
             self._warden.fence(None)
@@ -412,7 +289,7 @@ class Supervisor:
         silence = self._runtime.now() - self._session.contact.at
         self._warden.fence(max(0.0, FENCE_SHARE * self._state.ledger.settings.timing.fence_after - silence))
 
-    # What follows ----------------------------------------------------------------------------------------------------
+    # Effects ---------------------------------------------------------------------------------------------------------
 
     def _step(self, event: NodeEvent) -> None:
         before = self._state
@@ -432,12 +309,12 @@ class Supervisor:
             self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
         for effect in effects:
             self._do(effect)
-        if failed is not None:  # last: everything else is urgent
+        if failed is not None:  # last, because probes are not urgent
             node_id, session = self._state.info.node_id, self._session
             probe(failed, node_id, session.look_up, self._loop.post, self._runtime, self._unreachable)
 
     def _remember(self, before: NodeState) -> None:
-        """Keep what people ask for and nobody decides by."""
+        """Keep what :meth:`describe` shows; no decision depends on it."""
         state, halt = self._state, self._state.ledger.halt
         if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
             self._since = self._runtime.now()
@@ -467,10 +344,10 @@ class Supervisor:
                 self._lose_store(current)
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group, current, exc))
-        self._loop.at(self._runtime.now() + SILENT_PROGRESS, AliveFor(current.number))
+        self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
 
     def _notify(self, notice: Notice | None) -> None:
-        """Write the notice, *then* take in the reports, and answer once."""
+        """Write the notice, *then* read the reports, and answer once."""
         plan = self._state.ledger.plan
         if notice is not None and notice.step is None and plan is not None:
             self._plugins.stop_planned(self._state.round, notice.deadline, plan.why)
@@ -487,10 +364,10 @@ class Supervisor:
         signum = received if received is not None and grace is Grace.PLANNED else signal.SIGTERM
         self._group.stop(seconds, broken=grace is Grace.BROKEN, signum=signum)
 
-    # What is said ----------------------------------------------------------------------------------------------------
+    # Reports ---------------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        """Have the roster say what there is to say of this node."""
+        """Publish the node's row if it has changed."""
         if (row := row_of(self._state)) != self._row:
             self._row = row
             self._session.publish_row(replace(row, slots=self._slots))
@@ -499,7 +376,7 @@ class Supervisor:
         self._publish(Event(name, message, level))
 
     def _say_if_untaken(self) -> None:
-        """Nobody else tells a node that the job does not take, and why; once for each reason."""
+        """Report why the job does not take this node; once for each reason."""
         why = report.untaken(self._state.ledger, self._state.info, self._config.max_nodes)
         if why is not None and why != self._untaken:
             self._publish(why)
@@ -508,7 +385,7 @@ class Supervisor:
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed
         if closed is not None:
-            # Before the first round no node has a part in the job, and all of them were needed.
+            # Before the first round every node was needed, although none has started a worker.
             idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
             return finish(self._publish, closed, idle=idle)
         if end.rejoin:

@@ -82,7 +82,7 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
             warden = stack.enter_context(begun(alone=alone))
             send_fork_server(config, warden)
 
-        from elastic_core.agent import supervisor  # noqa: F401  (imported here: see the top)
+        from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
         from elastic_core.agent.resources import leave_signals
         from elastic_core.agent.slot import Slot
         from elastic_core.agent.state_dump import StateDump
@@ -121,7 +121,7 @@ def connect_and_run(
     Raises:
         ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
     """
-    from elastic_core.agent import supervisor, watchdog
+    from elastic_core.agent import membership, watchdog
     from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection
     from elastic_core.events import Event, Level
@@ -139,6 +139,6 @@ def connect_and_run(
         warm = bool(preloaded)
         return agent.run(config, plugins, made, slot, warden, cpus=cpus, warm=warm, show_state=show_state)
     with closing(made):
-        return supervisor.supervise(
+        return membership.join_and_run(
             config, plugins, made, slot, warden, preloaded, cpus=cpus, again=again, show_state=show_state
         )

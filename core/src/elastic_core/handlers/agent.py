@@ -19,7 +19,7 @@ from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, Overdue, SignalReceived
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, Publish, finish, publish_as
-from elastic_core.agent.resources import WARDEN_PATIENCE, Resources, open_resources
+from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.workers import start_failure
@@ -108,8 +108,7 @@ def run(
     with ExitStack() as stack:
         info = applicant_for(config, plugins, slot, runtime).info
         publish = partial(publish_as, plugins, info)
-        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
-        publish(Event("joining", message, fields={"node_id": info.node_id}))
+        publish(report.joining(config, info))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
         resources = stack.enter_context(
@@ -134,6 +133,7 @@ class PollingAgent:
         resources: Resources,
     ) -> None:
         self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
+        self._resources = resources
         self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
         self._handled = resources.signals
         self._state = HandlerState()
@@ -303,9 +303,7 @@ class PollingAgent:
         name = signal_name(signum)
         if self._received is not None:
             self._say("signal", f"received {name} again: killing the workers")
-            self._warden.wake()
-            self._group.stop(0.0)
-            self._loop.at(self._runtime.now() + WARDEN_PATIENCE, Overdue())
+            kill_workers(self._resources, self._runtime.now())
         else:
             self._received = signum
             busy = self._state.work in (HandlerWork.RUNNING, HandlerWork.STOPPING)
@@ -316,15 +314,8 @@ class PollingAgent:
         self._step(Leaving.signalled(signum, name))
 
     def _on_warden_death(self, reason: str) -> None:
-        """Without its warden a node cannot promise that nothing is left behind: it goes."""
-        self._say(
-            "warden_died",
-            f"the process that guards the workers is gone ({reason}), and the workers with it",
-            Level.ERROR,
-        )
-        self._loop.unwatch(self._warden)
-        self._group.gone()
-        leaving = self._state.leaving or Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN)
+        gone = handle_warden_death(self._resources, self._publish, reason)
+        leaving = self._state.leaving or gone
         self._leave(leaving.exit_code, leaving.why)
 
     # What follows ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,133 @@
+"""Joins a node to its job and runs its supervisor until the end of the node's part in it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from functools import partial
+
+from elastic_core.agent import preload, report, snapshot_rescue
+from elastic_core.agent.probing import Door
+from elastic_core.agent.registration import applicant_for
+from elastic_core.agent.report import Ending, finish, publish_as
+from elastic_core.agent.resources import open_resources
+from elastic_core.agent.slot import Slot
+from elastic_core.agent.status import ShowState, Status
+from elastic_core.agent.supervisor import Supervisor
+from elastic_core.agent.worker_store import make_stores
+from elastic_core.config.run import RunConfig
+from elastic_core.errors import RendezvousConnectionError
+from elastic_core.events import Event, Level
+from elastic_core.host.addresses import advertised
+from elastic_core.host.ports import own_address
+from elastic_core.plugins.manager import Plugins
+from elastic_core.protocol.admission import describe_differences
+from elastic_core.protocol.ledger import Closed
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.arrival import Arrival
+from elastic_core.session.contact import persist, silent_store, store_awaited
+from elastic_core.session.join import Joined, arrive, join
+from elastic_core.session.ledger_watch import Lookout
+from elastic_core.session.runtime import RUNTIME
+from elastic_core.session.store_calls import silence_told
+from elastic_core.warden.client import Warden
+from elastic_core.warden.messages import WardenEvent
+
+LISTENS_EVERYWHERE = "the workers' store here listens at all of them, for connections that are translated on the way"
+
+
+def join_and_run(
+    config: RunConfig,
+    plugins: Plugins,
+    store: RendezvousBackend,
+    slot: Slot,
+    warden: Warden,
+    preloaded: tuple[str, ...],
+    *,
+    cpus: tuple[frozenset[int], ...],
+    again: bool = False,
+    show_state: ShowState = lambda _: None,
+) -> Ending:
+    """Join the job, and take part in it to the end. Main thread only.
+
+    Args:
+        config: The run's settings.
+        plugins: The plugins of the run.
+        store: The first connection to the job's store; the caller closes it.
+        slot: The slot of this agent.
+        warden: Starts the workers.
+        preloaded: The modules that the fork server imports; () without a fork server.
+        cpus: The CPUs of each local rank; () if workers are not bound.
+        again: Whether this agent has just been in an older run of the job, which the newest one has replaced (S3).
+        show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
+
+    Raises:
+        ElasticError: The node was refused, or too few nodes came. No worker was started.
+    """
+    runtime, warm = RUNTIME, bool(preloaded)
+    with ExitStack() as stack:
+        show_state(Status.of(config).describe_joining)
+        form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
+        address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
+        door = None if single else stack.enter_context(closing(Door(address)))
+        applicant = applicant_for(config, plugins, slot, runtime, door)
+        info = applicant.info
+        publish = partial(publish_as, plugins, info)
+        publish(report.joining(config, info))
+        for warning in store.warnings:
+            publish(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
+        if own_address(address) is None:
+            publish(Event("listens_everywhere", f"{address} is not an address of this host: {LISTENS_EVERYWHERE}"))
+        heard: list[WardenEvent] = []
+        patience = config.timing.join_timeout
+
+        def publish_waiting(exc: RendezvousConnectionError) -> None:
+            publish(store_awaited(config.rdzv_endpoint, patience, exc))
+
+        def publish_silence(exc: RendezvousConnectionError) -> None:
+            publish(silent_store(exc))
+
+        def try_to_arrive(to: RendezvousBackend) -> Arrival:
+            with silence_told(to, publish_silence, config.rdzv_endpoint):
+                return arrive(to, applicant, runtime, again=again)
+
+        def try_to_join(to: RendezvousBackend) -> Joined | Closed:
+            with silence_told(to, publish_silence, config.rdzv_endpoint):
+                return join(to, applicant, runtime, arrival)
+
+        arrival = None
+        if warm or again:
+            arrival = persist(store, try_to_arrive, publish_waiting, timeout=patience)
+        if warm and arrival is not None and arrival.round:
+            # A running job stops its round for a new node. Import first, so that it waits only for the switch.
+            with closing(Lookout(store, applicant, runtime, arrival)) as lookout:
+                lookout.wait_until_entered(config.timing.beat_interval)
+                publish(report.under_way(arrival, preloaded))
+                heard = preload.settled(warden, preload.later(config, preloaded), lookout)
+                if (verdict := lookout.verdict()) is not None:
+                    return finish(publish, verdict, idle=report.TOO_LATE)
+        hosted = preload.STORE_MODULE in preloaded
+        made = make_stores(config, store, warden, address, runtime.new_id, hosted=hosted)
+        stores = stack.enter_context(closing(made))
+        applicant = replace(applicant, offer=stores.offer())
+        joined = persist(store, try_to_join, publish_waiting, timeout=patience)
+        if isinstance(joined, Closed):
+            return finish(publish, joined, idle=report.TOO_LATE)
+        for difference in describe_differences(joined.ledger.settings, applicant.settings):
+            publish(Event("settings_differ", difference, Level.WARNING))
+        try:
+            run = joined.ledger.head.run
+            resources = stack.enter_context(
+                open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
+            )
+            supervisor = Supervisor(
+                config, plugins, publish, store, applicant, joined, runtime, resources, stores, slot.look
+            )
+        except BaseException:
+            with suppress(Exception):
+                store.remove(info.node_id)  # else a round may include this node, and the others must find it lost
+            raise
+        if door is not None:
+            resources.loop.watch(door, door.greet)
+        show_state(supervisor.describe)
+        return snapshot_rescue.run(supervisor, resources, publish, str(info))
