@@ -3,11 +3,12 @@
 #   make help    this list
 #   make setup   .venv, with every distribution editable and the tools for development
 #   make demo    two nodes train for real, are hurt, recover and finish
-#   make test    every test; `make test ARGS="-k chair -x"` passes arguments to pytest
+#   make check   lint, types, unit tests and 1,000 plans of the simulator: two minutes, after each small change
+#   make test    everything that a change must pass; `make test ARGS="-k leader -x"` passes arguments to pytest
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
 #   make mutants changes the rendezvous in every small way, and lists the changes that neither unit tests nor the simulator notice;
-#                `make mutants ARGS="decide --again"` tries one module, and what has survived before once more
+#                `make mutants ARGS="leader --again"` tries one module, and what has survived before once more
 #   make lint    ruff and mypy, both strict
 #   make tox     every distribution alone with core, and core on every Python that is here
 #   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous,
@@ -18,13 +19,16 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo test soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-frameworks clean
+.PHONY: help setup demo check test soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-frameworks clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file metrics redis testing torch torchrun) $(addprefix examples/,plugin checkpointing)
+# What mypy reads, and the tests of `make check`: each module of core, and the simulator.
+TYPED := core plugins examples tests benchmarks docs
+QUICK := core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py tests/simulator/test_simulator.py
 ARGS ?=
 SEEDS ?= 100
 # Many tests wait more than they work.
@@ -65,6 +69,15 @@ $(READY): Makefile $(wildcard requirements/*.txt) $(DISTRIBUTIONS:=/pyproject.to
 demo: setup
 	$(BIN)/python examples/digits/demo.py $(ARGS)
 
+# mypy has one core meanwhile.
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	@$(BIN)/mypy $(TYPED) > $(VENV)/mypy.txt 2>&1 & types=$$!; \
+	echo "mypy $(TYPED), beside the tests"; \
+	$(BIN)/python -m pytest --numprocesses=2 --plans=1000 -m "not slow" $(QUICK) $(ARGS) || tests=$$?; \
+	wait $$types || tests=$$?; cat $(VENV)/mypy.txt; exit $${tests:-0}
+
 test: setup
 	$(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
@@ -78,7 +91,7 @@ mutants: setup
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy core plugins examples tests benchmarks
+	$(BIN)/mypy $(TYPED)
 
 tox: setup
 	$(BIN)/tox run-parallel --parallel=auto --parallel-no-spinner $(ARGS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
-FEW = 3
+FEW = 2
 """Seeds of everyday runs; ``make soak`` asks for many more."""
-PLANS = 20_000
+PLANS = 5_000
 """Plans that everyday runs play in the simulator, and how many of them are one test."""
 BLOCK = 1_000
 OUTAGE = 4.0
@@ -32,6 +34,9 @@ def outage(request: pytest.FixtureRequest) -> float:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: `make soak` repeats it with many seeds, or a longer outage")
     config.addinivalue_line("markers", "variant: of a test that everyday runs have; only `make soak` takes it as well")
+    config.addinivalue_line("markers", "slow: takes seconds, so `make check` leaves it to `make test`")
+    text = "everyday(*ids, every=N): of the cases, only those of these ids, or each Nth; all others are variants"
+    config.addinivalue_line("markers", text)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -46,6 +51,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the mark
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if (mark := item.get_closest_marker("everyday")) is not None and not _is_everyday(item, mark):
+            item.add_marker(pytest.mark.variant)
         if isinstance(item, pytest.Function) and {"seed", "block", "outage"} & set(item.fixturenames):
             item.add_marker(pytest.mark.soak)
         if item.get_closest_marker("variant"):
@@ -56,3 +63,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in variants]
     jobs = config.rootpath / "tests"  # whole jobs take longest, so they begin first
     items.sort(key=lambda item: not item.path.is_relative_to(jobs))
+
+
+def _is_everyday(item: pytest.Item, mark: pytest.Mark) -> bool:
+    """Whether everyday runs have this case of a test: an id stands for all ids that begin with it."""
+    case = item.name.partition("[")[2].removesuffix("]")
+    if every := mark.kwargs.get("every"):
+        return zlib.crc32(case.encode()) % int(every) == 0
+    return any(case == wanted or case.startswith(f"{wanted}-") for wanted in mark.args)

@@ -31,6 +31,7 @@ def test_the_demo_trains_through_kills_and_a_return(stage: Stage, backend: str) 
     assert "test accuracy 9" in table
 
 
+@pytest.mark.variant
 def test_the_script_runs_unchanged_under_torchrun(stage: Stage, tmp_path: Path) -> None:
     checkpoints = f"--checkpoints={tmp_path / 'checkpoints'}"
     for epochs in (1, 2):

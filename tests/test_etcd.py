@@ -63,6 +63,7 @@ def both_finish(done: Path, *agents: Agent) -> None:
         assert agent.exit_code() == 0, agent.output
 
 
+@pytest.mark.everyday("etcd")
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
 def test_nodes_come_fail_vanish_and_return(
     stage: Stage, etcd: Etcd, job: list[object], done: Path, backend: str

@@ -38,6 +38,7 @@ def torchrun(stage: Stage, server: Etcd, done: Path) -> Callable[[], Agent]:
     return start
 
 
+@pytest.mark.variant
 def test_a_node_joins_a_job_of_torchruns_a_worker_is_killed_and_both_finish(
     torchrun: Callable[[], Agent], done: Path
 ) -> None:

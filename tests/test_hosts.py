@@ -28,6 +28,7 @@ def run(stage: Stage, host: Host, *arguments: object) -> Agent:
     return stage.start(host.command(sys.executable, "-m", "elastic_core", "run", *map(str, arguments)))
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("family", [pytest.param("ipv4", marks=pytest.mark.variant), "ipv6"])
 def test_workers_on_three_hosts_meet_where_rank_0_is(
     stage: Stage, three: list[Host], tmp_path: Path, family: str
@@ -112,6 +113,7 @@ def one_after_the_other(folder: Path, least: int) -> bool:
     return len(live_spans(found)) >= least
 
 
+@pytest.mark.everyday("off all")
 @pytest.mark.parametrize(
     ("member", "cut", "heal"),
     [
@@ -156,6 +158,7 @@ def test_a_host_that_is_cut_off_is_left_out_stops_when_it_learns_that_and_comes_
         assert one_after_the_other(tmp_path, least=3)
 
 
+@pytest.mark.variant
 def test_a_spare_host_waits_until_those_that_train_out_of_the_stores_sight_have_stopped(
     stage: Stage, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def start(stage: Stage, backend: str, endpoint: str, token: str | None, *argumen
     return stage.run(*flags, *arguments, env=env)
 
 
+@pytest.mark.everyday("file", "c10d-with another token")
 @pytest.mark.parametrize("token", [None, OTHER], ids=["without a token", "with another token"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_stranger_who_writes_the_leaders_next_round_is_refused_and_named(
@@ -107,6 +108,7 @@ def test_a_stranger_who_writes_the_leaders_next_round_is_refused_and_named(
             trap.accept()
 
 
+@pytest.mark.everyday("file", "c10d-no token")
 @pytest.mark.parametrize(
     ("ours", "theirs", "words"),
     [

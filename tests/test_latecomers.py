@@ -53,6 +53,7 @@ def runs(agent: Agent) -> Agent:
     return agent
 
 
+@pytest.mark.everyday("c10d-0", "file-3")
 @pytest.mark.parametrize("code", [0, 3])
 def test_who_comes_for_a_run_that_ends_before_it_has_joined_reports_that_runs_verdict(
     stage: Stage, rendezvous: list[str], script: Path, slow: dict[str, str], tmp_path: Path, code: int
@@ -74,6 +75,7 @@ def meeting(rendezvous: list[str]) -> list[str]:
     return [flag for flag in rendezvous if not flag.startswith("--rdzv_id")]
 
 
+@pytest.mark.everyday("c10d-1:2", "file-1")
 @pytest.mark.parametrize("nnodes", ["1", "1:2"])
 def test_another_script_under_the_same_job_id_is_refused_and_the_running_job_is_left_alone(
     stage: Stage, meeting: list[str], script: Path, tmp_path: Path, nnodes: str
@@ -92,6 +94,7 @@ def test_another_script_under_the_same_job_id_is_refused_and_the_running_job_is_
     assert lives(tmp_path) == ["1"], first.output
 
 
+@pytest.mark.everyday("file")
 def test_the_same_script_for_one_node_is_refused_beside_a_job_that_nobody_has_named(
     stage: Stage, meeting: list[str], script: Path, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ ACCELERATE = (
 FABRIC = f"{HERE}/fabric run --accelerator=cpu --devices=2 {WORKERS}/summing.py fabric"
 
 
+@pytest.mark.everyday("accelerate")
 @pytest.mark.parametrize(
     ("command", "said"),
     [

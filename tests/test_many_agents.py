@@ -31,6 +31,7 @@ def usual_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(600)
 def test_three_hundred_agents_meet_over_c10d_under_a_limit_of_1024_open_files(tmp_path: Path) -> None:
     script = tmp_path / "job.py"

@@ -56,6 +56,7 @@ def test_nodes_of_different_sizes_form_one_job(
     both_finish(done, first, second)
 
 
+@pytest.mark.everyday("c10d-peers_block", "file-peers_fail")
 @pytest.mark.parametrize("deaf", [[], ["--deaf"]], ids=["peers_fail", "peers_block"])
 def test_the_others_go_on_when_a_node_is_lost(
     stage: Stage, rendezvous: list[str], job: list[object], done: Path, deaf: list[str]
@@ -86,6 +87,7 @@ def test_the_job_outlives_the_node_that_decided(
     both_finish(done, second, third)
 
 
+@pytest.mark.everyday("file")
 def test_below_the_minimum_the_job_waits_and_says_for_whom(
     stage: Stage, rendezvous: list[str], job: list[object], done: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_below_the_minimum_the_job_waits_and_says_for_whom(
     both_finish(done, first, replacement)
 
 
+@pytest.mark.everyday("c10d")
 def test_a_killed_worker_costs_one_restart_and_no_last_call(
     stage: Stage, rendezvous: list[str], job: list[object], done: Path
 ) -> None:
@@ -115,6 +118,7 @@ def test_a_killed_worker_costs_one_restart_and_no_last_call(
     both_finish(done, first, second)
 
 
+@pytest.mark.everyday("file")
 def test_a_node_may_leave_a_running_job(stage: Stage, rendezvous: list[str], job: list[object], done: Path) -> None:
     command = ["--nnodes=1:2", *rendezvous, *job]
     first = stage.run(*command)
@@ -183,6 +187,7 @@ def test_restarts_are_counted_for_the_job_not_for_the_node(stage: Stage, rendezv
     assert "rank 1 does not like restart count 1" in agents[0].output
 
 
+@pytest.mark.everyday("file")
 def test_on_node_loss_fail_ends_the_job(stage: Stage, rendezvous: list[str], job: list[object]) -> None:
     command = ["--nnodes=1:2", "--max_restarts=3", "--on_node_loss=fail", *rendezvous, *job]
     first = stage.run(*command)
@@ -205,6 +210,7 @@ def test_the_same_command_again_is_the_next_run(
         done.unlink()
 
 
+@pytest.mark.everyday("file")
 def test_other_settings_are_refused_naming_what_differs(
     stage: Stage, rendezvous: list[str], job: list[object], done: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_100_mb_in_redis_are_refused_unread(stage: Stage, tmp_path: Path) -> Non
         assert "another --rdzv_id" in agent.output
 
 
+@pytest.mark.everyday("100 MB")
 @pytest.mark.parametrize(
     ("record", "words"),
     [
@@ -178,6 +179,7 @@ def test_workers_train_on_and_finish_whatever_comes_next_in_the_ledger(
         assert [agent.exit_code() for agent in agents] == [0, 0]
 
 
+@pytest.mark.everyday("-5", "a word")
 @pytest.mark.parametrize("head", [b"-5", b"1" + 30 * b"0", b"5000", b"garbage"], ids=["-5", "10^30", "5000", "a word"])
 def test_a_planted_head_comes_to_a_verdict(stage: Stage, tmp_path: Path, head: bytes) -> None:
     with redis_server(tmp_path / "redis") as found:

@@ -236,6 +236,7 @@ def run(script: str, folder: Path) -> object:
     return ast.literal_eval(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.everyday("restarts", "elastic_launch", "Std")
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -251,6 +252,7 @@ def test_it_runs_from_a_plain_script(tmp_path: Path, script: str, said: object) 
     assert run(script, tmp_path) == said
 
 
+@pytest.mark.everyday("-m program.other", "program.zip")
 @pytest.mark.parametrize(
     "argv", [("program",), ("program.zip",), ("-m", "program"), ("-m", "program.other")], ids=" ".join
 )

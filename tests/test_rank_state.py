@@ -23,6 +23,7 @@ def used(*agents: Agent) -> list[Counter[int]]:
 ONCE = [Counter(range(SAMPLES))] * 2
 
 
+@pytest.mark.everyday("per_rank", "sampler", "stream")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("loader", "workers"),
@@ -44,6 +45,7 @@ def test_each_sample_is_used_once_though_workers_are_killed(
     assert [r["own"] for r in agent.reports("began", rank=1)] == [100 + step for step in (0, *at)]
 
 
+@pytest.mark.everyday("stream", "per_rank")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("loader", ["per_rank", "extra", "sampler", "iterable", "stream", "plain"])
 def test_an_epoch_that_cannot_go_on_with_more_ranks_is_refused_before_samples_are_lost(
@@ -65,6 +67,7 @@ def test_an_epoch_that_cannot_go_on_with_more_ranks_is_refused_before_samples_ar
     assert max(r["step"] for r in first.reports("step")) == stop
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(300)
 def test_with_other_ranks_the_next_epoch_begins_and_a_hook_makes_new_states_of_all_old_ones(
     stage: Stage, tmp_path: Path

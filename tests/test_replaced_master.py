@@ -54,6 +54,7 @@ def run(stage: Stage, host: Host, *arguments: object) -> Agent:
     return stage.start(host.command(sys.executable, "-m", "elastic_core", "run", *map(str, arguments)))
 
 
+@pytest.mark.everyday("it refuses writes")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("guarded", [True, False], ids=["it refuses writes", "only the sentinels know"])
 def test_the_round_on_a_replaced_masters_side_is_over_before_the_next_begins(

@@ -120,6 +120,7 @@ def test_a_job_that_succeeds_writes_nothing(stage: Stage, tmp_path: Path) -> Non
     assert not (tmp_path / "spare").exists()
 
 
+@pytest.mark.variant
 def test_two_nodes_that_share_a_directory_write_the_state_once_and_both_go_on_from_it(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, t
     assert agent.exit_code() == 0, agent.output
 
 
+@pytest.mark.everyday("all failed", "stopped together")
 @pytest.mark.parametrize("how", ["stopped together", "stopped before", "killed before", "all failed"])
 def test_the_last_node_that_is_stopped_keeps_the_newest_step(stage: Stage, tmp_path: Path, how: str) -> None:
     job = [TRAIN, "--epochs=2", "--disk", tmp_path / "disk", "--interval=100", "--at=7", "--hold", tmp_path / "hold"]
@@ -180,6 +182,7 @@ def test_the_last_node_that_is_stopped_keeps_the_newest_step(stage: Stage, tmp_p
     assert [described["step"] for described in rescued(tmp_path / "disk" / "rescued").values()] == [7], last.output
 
 
+@pytest.mark.variant
 def test_the_parts_of_a_sharded_model_are_put_together_for_other_ranks_and_refused_where_one_is_missing(
     stage: Stage, tmp_path: Path
 ) -> None:

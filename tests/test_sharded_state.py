@@ -42,6 +42,7 @@ def test_a_worker_that_is_killed_costs_no_step_and_no_bit(stage: Stage, tmp_path
     assert digests(alone) == digests(hurt)
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(300)
 def test_the_parts_of_a_lost_node_come_from_their_last_replicas(
     stage: Stage, tmp_path: Path, file_rendezvous: list[str]

@@ -77,6 +77,7 @@ def pair(stage: Stage, backend: str, store: Store, done: Path, *flags: str, conf
     return agents
 
 
+@pytest.mark.everyday("redis")
 @pytest.mark.parametrize("backend", ["redis", pytest.param("etcd", marks=pytest.mark.variant), "c10d"])
 def test_nobody_is_restarted_when_the_store_is_stopped_for_a_while(
     stage: Stage, tmp_path: Path, done: Path, backend: str
@@ -94,6 +95,7 @@ def test_nobody_is_restarted_when_the_store_is_stopped_for_a_while(
             assert agent.exit_code() == ExitCode.SUCCESS, agent.output
 
 
+@pytest.mark.everyday("etcd")
 @pytest.mark.parametrize("backend", [pytest.param("redis", marks=pytest.mark.variant), "etcd", "c10d"])
 def test_a_store_that_stays_stopped_is_told_of_before_the_fence_and_the_job_goes_on_after_it(
     stage: Stage, tmp_path: Path, done: Path, backend: str

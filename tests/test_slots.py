@@ -192,6 +192,7 @@ def as_host(stage: Stage, host: str, *command: object, env: dict[str, str] | Non
     return stage.start(argv, env=env)
 
 
+@pytest.mark.everyday("an operator")
 @pytest.mark.parametrize("by", ["an operator", "a plugin"])
 def test_when_all_nodes_are_replaced_at_once_the_job_goes_on_when_somebody_vouches_for_one(
     stage: Stage, name: str, tmp_path: Path, by: str

@@ -25,6 +25,7 @@ def meets(agents: list[Agent], restart_count: int, port: int) -> dict[int, int]:
     return {report.rank: report["pid"] for report in reports}
 
 
+@pytest.mark.everyday("fresh")
 @WARM_OR_NOT
 def test_one_node_meets_at_its_master_port_in_every_round(stage: Stage, env: Mapping[str, str]) -> None:
     port = free_port()
@@ -40,6 +41,7 @@ def test_one_node_meets_at_its_master_port_in_every_round(stage: Stage, env: Map
     assert "no effect" not in agent.output
 
 
+@pytest.mark.everyday("warm")
 @WARM_OR_NOT
 def test_two_nodes_meet_at_their_master_port_in_every_round(stage: Stage, env: Mapping[str, str]) -> None:
     port = free_port()

@@ -89,6 +89,7 @@ def test_the_others_go_on_when_a_node_of_torchruns_is_lost(
     both_finish(done, left)
 
 
+@pytest.mark.variant
 def test_the_others_go_on_when_an_agent_of_torchruns_gets_sigterm(torchrun: Callable[..., Agent], done: Path) -> None:
     agents = [torchrun("--max_restarts=3", "--rdzv_conf=last_call_timeout=20") for _ in range(2)]
     for agent in agents:
@@ -99,6 +100,7 @@ def test_the_others_go_on_when_an_agent_of_torchruns_gets_sigterm(torchrun: Call
     both_finish(done, agents[0])
 
 
+@pytest.mark.variant
 def test_an_agent_of_torchruns_that_gives_up_closes_the_job(torchrun: Callable[..., Agent]) -> None:
     agents = [torchrun("--max_restarts=0", "--rdzv_conf=last_call_timeout=20") for _ in range(2)]
     for agent in agents:
@@ -107,6 +109,7 @@ def test_an_agent_of_torchruns_that_gives_up_closes_the_job(torchrun: Callable[.
     assert [agent.exit_code() for agent in agents] == [1, 1]
 
 
+@pytest.mark.variant
 def test_elastic_run_does_not_join_a_job_of_torchruns(
     stage: Stage, torchrun: Callable[..., Agent], server: Daemon, done: Path
 ) -> None:
@@ -134,6 +137,7 @@ def test_another_script_under_the_same_id_is_refused(
     both_finish(done, first)
 
 
+@pytest.mark.variant
 def test_a_job_token_seals_what_torchruns_agents_write_and_their_workers_do_not_see_it(
     stage: Stage, server: Daemon, done: Path
 ) -> None:

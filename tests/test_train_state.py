@@ -193,6 +193,7 @@ def checkpoints(folder: Path) -> list[int]:
     return sorted(int(path.parent.name[-9:]) for path in folder.glob("run-*/manifest.json"))
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(300)
 def test_a_new_run_whose_nodes_share_no_disk_goes_on_from_what_one_of_them_has(
     stage: Stage, tmp_path: Path, file_rendezvous: list[str]
@@ -353,6 +354,7 @@ def test_the_step_and_the_epoch_are_part_of_the_root_cause(stage: Stage) -> None
     assert "ValueError: no such layer (step 10, epoch 1)" in agent.output
 
 
+@pytest.mark.variant
 def test_it_works_under_torchrun_too(stage: Stage) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", *TWO, str(TRAIN), "--epochs=1"]
     agent = stage.start(command, env={"ELASTIC_ROUND": "0"})

@@ -191,6 +191,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         torchruns.kill()  # its own end would take seconds
 
 
+@pytest.mark.everyday(every=3)
 @pytest.mark.parametrize("line", LINES, ids=[line.seen for line in LINES])
 def test_workers_see_what_they_see_under_torchrun(bench: Bench, line: Line) -> None:
     scaled = scale(line)

@@ -87,6 +87,7 @@ def threads(parity: Parity) -> Mapping[str, Callable[[], Pair]]:
     }
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("name", THREADS)
 def test_as_many_threads_run(threads: Mapping[str, Callable[[], Pair]], name: str) -> None:
     threads[name]().assert_equal("threads")
@@ -114,6 +115,7 @@ def test_a_worker_whose_torch_starts_processes_says_the_same(children: Pair) -> 
     children.assert_equal()
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(180)  # two compilers at once, 15 s of CPU time each
 def test_torch_compiles_the_same(parity: Parity) -> None:
     assert shutil.which("g++"), "torch.compile needs a C++ compiler: apt-get install g++"

@@ -118,6 +118,7 @@ def test_no_plan_is_violated(block: tuple[int, int], played: Played) -> None:
     )
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(900)
 def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
     reached: Counter[str] = Counter()
@@ -127,6 +128,7 @@ def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
     assert [what for what in wanted if not reached[what]] == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_plan_leads_to_one_course_of_events_whatever_the_hash_seed_and_however_dataclasses_are_made() -> None:
     digests = [_digests("1"), _digests("2", "from simulation.thawing import thaw\nthaw()\n")]
@@ -149,6 +151,7 @@ def test_what_was_found_once_is_not_found_again(path: Path) -> None:
     assert outcome.violation is None, "\n".join(outcome.trace)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:
