@@ -16,6 +16,7 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.ledger import Closed, Offer
+from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.roster import NodeInfo, Slots
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -130,7 +131,7 @@ class SimAgent:
         return self.signalled or (self.state is not None and self.state.leaving is not None)
 
     @property
-    def state(self) -> Any:
+    def state(self) -> NodeState | None:
         """The node's state machine; None before it has one."""
         return None if self.supervisor is None else self.supervisor._state
 

@@ -23,8 +23,7 @@ class Defect:
 
     name: str
     within: str
-    """The qualified name of a function, class or constant, without its module: ``_decide_halted``,
-    ``StoreReader._look``.
+    """The qualified name of a function, class or constant, without its module: ``_decide_halted``, ``RowWriter.run``.
 
     Where several modules have such a piece of code the module's last name goes before it: ``supervisor.FENCE_SHARE``.
     """

@@ -59,14 +59,14 @@ def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, plan
 def check_lasting(world: World, agent: SimAgent, finished: int) -> None:
     """L7: a node whose workers have finished round ``finished`` never says that they were stopped."""
     state = agent.state
-    if finished and state.phase is Phase.STOPPED and state.round == finished and not world.forgot:
+    if finished and state is not None and state.phase is Phase.STOPPED and state.round == finished and not world.forgot:
         world.truth.violated("L7", f"{agent.node_id} had finished round {finished}, and says that it was stopped")
 
 
 def check_parting(world: World, agent: SimAgent) -> None:
     """Who leaves is gone once the round is halted and its workers are."""
     state = agent.state
-    if state.leaving is not None and state.work is Work.NONE and state.ledger.halt is not None:
+    if state is not None and state.leaving is not None and state.work is Work.NONE and state.ledger.halt is not None:
         world.truth.violated("L7", f"{agent.node_id} leaves, has no workers, and still stays after the HALT")
 
 
@@ -79,7 +79,8 @@ def check_heeded(world: World, agent: SimAgent, entries: Sequence[Entry]) -> Non
 def _check_heeded(world: World, agent: SimAgent) -> None:
     state, departing = agent.state, agent.supervisor._departing if agent.supervisor is not None else None
     undisturbed = world.hub.now - max(agent.host.troubled_until, world.troubled_until) >= HEEDED
-    if agent.over or departing is None or agent.process.frozen or agent.host.suspended or not undisturbed:
+    held = agent.process.frozen or agent.host.suspended
+    if agent.over or departing is None or state is None or held or not undisturbed:
         return
     if state.leaving is None and not departing._finishing and state.ledger.closed is None and not state.store_lost:
         world.truth.violated("DRAIN", f"{agent.node_id} was asked to leave {HEEDED:g} s ago, and does not")

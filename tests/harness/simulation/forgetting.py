@@ -96,8 +96,8 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
 
 def check_outrun(world: World, agent: SimAgent) -> None:
     """S3: only a run that has had a round takes the place of one that has."""
-    replica = agent.host.line.replica
-    if agent.state.ledger.round is None or not replica.entries:
+    replica, state = agent.host.line.replica, agent.state
+    if state is None or state.ledger.round is None or not replica.entries:
         return
     entries = [world.truth.histories.written[entry_id] for entry_id, _ in replica.entries]
     newest = entries[-1]

@@ -76,8 +76,9 @@ def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
     ledger = None if leader is None or leader.state is None else leader.state.ledger
     if leader is None or ledger is None or ledger.closed is not None or ledger.head.id != replica.entries[-1][0]:
         return False
+    halt = ledger.round and Halt(round=ledger.round.number, reason=HaltReason.UNSEEN, why="forged")
     bodies: list[Body] = [
-        Halt(round=ledger.round.number, reason=HaltReason.UNSEEN, why="forged") if ledger.is_live else _closed(),
+        halt if halt is not None and ledger.is_live else _closed(),
         _closed(),
         Round(
             number=1 if ledger.round is None else ledger.round.number + 1,

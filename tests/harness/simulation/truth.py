@@ -314,8 +314,8 @@ class Truth:
 
     def done(self, agent: SimAgent) -> None:
         """An agent has learnt that its workers have all exited with 0, be it too late for that to count."""
-        if agent.state.phase is Phase.FINISHED:
-            self._node(agent).finished = agent.state.round
+        if (state := agent.state) is not None and state.phase is Phase.FINISHED:
+            self._node(agent).finished = state.round
             self.heartbeats[agent.node_id] = finishing.heartbeat_of(agent.host.line.replica, agent.node_id)
 
     def settled(self, agent: SimAgent) -> None:
