@@ -21,14 +21,15 @@ from elastic_core.agent.probing import neighbours
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
-from elastic_core.protocol.ledger import Closed, Offer, Open, Round, compose
-from elastic_core.protocol.node import (
+from elastic_core.protocol.entries import Closed, Offer, Open, Round
+from elastic_core.protocol.ledger import compose
+from elastic_core.protocol.node import NodeState, failed_round, row_of, step
+from elastic_core.protocol.node_events import (
     Effect,
     Exit,
     Leaving,
     MakeOffer,
     NodeEvent,
-    NodeState,
     Offered,
     Probed,
     Progressed,
@@ -36,9 +37,6 @@ from elastic_core.protocol.node import (
     Stop,
     WorkerFailed,
     WorkersGone,
-    failed_round,
-    row_of,
-    step,
 )
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Slots

@@ -20,7 +20,7 @@ from benchmarks.tables import figures, paragraphs, replaced
 from elastic_core.config.run import Timing
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_row
-from elastic_core.protocol.ledger import Entry, Halt, HaltReason, Offer, Round
+from elastic_core.protocol.entries import Entry, Halt, HaltReason, Offer, Round
 from elastic_core.protocol.roster import NodeRow, Phase, Slots
 from elastic_core.rendezvous.backend import Cursor
 

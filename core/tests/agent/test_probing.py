@@ -17,8 +17,8 @@ import pytest
 from views import info, members, offer
 
 from elastic_core.agent.probing import SPREAD_MAX_SECONDS, Door, Target, neighbours, probe, spread, targets, unreachable
-from elastic_core.protocol.ledger import Member, Offer, Round
-from elastic_core.protocol.node import Probed
+from elastic_core.protocol.entries import Member, Offer, Round
+from elastic_core.protocol.node_events import Probed
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.runtime import RUNTIME
 

@@ -12,8 +12,8 @@ from elastic_core.agent.report import fork_server, left, narrated, report, root_
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.protocol.entries import HostLosses
-from elastic_core.protocol.ledger import Closed, Counters, Halt, HaltReason, Leader, Ledger, Open, Round, advance
+from elastic_core.protocol.entries import Closed, Counters, Halt, HaltReason, HostLosses, Leader, Open, Round
+from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.warden.messages import ForkServerDied, warden_death
 
 CRASH = Incident(

@@ -13,7 +13,8 @@ from elastic_core.agent.event_loop import Depart
 from elastic_core.agent.shutdown import STORE_PATIENCE, Departing
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.protocol.node import Leaving, NodeEvent, NodeState, Work, step
+from elastic_core.protocol.node import NodeState, step
+from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
 
 DRAINED = "asked to leave by elastic drain on desk"
 

@@ -26,7 +26,7 @@ from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, 
 from elastic_core.agent.snapshot_rescue import requests, snapshots, worth
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.ledger import Closed
+from elastic_core.protocol.entries import Closed
 from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 
 

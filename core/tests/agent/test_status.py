@@ -13,8 +13,10 @@ from elastic_core.agent.status import SHOWN_NODES, Status, describe_node
 from elastic_core.agent.workers import Worker
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
-from elastic_core.protocol.ledger import Closed, HaltReason, Ledger, Member, Plan, Round, StopAt
-from elastic_core.protocol.node import Leave, NodeState, Work
+from elastic_core.protocol.entries import Closed, HaltReason, Member, Plan, Round, StopAt
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.node import NodeState
+from elastic_core.protocol.node_events import Leave, Work
 from elastic_core.protocol.roster import Phase
 
 PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0), at=15.0)

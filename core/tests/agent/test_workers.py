@@ -26,8 +26,8 @@ from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins.manager import Plugins, core_plugins
-from elastic_core.protocol.ledger import Member, Round
-from elastic_core.protocol.node import (
+from elastic_core.protocol.entries import Member, Round
+from elastic_core.protocol.node_events import (
     NodeEvent,
     Notice,
     Progressed,

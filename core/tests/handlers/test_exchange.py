@@ -13,7 +13,7 @@ import pytest
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
 from elastic_core.handlers import exchange
 from elastic_core.handlers.exchange import Cancelled, Card, Waiting
-from elastic_core.protocol.ledger import Member, Offer
+from elastic_core.protocol.entries import Member, Offer
 from elastic_core.protocol.ranks import place
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 

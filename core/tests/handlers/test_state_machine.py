@@ -24,8 +24,8 @@ from elastic_core.handlers.state_machine import (
     step,
 )
 from elastic_core.incidents import Action, IncidentKind, Verdict
-from elastic_core.protocol.ledger import Closed, HaltReason, Round
-from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+from elastic_core.protocol.entries import Closed, HaltReason, Round
+from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 
 ROUND = Round(number=1, offer=offer("a"), members=members("ab"))
 FAILURE = incident("a")

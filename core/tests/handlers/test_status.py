@@ -10,7 +10,7 @@ from views import incident, info, members, offer
 from elastic_core.agent.status import Status
 from elastic_core.handlers.state_machine import HandlerState, HandlerWork
 from elastic_core.handlers.status import describe_polled
-from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.entries import Round
 
 
 def lines(text: str, label: str) -> list[str]:

@@ -17,7 +17,8 @@ from elastic_core.protocol.admission import (
     describe_differences,
     needs_liveness,
 )
-from elastic_core.protocol.ledger import Closed, Ledger
+from elastic_core.protocol.entries import Closed
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Command
 
 CLOSED = Closed(success=True, why="done", exit_code=0)

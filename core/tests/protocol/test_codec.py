@@ -13,14 +13,14 @@ from views import entry, incident, info, live, members, offer, settings, start
 from elastic_core import __version__
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import OversizedError, decode_entry, decode_row, encode_entry, encode_row
-from elastic_core.protocol.entries import HostLosses
-from elastic_core.protocol.ledger import (
+from elastic_core.protocol.entries import (
     Body,
     Closed,
     Counters,
     Drain,
     Halt,
     HaltReason,
+    HostLosses,
     Leader,
     Member,
     Open,

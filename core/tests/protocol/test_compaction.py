@@ -9,8 +9,9 @@ from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
 from elastic_core.protocol.compaction import ENTRIES_KEPT_WHOLE, ENTRIES_SHRUNK_AT_ONCE, entries_to_shrink
+from elastic_core.protocol.entries import Anchors, Halt, HaltReason, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch
-from elastic_core.protocol.ledger import Anchors, Halt, HaltReason, Ledger, Round
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE
 from elastic_core.session.leader_driver import LeaderDriver

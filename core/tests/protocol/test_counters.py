@@ -10,12 +10,12 @@ from views import halted, incident, info, live, offer, seen, then, watch, with_c
 
 from elastic_core.incidents import Incident
 from elastic_core.protocol.counters import LOSSES_KEPT_SECONDS, counters_after_halt
-from elastic_core.protocol.entries import Counters, HostLosses
+from elastic_core.protocol.entries import Counters, Halt, HaltReason, HostLosses, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import LeaderView
-from elastic_core.protocol.ledger import Halt, HaltReason, Ledger, Round
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_HOSTS
 from elastic_core.protocol.roster import Phase
 

@@ -9,9 +9,10 @@ import pytest
 from test_leader_edges import NOW, RESTART, began, outcome, running, stopped, view
 from views import incident, live, settings, then
 
+from elastic_core.protocol.entries import Body, Drain, Halt, HaltReason, Leader, Round
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader_view import LeaderView
-from elastic_core.protocol.ledger import Body, Drain, Halt, HaltReason, Leader, Ledger, Round
+from elastic_core.protocol.ledger import Ledger
 
 
 class TestADeposedLeader:

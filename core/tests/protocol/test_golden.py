@@ -10,7 +10,7 @@ from views import entry, incident, info, members, offer, settings, start
 
 from elastic_core import __version__
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
-from elastic_core.protocol.ledger import (
+from elastic_core.protocol.entries import (
     Body,
     Closed,
     Drain,

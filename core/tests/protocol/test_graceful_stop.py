@@ -10,10 +10,11 @@ from test_leader import NOW, RESTART, body, running, view
 from views import RUN, incident, info, live, offer, seen, settings, then
 
 from elastic_core.config.run import OnNodeLoss
+from elastic_core.protocol.entries import Drain, Halt, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, LookAgain
-from elastic_core.protocol.ledger import Drain, Halt, HaltReason, Ledger, Plan, Round, StopAt
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_DRAINED_NODES
 from elastic_core.protocol.roster import NodeRow, Phase
 

@@ -12,12 +12,12 @@ from views import halted, incident, info, live, members, offer, seen, settings, 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
-from elastic_core.protocol.entries import HostLosses
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, HostLosses, Leader, Round
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Leader, Ledger, Round, restore_ledger
+from elastic_core.protocol.ledger import Ledger, restore_ledger
 from elastic_core.protocol.roster import Phase, Slots
 
 NOW = 100.0

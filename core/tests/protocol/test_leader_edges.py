@@ -11,12 +11,12 @@ from views import halted, incident, info, live, members, offer, seen, settings, 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
-from elastic_core.protocol.entries import HostLosses
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, HostLosses, Leader, Plan, Round, StopAt
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Leader, Ledger, Plan, Round, StopAt
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
 
 NOW = 100.0

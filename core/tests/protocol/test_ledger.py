@@ -8,7 +8,7 @@ import pytest
 from views import RUN, entry, halted, live, members, offer, settings, start, then
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.protocol.ledger import (
+from elastic_core.protocol.entries import (
     Body,
     Closed,
     Counters,
@@ -17,17 +17,12 @@ from elastic_core.protocol.ledger import (
     Halt,
     HaltReason,
     Leader,
-    Ledger,
     Open,
     Plan,
     Round,
     StopAt,
-    advance,
-    compose,
-    ledger_read_at,
-    open_ledger,
-    restore_ledger,
 )
+from elastic_core.protocol.ledger import Ledger, advance, compose, ledger_read_at, open_ledger, restore_ledger
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.rendezvous.backend import ORIGIN
 

@@ -16,28 +16,25 @@ from elastic_core.config.run import MAX_ROLE, OnNodeLoss, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, encode_entry
-from elastic_core.protocol.entries import HostLosses
-from elastic_core.protocol.failure_detector import NodeView, Watch
-from elastic_core.protocol.leader import decide
-from elastic_core.protocol.leader_entries import Append
-from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import (
+from elastic_core.protocol.entries import (
     Body,
     Counters,
     Entry,
     Halt,
     HaltReason,
-    Ledger,
+    HostLosses,
     Member,
     Offer,
     Open,
     Over,
     Plan,
     Round,
-    advance,
-    compose,
-    open_ledger,
 )
+from elastic_core.protocol.failure_detector import NodeView, Watch
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import Append
+from elastic_core.protocol.leader_view import Judgement, LeaderView
+from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import (
     DETAIL_BYTES,
     HOSTS_BYTES,

@@ -9,8 +9,10 @@ from test_repair import resumed
 from views import entry, incident, info, members, offer, start, then
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.ledger import Body, Closed, Halt, HaltReason, Leader, Ledger, Plan, Round, StopAt
-from elastic_core.protocol.node import (
+from elastic_core.protocol.entries import Body, Closed, Halt, HaltReason, Leader, Plan, Round, StopAt
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.node import NodeState, failed_round, row_of, step
+from elastic_core.protocol.node_events import (
     Answered,
     Effect,
     EntriesRead,
@@ -20,7 +22,6 @@ from elastic_core.protocol.node import (
     Leaving,
     MakeOffer,
     NodeEvent,
-    NodeState,
     Notice,
     Notify,
     Offered,
@@ -36,9 +37,6 @@ from elastic_core.protocol.node import (
     WorkerFailed,
     WorkersDone,
     WorkersGone,
-    failed_round,
-    row_of,
-    step,
 )
 from elastic_core.protocol.roster import Phase
 

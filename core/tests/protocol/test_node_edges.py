@@ -10,9 +10,10 @@ from test_repair import resumed
 from views import incident, offer, start, then
 
 from elastic_core.incidents import Incident
-from elastic_core.protocol.ledger import Closed, HaltReason, Leader, Ledger, Plan, Round, StopAt
-from elastic_core.protocol.node import (
-    ROUNDS_REMEMBERED,
+from elastic_core.protocol.entries import Closed, HaltReason, Leader, Plan, Round, StopAt
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.node import ROUNDS_REMEMBERED, failed_round, row_of
+from elastic_core.protocol.node_events import (
     Answered,
     EntriesRead,
     Exit,
@@ -33,8 +34,6 @@ from elastic_core.protocol.node import (
     WorkerFailed,
     WorkersDone,
     WorkersGone,
-    failed_round,
-    row_of,
 )
 from elastic_core.protocol.roster import Phase
 

@@ -10,20 +10,12 @@ from views import entry, halted, incident, live, members, offer, seen, settings,
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
+from elastic_core.protocol.entries import HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import OVER_DELAY_SECONDS, decide
 from elastic_core.protocol.leader_entries import Append, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import (
-    HaltReason,
-    Ledger,
-    Over,
-    Round,
-    advance,
-    compose,
-    open_ledger,
-    restore_ledger,
-)
+from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger, restore_ledger
 from elastic_core.protocol.limits import HOSTS_BYTES, MAX_LEFT_MEMBERS, fit_names
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import Phase

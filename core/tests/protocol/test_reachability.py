@@ -10,11 +10,12 @@ from views import halted, incident, info, live, seen, settings, watch
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Verdict
+from elastic_core.protocol.entries import Closed, HaltReason, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, Decision, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Closed, HaltReason, Ledger, Round
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.reachability import PROBE_WAIT_SECONDS, describe_unreachable, find_unreachable
 from elastic_core.protocol.roster import Phase
 

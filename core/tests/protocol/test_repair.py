@@ -9,22 +9,8 @@ from views import halted, incident, live, members, offer, settings, start, then
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import decode_entry, encode_entry
-from elastic_core.protocol.ledger import (
-    Anchors,
-    Closed,
-    Entry,
-    Halt,
-    HaltReason,
-    HistoryChangedError,
-    Leader,
-    Ledger,
-    Resume,
-    Round,
-    advance,
-    compose,
-    open_ledger,
-    restore_ledger,
-)
+from elastic_core.protocol.entries import Anchors, Closed, Entry, Halt, HaltReason, Leader, Resume, Round
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, open_ledger, restore_ledger
 from elastic_core.protocol.repair import (
     ENTRIES_REMEMBERED,
     Adopt,

@@ -22,6 +22,22 @@ from elastic_core.config.run import OnNodeLoss, Timing
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Join, OpenNext, Report, admit
+from elastic_core.protocol.entries import (
+    Body,
+    Closed,
+    Counters,
+    Drain,
+    Entry,
+    Halt,
+    Leader,
+    Offer,
+    Open,
+    Over,
+    Plan,
+    Resume,
+    Round,
+    StopAt,
+)
 from elastic_core.protocol.failure_detector import (
     DeposedLeader,
     Observation,
@@ -33,27 +49,9 @@ from elastic_core.protocol.failure_detector import (
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import (
-    Body,
-    Closed,
-    Counters,
-    Drain,
-    Entry,
-    Halt,
-    Leader,
-    Ledger,
-    Offer,
-    Open,
-    Over,
-    Plan,
-    Resume,
-    Round,
-    StopAt,
-    compose,
-    open_ledger,
-    restore_ledger,
-)
-from elastic_core.protocol.node import (
+from elastic_core.protocol.ledger import Ledger, compose, open_ledger, restore_ledger
+from elastic_core.protocol.node import NodeState, failed_round, row_of, step
+from elastic_core.protocol.node_events import (
     Answered,
     Effect,
     EntriesRead,
@@ -63,7 +61,6 @@ from elastic_core.protocol.node import (
     Leaving,
     MakeOffer,
     NodeEvent,
-    NodeState,
     Notify,
     Offered,
     Probed,
@@ -76,9 +73,6 @@ from elastic_core.protocol.node import (
     WorkerFailed,
     WorkersDone,
     WorkersGone,
-    failed_round,
-    row_of,
-    step,
 )
 from elastic_core.protocol.repair import Diverged, Memory, WriteResume, compose_resume, describe_loss, overlap, settle
 from elastic_core.protocol.roster import NodeInfo, NodeRow

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from views import live, start, then, with_counters
 
-from elastic_core.protocol.ledger import Leader
+from elastic_core.protocol.entries import Leader
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 

@@ -12,7 +12,8 @@ from views import entry, info, members, offer
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry
-from elastic_core.protocol.ledger import Body, Closed, Ledger, Open, Round, advance, compose, open_ledger
+from elastic_core.protocol.entries import Body, Closed, Open, Round
+from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.arrival import Arrival

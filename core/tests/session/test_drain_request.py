@@ -11,7 +11,7 @@ from views import entry, info, seen, start
 from elastic_core.errors import RendezvousTimeoutError, UsageError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
-from elastic_core.protocol.ledger import Closed
+from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
 from elastic_core.session.drain_request import ask, release

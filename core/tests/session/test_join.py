@@ -11,7 +11,8 @@ from views import entry, info
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry
-from elastic_core.protocol.ledger import Closed, HistoryChangedError, Leader, Offer, compose
+from elastic_core.protocol.entries import Closed, Leader, Offer
+from elastic_core.protocol.ledger import HistoryChangedError, compose
 from elastic_core.protocol.roster import Slots
 from elastic_core.protocol.settings import Command
 from elastic_core.rendezvous.backend import Cursor, RosterRow

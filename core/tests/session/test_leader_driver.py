@@ -15,8 +15,9 @@ from views import halted, incident, info, live, offer, seen, settings, start, wa
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
+from elastic_core.protocol.entries import Closed, HaltReason, Round
 from elastic_core.protocol.failure_detector import mark_interrupted
-from elastic_core.protocol.ledger import Closed, HaltReason, Round, advance, compose, open_ledger
+from elastic_core.protocol.ledger import advance, compose, open_ledger
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN

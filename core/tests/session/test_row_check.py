@@ -12,7 +12,8 @@ from elastic_core.events import Event
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry, encode_row
-from elastic_core.protocol.ledger import Closed, Leader, Ledger
+from elastic_core.protocol.entries import Closed, Leader
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN

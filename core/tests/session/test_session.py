@@ -18,21 +18,19 @@ from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_row
-from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Offer
-from elastic_core.protocol.node import (
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, Offer
+from elastic_core.protocol.node import NodeState, row_of, step
+from elastic_core.protocol.node_events import (
     Exit,
     Leaving,
     MakeOffer,
     NodeEvent,
-    NodeState,
     Offered,
     Start,
     Stop,
     WorkerFailed,
     WorkersDone,
     WorkersGone,
-    row_of,
-    step,
 )
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings

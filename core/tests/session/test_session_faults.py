@@ -14,8 +14,9 @@ from views import incident, info, live
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError, StoreLostError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_row
-from elastic_core.protocol.ledger import HistoryChangedError, Leader
-from elastic_core.protocol.node import Leaving, WorkerFailed
+from elastic_core.protocol.entries import Leader
+from elastic_core.protocol.ledger import HistoryChangedError
+from elastic_core.protocol.node_events import Leaving, WorkerFailed
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow
 from elastic_core.session.contact import Contact

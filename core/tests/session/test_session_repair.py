@@ -12,17 +12,8 @@ from views import live, members, offer, start, then
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry
-from elastic_core.protocol.ledger import (
-    Entry,
-    Halt,
-    HaltReason,
-    HistoryChangedError,
-    Leader,
-    Ledger,
-    Resume,
-    Round,
-    advance,
-)
+from elastic_core.protocol.entries import Entry, Halt, HaltReason, Leader, Resume, Round
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.session.ledger_reader import missing_entry, news

@@ -10,8 +10,9 @@ from test_session import CLOCK, Node, in_round, quick
 from views import entry, incident, info, members, settings
 
 from elastic_core.protocol.codec import decode_entry, encode_entry
-from elastic_core.protocol.ledger import Halt, HaltReason, Open, Resume, Round, advance
-from elastic_core.protocol.node import Exit, WorkerFailed, WorkersDone
+from elastic_core.protocol.entries import Halt, HaltReason, Open, Resume, Round
+from elastic_core.protocol.ledger import advance
+from elastic_core.protocol.node_events import Exit, WorkerFailed, WorkersDone
 from elastic_core.session.join import Applicant, Joined, join
 from elastic_testing.faults import Data
 from elastic_testing.memory import MemoryServer

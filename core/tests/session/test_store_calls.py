@@ -13,7 +13,7 @@ from views import incident
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.node import WorkerFailed
+from elastic_core.protocol.node_events import WorkerFailed
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply
 from elastic_core.rendezvous.guard import GuardedBackend, PendingCall
 from elastic_core.session.store_calls import StoreCall, call_of, may_be_renewed, silence_told, unanswered

@@ -27,7 +27,7 @@ from elastic_core.errors import (
 from elastic_core.handlers.exchange import understood
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.ledger import Offer
+from elastic_core.protocol.entries import Offer
 from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.options import RendezvousOptions

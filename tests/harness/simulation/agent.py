@@ -15,7 +15,7 @@ from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.protocol.ledger import Closed, Offer
+from elastic_core.protocol.entries import Closed, Offer
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.roster import NodeInfo, Slots
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions

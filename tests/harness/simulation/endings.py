@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.ledger import Drain, Entry, HaltReason, Round, StopAt
-from elastic_core.protocol.node import Work
+from elastic_core.protocol.entries import Drain, Entry, HaltReason, Round, StopAt
+from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeRow, Phase
 
 if TYPE_CHECKING:

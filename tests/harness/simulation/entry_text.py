@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_core.protocol.ledger import (
-    Closed,
-    Drain,
-    Entry,
-    Halt,
-    Leader,
-    Open,
-    Over,
-    Plan,
-    Resume,
-    Round,
-    StopAt,
-)
+from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, Leader, Open, Over, Plan, Resume, Round, StopAt
 
 
 def told(entry: Entry) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_core.protocol.entries import Entry, Round
 from elastic_core.protocol.failure_detector import is_lost
 from elastic_core.protocol.leader import RESIZE_PAUSE_FACTOR, RESIZE_PAUSE_SECONDS
-from elastic_core.protocol.ledger import Entry, Round
 from elastic_core.protocol.roster import Phase
 from simulation.endings import read_before
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.ledger import Closed, Entry, Resume
+from elastic_core.protocol.entries import Closed, Entry, Resume
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from elastic_core.incidents import Incident
-from elastic_core.protocol.ledger import Round
-from elastic_core.protocol.node import NodeEvent, Notice, TakesNotices, WorkerFailed
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.node_events import NodeEvent, Notice, TakesNotices, WorkerFailed
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.warden.messages import Fenced, Gone, Stuck
 from simulation.steps import Stepper

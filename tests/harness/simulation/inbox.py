@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.node import EntriesRead, HistoryReplaced
+from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced
 from simulation.engine import TICK, Task, late
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.ledger import Entry
+from elastic_core.protocol.entries import Entry
 from simulation import outages
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elastic_core.agent.probing import PATIENCE, Target, neighbours
-from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.entries import Round
 from simulation.engine import expire_after
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.ledger import Closed, Entry, Ledger
+from elastic_core.protocol.entries import Closed, Entry
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Command
 from simulation.calmness import calm
 from simulation.endings import read_before

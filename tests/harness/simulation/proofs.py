@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import Incident
-from elastic_core.protocol.ledger import Entry, Leader, Open, Resume
+from elastic_core.protocol.entries import Entry, Leader, Open, Resume
 from elastic_core.protocol.roster import NodeInfo, NodeRow, find_gone_nodes
 from elastic_core.rendezvous.backend import RosterRow
 from simulation import forgetting, leaders

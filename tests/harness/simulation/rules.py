@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
-from elastic_core.protocol.ledger import Closed, Entry, Halt, HaltReason, Ledger, Round
-from elastic_core.protocol.node import Work
+from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Round
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeRow
 from simulation import endings, finishing, programs, slot_rules, unreached
 from simulation.calmness import calm

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.ledger import Entry, Round
+from elastic_core.protocol.entries import Entry, Round
 from elastic_core.protocol.roster import NodeRow, Phase, find_gone_nodes
 from simulation.calmness import CALM, calm
 from simulation.endings import read_before

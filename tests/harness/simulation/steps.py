@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.ledger import Entry, Halt, HaltReason, Plan, StopAt
-from elastic_core.protocol.node import Notice, SteppedDown, Work
+from elastic_core.protocol.entries import Entry, Halt, HaltReason, Plan, StopAt
+from elastic_core.protocol.node_events import Notice, SteppedDown, Work
 from simulation import endings
 from simulation.calmness import calm
 

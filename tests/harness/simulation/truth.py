@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.protocol.ledger import (
+from elastic_core.protocol.entries import (
     Closed,
     Drain,
     Entry,
     Halt,
     HaltReason,
     Leader,
-    Ledger,
     Open,
     Over,
     Plan,
@@ -29,6 +28,7 @@ from elastic_core.protocol.ledger import (
     Round,
     StopAt,
 )
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
 from simulation import endings, finishing, forgetting, leaders, programs, rules, unreached
 from simulation.assumptions import ASSUMPTIONS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.ledger import Closed, Entry, Halt, HaltReason, Member, Round
+from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Member, Round
 from simulation.peers import reach
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.protocol.ledger import Round
-from elastic_core.protocol.node import NodeEvent, Progressed, WorkerFailed, WorkersDone
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.node_events import NodeEvent, Progressed, WorkerFailed, WorkersDone
 from simulation.peers import sundered
 from simulation.steps import Stepper
 

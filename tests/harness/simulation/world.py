@@ -22,7 +22,7 @@ from simulation.workers import Gang, Training
 
 if TYPE_CHECKING:
     from elastic_core.events import Event
-    from elastic_core.protocol.ledger import Round
+    from elastic_core.protocol.entries import Round
     from elastic_core.protocol.settings import Command
 
 UID = "job-1"

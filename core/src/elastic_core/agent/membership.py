@@ -22,7 +22,7 @@ from elastic_core.host.addresses import advertised
 from elastic_core.host.ports import own_address
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.admission import describe_differences
-from elastic_core.protocol.ledger import Closed
+from elastic_core.protocol.entries import Closed
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.arrival import Arrival
 from elastic_core.session.contact import persist, silent_store, store_awaited

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_core.host.ports import HeldPort
-from elastic_core.protocol.ledger import Round
-from elastic_core.protocol.node import Probed
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.node_events import Probed
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, spread_fraction
 from elastic_core.session.runtime import Runtime

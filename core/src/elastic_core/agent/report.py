@@ -16,19 +16,8 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.ledger import (
-    Closed,
-    Drain,
-    Entry,
-    Halt,
-    HaltReason,
-    Ledger,
-    Plan,
-    Resume,
-    Round,
-    StopAt,
-    advance,
-)
+from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, HaltReason, Plan, Resume, Round, StopAt
+from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.arrival import Arrival
 from elastic_core.warden.messages import (

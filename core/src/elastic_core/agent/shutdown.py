@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from elastic_core.agent.event_loop import Depart
 from elastic_core.config.run import RunConfig
 from elastic_core.exit_codes import signal_name, signalled
-from elastic_core.protocol.node import Leaving, NodeEvent, NodeState, Work
+from elastic_core.protocol.node import NodeState
+from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
 
 STORE_PATIENCE = 0.5
 """Seconds that a leaving node waits for the store to say whether others have finished."""

@@ -29,7 +29,7 @@ from elastic_core.agent.resources import Resources
 from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, kept_in, write
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.protocol.ledger import Closed
+from elastic_core.protocol.entries import Closed
 from elastic_core.threads import asked
 from elastic_core.worker.fd_store import RESCUE, is_of_other_format
 

@@ -14,9 +14,11 @@ from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
+from elastic_core.protocol.entries import Member
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.ledger import Ledger, Member
-from elastic_core.protocol.node import NodeState, Work
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.node import NodeState
+from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 

@@ -27,8 +27,9 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.ledger import Closed, Round
-from elastic_core.protocol.node import (
+from elastic_core.protocol.entries import Closed, Round
+from elastic_core.protocol.node import NodeState, failed_round, row_of, step
+from elastic_core.protocol.node_events import (
     Answered,
     Effect,
     EntriesRead,
@@ -38,7 +39,6 @@ from elastic_core.protocol.node import (
     Leaving,
     MakeOffer,
     NodeEvent,
-    NodeState,
     Notice,
     Notify,
     Offered,
@@ -51,9 +51,6 @@ from elastic_core.protocol.node import (
     Work,
     WorkersDone,
     WorkersGone,
-    failed_round,
-    row_of,
-    step,
 )
 from elastic_core.protocol.roster import Slots
 from elastic_core.rendezvous.backend import RendezvousBackend

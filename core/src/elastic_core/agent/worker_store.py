@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from elastic_core.config.run import RunConfig
 from elastic_core.host.ports import HeldPort
-from elastic_core.protocol.ledger import Offer
+from elastic_core.protocol.entries import Offer
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed

@@ -43,8 +43,8 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.ledger import Round
-from elastic_core.protocol.node import (
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.node_events import (
     NodeEvent,
     Notice,
     Progressed,

@@ -46,8 +46,8 @@ from elastic_core.handlers.thread import Asker, Blind, HandlerFailed, Sealed, Sh
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.ledger import Closed, Halt, HaltReason, Round
-from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime

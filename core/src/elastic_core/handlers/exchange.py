@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
-from elastic_core.protocol.ledger import Member, Offer, Round
+from elastic_core.protocol.entries import Member, Offer, Round
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 
 CARDS = "elastic/node/"

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
-from elastic_core.protocol.ledger import Closed, HaltReason, Round
-from elastic_core.protocol.node import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+from elastic_core.protocol.entries import Closed, HaltReason, Round
+from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 
 
 class HandlerWork(enum.Enum):

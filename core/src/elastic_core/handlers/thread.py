@@ -21,7 +21,7 @@ from elastic_core.handlers.state_machine import Counted, Met, OthersFinished
 from elastic_core.host.addresses import advertised, local_address
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins import handler_registry
-from elastic_core.protocol.ledger import Offer
+from elastic_core.protocol.entries import Offer
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo
 

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousRefusedError
-from elastic_core.protocol.ledger import Closed, Ledger
+from elastic_core.protocol.entries import Closed
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Settings
 
 

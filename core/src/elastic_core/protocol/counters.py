@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from elastic_core.incidents import Action, Incident, IncidentKind
-from elastic_core.protocol.entries import HostLosses
+from elastic_core.protocol.entries import Counters, Halt, HostLosses, Round
 from elastic_core.protocol.leader_view import LeaderView
-from elastic_core.protocol.ledger import Counters, Halt, Round
 from elastic_core.protocol.limits import MAX_HOSTS
 
 LOSSES_KEPT_SECONDS = 3600.0

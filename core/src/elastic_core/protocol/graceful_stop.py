@@ -8,10 +8,10 @@ no rank holds inside one.
 
 from __future__ import annotations
 
+from elastic_core.protocol.entries import Drain, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, Decision, LookAgain, halt_round
 from elastic_core.protocol.leader_view import LeaderView
-from elastic_core.protocol.ledger import Drain, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.limits import MAX_DRAINED_NODES, list_names
 from elastic_core.protocol.roster import Phase
 

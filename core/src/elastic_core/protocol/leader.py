@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
 from elastic_core.protocol.counters import is_charged
+from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.graceful_stop import (
     answer_drain_requests,
@@ -42,7 +43,6 @@ from elastic_core.protocol.leader_entries import (
     seal_round,
 )
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
-from elastic_core.protocol.ledger import Halt, HaltReason, Over, Round
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
 from elastic_core.protocol.roster import Phase

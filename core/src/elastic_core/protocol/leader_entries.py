@@ -8,9 +8,9 @@ from typing import TypeAlias
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, by_cause
 from elastic_core.protocol.counters import counters_after_halt, counters_after_restart
+from elastic_core.protocol.entries import Body, Closed, Counters, Halt, HaltReason, Member, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_view import LeaderView, head_patience, sort_by_rank
-from elastic_core.protocol.ledger import Body, Closed, Counters, Halt, HaltReason, Member, Round
 from elastic_core.protocol.limits import HOSTS_BYTES, fit_names, list_names
 
 MAX_BARREN_ROUNDS = 10

@@ -9,8 +9,9 @@ from functools import cached_property
 
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, Verdict, by_cause, follows_peer_loss
+from elastic_core.protocol.entries import HaltReason, Resume, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, is_proved_gone, silence_deadline
-from elastic_core.protocol.ledger import HaltReason, Ledger, Resume, Round
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.settings import Agreement

@@ -24,8 +24,6 @@ from elastic_core.protocol.entries import (
     Halt,
     HaltReason,
     Leader,
-    Member,
-    Offer,
     Open,
     Over,
     Plan,
@@ -36,34 +34,6 @@ from elastic_core.protocol.entries import (
 from elastic_core.protocol.limits import fit_body
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Link
-
-__all__ = [
-    "Anchors",
-    "Body",
-    "Closed",
-    "Counters",
-    "Drain",
-    "Entry",
-    "Halt",
-    "HaltReason",
-    "HistoryChangedError",
-    "Leader",
-    "Ledger",
-    "Member",
-    "Offer",
-    "Open",
-    "Over",
-    "Plan",
-    "Resume",
-    "Round",
-    "StopAt",
-    "advance",
-    "compose",
-    "ledger_read_at",
-    "next_anchors",
-    "open_ledger",
-    "restore_ledger",
-]
 
 
 class HistoryChangedError(RendezvousStateError):

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, follows_peer_loss
-from elastic_core.protocol.ledger import HaltReason, Ledger, Offer, Resume, Round, advance
+from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
+from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.node_events import (
     Answered,
     Effect,
@@ -44,39 +45,6 @@ from elastic_core.protocol.node_events import (
     WorkersGone,
 )
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
-
-__all__ = [
-    "Answered",
-    "Effect",
-    "EntriesRead",
-    "Exit",
-    "Grace",
-    "HistoryReplaced",
-    "Leave",
-    "Leaving",
-    "MakeOffer",
-    "NodeEvent",
-    "NodeState",
-    "Notice",
-    "Notify",
-    "Offered",
-    "Probed",
-    "Progressed",
-    "RunReplaced",
-    "Start",
-    "SteppedDown",
-    "Stop",
-    "StoreLost",
-    "TakesNotices",
-    "Work",
-    "WorkerFailed",
-    "WorkersDone",
-    "WorkersGone",
-    "failed_round",
-    "row_of",
-    "step",
-]
-
 
 ROUNDS_REMEMBERED = 1024
 """How many started rounds a node remembers; each takes 100 bytes."""

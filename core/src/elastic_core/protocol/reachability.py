@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from elastic_core.protocol.entries import Halt, HaltReason, Round
 from elastic_core.protocol.leader_view import LeaderView
-from elastic_core.protocol.ledger import Halt, HaltReason, Round
 from elastic_core.protocol.roster import NodeRow, Phase
 
 PROBE_WAIT_SECONDS = 3.0

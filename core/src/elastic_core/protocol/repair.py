@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from elastic_core.protocol.ledger import Entry, Ledger, Resume
+from elastic_core.protocol.entries import Entry, Resume
+from elastic_core.protocol.ledger import Ledger
 
 ENTRIES_REMEMBERED = 512
 """How many entries a node remembers to repair a store: more than are written between two copies of a store."""

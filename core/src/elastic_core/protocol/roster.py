@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from elastic_core.incidents import Incident
-from elastic_core.protocol.ledger import Offer
+from elastic_core.protocol.entries import Offer
 from elastic_core.protocol.settings import Versions
 
 

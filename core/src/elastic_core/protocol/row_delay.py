@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zlib
 
-from elastic_core.protocol.ledger import Ledger, Round
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import NodeRow, Phase
 
 ROW_DELAY_PER_MEMBER_SECONDS = 0.001

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_core.protocol.codec import CODEC, Codec
-from elastic_core.protocol.ledger import Closed, Entry, Ledger, Open, Resume
+from elastic_core.protocol.entries import Closed, Entry, Open, Resume
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import TOMBSTONE, Link, RendezvousBackend
 from elastic_core.session.ledger_reader import peek

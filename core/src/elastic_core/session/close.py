@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.ledger import Body, Closed, Leader, advance, compose
+from elastic_core.protocol.entries import Body, Closed, Leader
+from elastic_core.protocol.ledger import advance, compose
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import Runtime

@@ -26,20 +26,9 @@ from elastic_core.protocol.admission import (
     is_same_program,
     needs_liveness,
 )
+from elastic_core.protocol.entries import Body, Closed, Leader, Offer, Open
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS
-from elastic_core.protocol.ledger import (
-    Body,
-    Closed,
-    HistoryChangedError,
-    Leader,
-    Ledger,
-    Offer,
-    Open,
-    advance,
-    compose,
-    ledger_read_at,
-    open_ledger,
-)
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
 from elastic_core.protocol.limits import OPEN_BYTES
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
 from elastic_core.protocol.settings import Settings

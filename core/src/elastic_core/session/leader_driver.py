@@ -18,6 +18,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
+from elastic_core.protocol.entries import Closed, Counters, Entry, Round
 from elastic_core.protocol.failure_detector import (
     Observation,
     Watch,
@@ -31,7 +32,7 @@ from elastic_core.protocol.failure_detector import (
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Closed, Counters, Entry, Ledger, Round, compose, next_anchors
+from elastic_core.protocol.ledger import Ledger, compose, next_anchors
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.protocol.codec import CODEC, Codec
+from elastic_core.protocol.entries import Leader
 from elastic_core.protocol.failure_detector import Observation, Watch, is_lost, observe
-from elastic_core.protocol.ledger import Leader, Ledger, advance, compose
+from elastic_core.protocol.ledger import Ledger, advance, compose
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
 from elastic_core.session.ledger_reader import check_head, news, said_by

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import CODEC, Codec
-from elastic_core.protocol.ledger import Entry, HistoryChangedError, Ledger, restore_ledger
+from elastic_core.protocol.entries import Entry
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, restore_ledger
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
 

@@ -11,7 +11,7 @@ import socket
 from dataclasses import replace
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError, StoreLostError
-from elastic_core.protocol.ledger import Closed
+from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.arrival import Arrival, verdict_since

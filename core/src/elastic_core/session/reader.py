@@ -11,7 +11,7 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.failure_detector import DeposedLeader, Watch, look_interval, mark_interrupted
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
-from elastic_core.protocol.node import EntriesRead, HistoryReplaced, RunReplaced
+from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced, RunReplaced
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.confirmation import Confirmation

@@ -6,15 +6,8 @@ from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import Codec
-from elastic_core.protocol.ledger import (
-    Entry,
-    HistoryChangedError,
-    Ledger,
-    advance,
-    compose,
-    ledger_read_at,
-    open_ledger,
-)
+from elastic_core.protocol.entries import Entry
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
 from elastic_core.protocol.repair import (
     Adopt,
     Intact,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
-from elastic_core.protocol.node import NodeEvent, StoreLost
+from elastic_core.protocol.node_events import NodeEvent, StoreLost
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE, Contact
 from elastic_core.session.join import Joined

@@ -16,7 +16,8 @@ import pytest
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError
 from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
-from elastic_core.protocol.ledger import Body, Closed, Ledger, Member, Offer, Round, advance, compose
+from elastic_core.protocol.entries import Body, Closed, Member, Offer, Round
+from elastic_core.protocol.ledger import Ledger, advance, compose
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import PROTOCOL, Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend, RosterRow

@@ -28,14 +28,14 @@ from elastic_core.host.ports import HeldPort
 from elastic_core.host.versions import installed_versions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.protocol.admission import describe_differences
-from elastic_core.protocol.ledger import Closed, Offer, Round
-from elastic_core.protocol.node import (
+from elastic_core.protocol.entries import Closed, Offer, Round
+from elastic_core.protocol.node import NodeState, row_of, step
+from elastic_core.protocol.node_events import (
     Effect,
     Exit,
     Leaving,
     MakeOffer,
     NodeEvent,
-    NodeState,
     Offered,
     Progressed,
     Start,
@@ -44,8 +44,6 @@ from elastic_core.protocol.node import (
     WorkerFailed,
     WorkersDone,
     WorkersGone,
-    row_of,
-    step,
 )
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Settings, Versions

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from elastic_core.host.ports import HeldPort
-from elastic_core.protocol.ledger import Offer
+from elastic_core.protocol.entries import Offer
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """Prefix of the keys of the barrier that torchrun's agents enter once their workers have finished."""
