@@ -18,7 +18,8 @@ from views import info, offer
 
 from elastic_core.agent.output import Output
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
-from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
+from elastic_core.agent.worker_incidents import DETAIL_MAX_CHARACTERS, start_failure
+from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap
 from elastic_core.errors import ElasticError
@@ -433,7 +434,7 @@ def test_a_long_explanation_is_kept_short_from_the_right_end(node: Node) -> None
     node.start_program(Program(ProgramKind.EXECUTABLE, sys.executable, ("-I", "-S", "-c", script)))
     incident = node.failure()
     assert incident.message == "ValueError: " + "m" * 488
-    assert len(incident.detail) <= DETAIL
+    assert len(incident.detail) <= DETAIL_MAX_CHARACTERS
     assert incident.detail.endswith("m\n")
 
 
@@ -482,7 +483,7 @@ def test_a_round_that_a_plugin_forbids_is_a_failure_of_this_nodes_first_rank(nod
     node.plugins.register("broken", BrokenPlugin())
     with pytest.raises(ElasticError, match="'broken' raised in elastic_worker_environment: ValueError: not today") as e:
         node.start("true", TWO)
-    event = start_failure(node.group, node.round(TWO), e.value)
+    event = start_failure(node.group.info, node.round(TWO), e.value)
     assert event.incident.kind is IncidentKind.START_FAILED
     assert (event.incident.rank, event.incident.node_id, event.incident.round) == (1, "a", 1)
     assert event.incident.message.startswith("the workers could not be started: The plugin 'broken' raised")
@@ -492,7 +493,7 @@ def test_a_full_disk_is_a_failure_too(node: Node) -> None:
     (node.folder / "round_1").write_text("a file where a directory should be")
     with pytest.raises(OSError, match="round_1") as caught:
         node.start("true")
-    message = start_failure(node.group, node.round(), caught.value).incident.message
+    message = start_failure(node.group.info, node.round(), caught.value).incident.message
     assert message.startswith("the workers could not be started: [Errno ")
 
 

@@ -19,8 +19,8 @@ from elastic_core.agent.report import Ending, Publish, finish
 from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers
 from elastic_core.agent.shutdown import Departing
 from elastic_core.agent.status import Status, describe_node
+from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.worker_store import Stores
-from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
@@ -244,7 +244,7 @@ class Supervisor:
             self._lose_store(current, event)
 
     def _lose_store(self, current: Round, event: ServiceFailed | ServiceEnded | None = None) -> None:
-        if (news := self._group.lost_store(current, event)) is not None:
+        if (news := self._group.lose_store(current, event)) is not None:
             self._step(news)
 
     def _on_gone(self, event: Gone | Fenced) -> None:
@@ -343,7 +343,7 @@ class Supervisor:
             if self._stores.dead(current.offer):
                 self._lose_store(current)
         except (ElasticError, OSError) as exc:
-            self._step(start_failure(self._group, current, exc))
+            self._step(start_failure(self._group.info, current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
 
     def _notify(self, notice: Notice | None) -> None:

@@ -22,7 +22,7 @@ from elastic_core.agent.report import Ending, Publish, finish, publish_as
 from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
-from elastic_core.agent.workers import start_failure
+from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
@@ -366,7 +366,7 @@ class PollingAgent:
         try:
             self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:
-            self._step(start_failure(self._group, current, exc))
+            self._step(start_failure(self._group.info, current, exc))
         self._look_later(self._config.monitor_interval)
 
     def _round_started(self, current: Round) -> Event:
