@@ -184,7 +184,7 @@ def test_each_round_has_directories_of_its_own(node: Node) -> None:
     for number in (1, 2):
         node.start(f"echo {number}", number=number)
         assert node.next() == WorkersDone()
-        node.group.gone()
+        node.group.finish_round()
     assert [node.read(f"round_{number}/rank_0/stdout.log") for number in (1, 2)] == ["1\n", "2\n"]
 
 
@@ -416,7 +416,7 @@ def test_after_a_stop_the_next_round_can_fail_again(node: Node) -> None:
         node.group.stop(0)
         while node.next() is not None:
             pass
-        node.group.gone()
+        node.group.finish_round()
     assert not node.group.alive()
 
 
@@ -542,9 +542,9 @@ def test_a_recovery_is_over_when_the_process_group_is_there_again(node: Node) ->
     node.start("exit 1")
     node.failure()
     node.group.stop(0.0)
-    node.group.decided()
+    node.group.note_next_round()
     assert node.next() is None
-    node.group.gone()
+    node.group.finish_round()
     node.start("sleep 1000", number=2)
     node.run()
     assert node.group.handle(Initialized(1)) is None  # the old round's
@@ -655,7 +655,7 @@ def test_a_worker_whose_interpreter_does_not_end_after_its_program_is_named(node
 
 def test_news_of_a_worker_of_an_earlier_round_is_ignored(node: Node) -> None:
     node.start("exit 1")
-    node.group.gone()
+    node.group.finish_round()
     assert node.group.handle(Spawned(1, 4711)) is None
     heard: list[Any] = []
     while not any(type(event).__name__ == "Exited" for event in heard):
@@ -674,7 +674,7 @@ def test_a_round_leaves_no_directory_that_nobody_can_ask_for(node: Node, tempora
         node.failure()
         node.group.stop(1.0)
         assert node.next() is None
-        node.group.gone()
+        node.group.finish_round()
     rounds = sorted(path.name for path in node.folder.glob("round_*"))
     assert rounds == (["round_3"] if temporary else ["round_1", "round_2", "round_3"])
 
@@ -686,5 +686,5 @@ def test_a_round_whose_workers_left_nothing_leaves_no_directory(node: Node) -> N
         node.failure()
         node.group.stop(1.0)
         assert node.next() is None
-        node.group.gone()
+        node.group.finish_round()
     assert [path.name for path in node.folder.glob("round_*")] == ["round_3"]

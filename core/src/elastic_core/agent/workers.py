@@ -223,7 +223,7 @@ class WorkerGroup:
                 level = Level.DEBUG if signum == 15 else Level.INFO
                 self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
             case TimersDue() if self.watchdog is not None:
-                for timer in self.watchdog.expired():
+                for timer in self.watchdog.take_expired():
                     self._end_for(timer)
             case StatesDue() if self.watchdog is not None:
                 return self._fail_stuck(self.watchdog)
@@ -258,12 +258,12 @@ class WorkerGroup:
             self._recovery = Recovery(began=self.now(), detected=self.now())
         self.warden.stop(grace=grace, signum=signum)
 
-    def decided(self) -> None:
+    def note_next_round(self) -> None:
         """Note that this node has read the next round."""
         if self._recovery is not None:
             self._recovery.decided = self.now()
 
-    def gone(self) -> None:
+    def finish_round(self) -> None:
         """Finish the logs of a round whose processes are all gone."""
         if self._recovery is not None:
             self._recovery.stopped = self.now()
@@ -271,7 +271,7 @@ class WorkerGroup:
         self._workers.clear()
         self.reports.clear()
 
-    def recorded(self, incident: Incident | None) -> Mapping[str, Any] | None:
+    def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""
         if incident is None or incident.rank is None or incident.node_id != self.info.node_id:
             return None
