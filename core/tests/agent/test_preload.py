@@ -44,7 +44,7 @@ def plugins() -> Plugins:
 def test_the_fork_server_imports_what_the_run_and_its_plugins_name(
     plugins: Plugins, run: RunConfig, names: tuple[str, ...]
 ) -> None:
-    assert preload.modules(run, plugins) == names
+    assert preload.all_modules(run, plugins) == names
 
 
 @pytest.mark.parametrize(("there", "names"), [(True, ("torch",)), (False, ())])
@@ -52,7 +52,7 @@ def test_torch_is_what_is_imported_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, there: bool, names: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(preload, "find_spec", lambda name: SimpleNamespace() if there and name == "torch" else None)
-    assert preload.modules(config(), Plugins()) == names
+    assert preload.all_modules(config(), Plugins()) == names
 
 
 @pytest.mark.parametrize(("module", "outcome"), [("json", ForkServerReady), ("no_such_module", ForkServerFailed)])
@@ -64,7 +64,7 @@ def test_waiting_ends_with_the_imports_or_with_their_failure(tmp_path: Path, mod
         run = RunConfig(program=Program(ProgramKind.SCRIPT, str(script)), nproc_per_node=2, preload=("types",))
         preload.begin(warden, run, os.environ)
         warden.preload_rest(("types", module))
-        assert [type(event) for event in preload.settled(warden)] == [outcome]
+        assert [type(event) for event in preload.wait_until_ready(warden)] == [outcome]
     finally:
         warden.close(30.0)
 
@@ -80,7 +80,7 @@ def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preload, "PATIENCE", 0.01)
     warden = Warden.start()
     try:
-        assert preload.settled(warden) == []
+        assert preload.wait_until_ready(warden) == []
     finally:
         warden.close(30.0)
 

@@ -16,7 +16,16 @@ from queue import Queue
 import pytest
 from views import info, members, offer
 
-from elastic_core.agent.probing import SPREAD_MAX_SECONDS, Door, Target, neighbours, probe, spread, targets, unreachable
+from elastic_core.agent.probing import (
+    SPREAD_MAX_SECONDS,
+    Door,
+    ProbeTarget,
+    neighbours,
+    probe,
+    spread,
+    targets,
+    unreachable,
+)
 from elastic_core.protocol.entries import Member, Offer, Round
 from elastic_core.protocol.node_events import Probed
 from elastic_core.protocol.roster import NodeInfo
@@ -107,31 +116,35 @@ def test_a_member_probes_its_neighbours_doors_and_rank_0s_store() -> None:
     hosted = replace(offer("a"), hosted=True)
     known = [replace(info("b"), address="10.0.0.2", port=7), replace(info("d"), address="10.0.0.4", port=9), info("x")]
     assert targets(a_round("abcd", offer=hosted), "c", known) == [
-        Target("b", "10.0.0.2", 7),
-        Target("d", "10.0.0.4", 9),
-        Target("a", hosted.address, hosted.port),
+        ProbeTarget("b", "10.0.0.2", 7),
+        ProbeTarget("d", "10.0.0.4", 9),
+        ProbeTarget("a", hosted.address, hosted.port),
     ]
-    assert targets(a_round("abcd"), "a", known[:1]) == [Target("b", "10.0.0.2", 7)]
+    assert targets(a_round("abcd"), "a", known[:1]) == [ProbeTarget("b", "10.0.0.2", 7)]
 
 
 def test_a_door_is_reached_however_often(door: Door) -> None:
     for _ in range(3):
-        assert unreachable([Target("b", "127.0.0.1", door.port)] * 5) == ()
+        assert unreachable([ProbeTarget("b", "127.0.0.1", door.port)] * 5) == ()
         assert door.greet() == []
 
 
 def test_a_refusal_is_an_answer(free_port: int) -> None:
     """Rank 0's worker listened there, or an agent, and is gone; its host is not."""
-    assert unreachable([Target("b", "127.0.0.1", free_port)]) == ()
+    assert unreachable([ProbeTarget("b", "127.0.0.1", free_port)]) == ()
 
 
 def test_silence_is_not_waited_for_longer_than_said(door: Door, full: int) -> None:
-    aims = [Target("b", "127.0.0.1", full), Target("c", "127.0.0.1", door.port), Target("b", "127.0.0.1", full)]
+    aims = [
+        ProbeTarget("b", "127.0.0.1", full),
+        ProbeTarget("c", "127.0.0.1", door.port),
+        ProbeTarget("b", "127.0.0.1", full),
+    ]
     assert unreachable(aims, patience=0.2) == ("b",)
 
 
 def test_an_address_that_none_can_reach_is_unreachable_at_once() -> None:
-    assert unreachable([Target("b", "255.255.255.255", 7)]) == ("b",)
+    assert unreachable([ProbeTarget("b", "255.255.255.255", 7)]) == ("b",)
 
 
 def test_what_came_of_it_is_posted(door: Door) -> None:

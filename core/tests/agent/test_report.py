@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from views import entry, halted, incident, info, live, members, offer, settings, start, then
 
-from elastic_core.agent.report import fork_server, left, narrated, report, root_cause, round_started, untaken
+from elastic_core.agent.report import (
+    describe_leaving,
+    describe_verdict,
+    fork_server,
+    ledger_events,
+    no_place,
+    root_cause,
+    round_started,
+)
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -114,13 +122,13 @@ def test_of_a_long_traceback_the_last_thirty_lines_are_shown() -> None:
     ids=["success", "failure", "too few nodes", "with a root cause"],
 )
 def test_the_closing_message_says_why_and_what_can_be_done(closed: Closed, text: str) -> None:
-    assert report(closed) == text
+    assert describe_verdict(closed) == text
 
 
 def test_a_job_that_shrank_below_its_minimum_shows_both_the_root_cause_and_the_remedy() -> None:
     lost = incident("a", kind=IncidentKind.NODE_LOST)
     closed = Closed(success=False, why="1 of 2", exit_code=ExitCode.TOO_FEW_NODES, incident=lost)
-    text = report(closed)
+    text = describe_verdict(closed)
     assert TITLE in text
     assert text.endswith("lower the minimum of --nnodes=MIN:MAX.")
 
@@ -173,8 +181,8 @@ def test_a_node_without_a_place_in_the_round_is_told_so() -> None:
 
 
 def test_a_node_that_goes_without_a_verdict_tells_what_failed_here() -> None:
-    assert left("the store is gone", None) == "this node is out: the store is gone"
-    told = left("the store is gone", incident("a")).splitlines()
+    assert describe_leaving("the store is gone", None) == "this node is out: the store is gone"
+    told = describe_leaving("the store is gone", incident("a")).splitlines()
     assert told[:3] == ["this node is out: the store is gone", "", "Root cause (as far as this node knows)"]
 
 
@@ -212,7 +220,7 @@ def test_every_entry_is_told_of_even_if_several_are_read_at_once() -> None:
     leader = entry(after, Leader(why="a left"), at=20.5)
     after = advance(after, leader, 20.5)
     sealed = entry(after, Round(number=2, offer=offer("a"), members=members("abc"), why="c joins"), at=21.0)
-    told = list(narrated(before, [halt, leader, sealed], 22.0, "a"))
+    told = list(ledger_events(before, [halt, leader, sealed], 22.0, "a"))
     assert [(event.name, event.message) for event in told] == [
         ("round_halted", "round 1 is halted: c joins"),
         ("round_started", "round 2: 6 worker(s) on 3 node(s) (c joins)"),
@@ -224,7 +232,7 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
     before = live("ab")
     closed = entry(before, Closed(success=True, why="done", exit_code=0), at=20.0)
     opened = entry(advance(before, closed, 20.0), Open(scheduler_uid=None, settings=settings()), at=21.0)
-    assert list(narrated(before, [closed, opened], 22.0, "a")) == []
+    assert list(ledger_events(before, [closed, opened], 22.0, "a")) == []
 
 
 @pytest.mark.parametrize(
@@ -266,9 +274,9 @@ def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> 
 def test_a_newcomer_is_told_why_it_is_not_taken(counters: Counters, most: int, said: str | None) -> None:
     ledger = live("ab")
     ledger = replace(ledger, head=replace(ledger.head, counters=counters))
-    told = untaken(ledger, info("c"), most)
+    told = no_place(ledger, info("c"), most)
     assert (None if told is None else told.message) == said
 
 
 def test_a_job_that_has_no_round_takes_whom_it_can() -> None:
-    assert untaken(start(settings()), info("c"), 1) is None
+    assert no_place(start(settings()), info("c"), 1) is None

@@ -10,7 +10,7 @@ import pytest
 from views import info, live, settings
 
 from elastic_core.agent.event_loop import Depart
-from elastic_core.agent.shutdown import STORE_PATIENCE, Departing
+from elastic_core.agent.shutdown import STORE_PATIENCE, Departure
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.protocol.node import NodeState, step
@@ -31,7 +31,7 @@ class Node:
         self.timers: list[tuple[float, Depart]] = []
         self.asked: list[Callable[[bool], None]] = []
         self.killed = False
-        self.departing = Departing(
+        self.departing = Departure(
             config=config,
             handled=frozenset({signal.SIGTERM, signal.SIGINT}),
             state=lambda: self.state,

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from elastic_core.agent.state_dump import SIGNAL, StateDump, indented
+from elastic_core.agent.state_dump import SIGNAL, StateDump, indent_stacks
 
 PATIENCE = 30.0
 
@@ -112,6 +112,6 @@ def test_a_node_that_leaves_on_the_signal_does_not_answer_it() -> None:
 
 def test_stacks_have_the_names_of_their_threads_and_nothing_that_a_terminal_obeys() -> None:
     known = f"Thread 0x{threading.get_ident():016x} (most recent call first):"
-    assert indented(f"{known}\nThread 0x00000000000000aa (most\n\x1b[2J") == (
+    assert indent_stacks(f"{known}\nThread 0x00000000000000aa (most\n\x1b[2J") == (
         "  Thread of this dump (most recent call first):\n  Thread 0x00000000000000aa (most\n  \\x1b[2J\n"
     )

@@ -10,7 +10,7 @@ import pytest
 from views import halted, incident, info, live, offer, seen, settings, start, then
 
 from elastic_core.agent.status import SHOWN_NODES, Status, describe_node
-from elastic_core.agent.workers import Worker
+from elastic_core.agent.worker import Worker
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Closed, HaltReason, Member, Plan, Round, StopAt

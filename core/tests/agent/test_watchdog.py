@@ -63,7 +63,7 @@ def timers(*lines: bytes) -> Timers:
 )
 def test_a_timer_expires_unless_it_is_released(lines: list[bytes], at: float, expired: list[Timer]) -> None:
     found = timers(*lines)
-    assert found.expired(at) == expired
+    assert found.take_expired(at) == expired
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_loop_is_woken_for_the_earliest_timer(tmp_path: Path, sleeper: int) 
     assert [round(at) for at, _ in loop.later] == [110, 105]
     assert loop.watchdog.ignored == 2
     loop.now = 106.0
-    assert [timer.scope for timer in loop.watchdog.expired()] == ["d"]
+    assert [timer.scope for timer in loop.watchdog.take_expired()] == ["d"]
     loop.watchdog.close()
     assert not (tmp_path / "timers").exists()
 
@@ -124,12 +124,12 @@ def test_short_timers_within_a_long_one_do_not_multiply_the_wakings(tmp_path: Pa
     for _ in range(3):
         loop.write(line(sleeper, "step", time.time() + 10), line(sleeper, "step", -1))
         loop.now += 11
-        assert loop.watchdog.expired() == []
+        assert loop.watchdog.take_expired() == []
     loop.write(line(os.getpid(), "other", time.time() + 200))
     loop.now, before = 201.0, len(loop.later)
-    assert [timer.scope for timer in loop.watchdog.expired()] == ["epoch"]
+    assert [timer.scope for timer in loop.watchdog.take_expired()] == ["epoch"]
     for _ in range(3):
-        assert loop.watchdog.expired() == []
+        assert loop.watchdog.take_expired() == []
     assert len(loop.later) == before + 1
     loop.watchdog.close()
 
@@ -137,7 +137,7 @@ def test_short_timers_within_a_long_one_do_not_multiply_the_wakings(tmp_path: Pa
 def test_only_processes_below_the_warden_are_ended(tmp_path: Path, sleeper: int) -> None:
     loop = Loop(tmp_path / "timers", warden=sleeper)
     loop.write(line(os.getpid(), at=1.0), line(sleeper, at=1.0), line(1, at=1.0))
-    assert loop.watchdog.expired() == []
+    assert loop.watchdog.take_expired() == []
     loop.watchdog.close()
 
 
@@ -146,10 +146,10 @@ def test_a_process_is_not_ended_for_the_timer_of_a_dead_one_of_the_same_number(
 ) -> None:
     loop = Loop(tmp_path / "timers")
     with monkeypatch.context() as patch:
-        patch.setattr("elastic_core.agent.watchdog.running", lambda pid: (pid, 1))
+        patch.setattr("elastic_core.agent.watchdog.running_process", lambda pid: (pid, 1))
         loop.write(line(sleeper, "of the dead", 1.0), line(os.getpid(), "of the dead", 1.0))
     loop.write(line(sleeper, "of the living", 2.0))
-    assert [timer.scope for timer in loop.watchdog.expired()] == ["of the living"]
+    assert [timer.scope for timer in loop.watchdog.take_expired()] == ["of the living"]
     loop.watchdog.close()
 
 
@@ -162,7 +162,7 @@ def test_timers_of_processes_that_are_gone_make_room(tmp_path: Path, sleeper: in
         loop.write(*(line(gone.pid, str(number), later) for number in range(first, first + 100)))
     loop.write(line(sleeper, "alive", later))
     loop.now = 1000.0
-    assert [timer.scope for timer in loop.watchdog.expired()] == ["alive"]
+    assert [timer.scope for timer in loop.watchdog.take_expired()] == ["alive"]
     loop.watchdog.close()
 
 

@@ -18,7 +18,8 @@ from views import info, offer
 
 from elastic_core.agent.output import Output
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
-from elastic_core.agent.workers import DETAIL, WorkerGroup, start_failure
+from elastic_core.agent.worker_incidents import DETAIL_MAX_CHARACTERS, start_failure
+from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap
 from elastic_core.errors import ElasticError
@@ -183,7 +184,7 @@ def test_each_round_has_directories_of_its_own(node: Node) -> None:
     for number in (1, 2):
         node.start(f"echo {number}", number=number)
         assert node.next() == WorkersDone()
-        node.group.gone()
+        node.group.finish_round()
     assert [node.read(f"round_{number}/rank_0/stdout.log") for number in (1, 2)] == ["1\n", "2\n"]
 
 
@@ -415,7 +416,7 @@ def test_after_a_stop_the_next_round_can_fail_again(node: Node) -> None:
         node.group.stop(0)
         while node.next() is not None:
             pass
-        node.group.gone()
+        node.group.finish_round()
     assert not node.group.alive()
 
 
@@ -433,7 +434,7 @@ def test_a_long_explanation_is_kept_short_from_the_right_end(node: Node) -> None
     node.start_program(Program(ProgramKind.EXECUTABLE, sys.executable, ("-I", "-S", "-c", script)))
     incident = node.failure()
     assert incident.message == "ValueError: " + "m" * 488
-    assert len(incident.detail) <= DETAIL
+    assert len(incident.detail) <= DETAIL_MAX_CHARACTERS
     assert incident.detail.endswith("m\n")
 
 
@@ -482,7 +483,7 @@ def test_a_round_that_a_plugin_forbids_is_a_failure_of_this_nodes_first_rank(nod
     node.plugins.register("broken", BrokenPlugin())
     with pytest.raises(ElasticError, match="'broken' raised in elastic_worker_environment: ValueError: not today") as e:
         node.start("true", TWO)
-    event = start_failure(node.group, node.round(TWO), e.value)
+    event = start_failure(node.group.info, node.round(TWO), e.value)
     assert event.incident.kind is IncidentKind.START_FAILED
     assert (event.incident.rank, event.incident.node_id, event.incident.round) == (1, "a", 1)
     assert event.incident.message.startswith("the workers could not be started: The plugin 'broken' raised")
@@ -492,7 +493,7 @@ def test_a_full_disk_is_a_failure_too(node: Node) -> None:
     (node.folder / "round_1").write_text("a file where a directory should be")
     with pytest.raises(OSError, match="round_1") as caught:
         node.start("true")
-    message = start_failure(node.group, node.round(), caught.value).incident.message
+    message = start_failure(node.group.info, node.round(), caught.value).incident.message
     assert message.startswith("the workers could not be started: [Errno ")
 
 
@@ -541,9 +542,9 @@ def test_a_recovery_is_over_when_the_process_group_is_there_again(node: Node) ->
     node.start("exit 1")
     node.failure()
     node.group.stop(0.0)
-    node.group.decided()
+    node.group.note_next_round()
     assert node.next() is None
-    node.group.gone()
+    node.group.finish_round()
     node.start("sleep 1000", number=2)
     node.run()
     assert node.group.handle(Initialized(1)) is None  # the old round's
@@ -654,7 +655,7 @@ def test_a_worker_whose_interpreter_does_not_end_after_its_program_is_named(node
 
 def test_news_of_a_worker_of_an_earlier_round_is_ignored(node: Node) -> None:
     node.start("exit 1")
-    node.group.gone()
+    node.group.finish_round()
     assert node.group.handle(Spawned(1, 4711)) is None
     heard: list[Any] = []
     while not any(type(event).__name__ == "Exited" for event in heard):
@@ -673,7 +674,7 @@ def test_a_round_leaves_no_directory_that_nobody_can_ask_for(node: Node, tempora
         node.failure()
         node.group.stop(1.0)
         assert node.next() is None
-        node.group.gone()
+        node.group.finish_round()
     rounds = sorted(path.name for path in node.folder.glob("round_*"))
     assert rounds == (["round_3"] if temporary else ["round_1", "round_2", "round_3"])
 
@@ -685,5 +686,5 @@ def test_a_round_whose_workers_left_nothing_leaves_no_directory(node: Node) -> N
         node.failure()
         node.group.stop(1.0)
         assert node.next() is None
-        node.group.gone()
+        node.group.finish_round()
     assert [path.name for path in node.folder.glob("round_*")] == ["round_3"]

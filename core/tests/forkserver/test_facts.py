@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.forkserver.child import fork
-from elastic_core.forkserver.facts import DEVICE, command, hideable, search_path, shadowed, tasks
+from elastic_core.forkserver.facts import DEVICE, command, find_shadowed, hideable, search_path, tasks
 
 
 @pytest.fixture
@@ -90,24 +90,24 @@ def test_a_file_of_the_same_name_takes_the_place_of_a_module(
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     expected = () if hidden is None else (("json", str(tmp_path / hidden)),)
-    assert shadowed(str(tmp_path), frozenset({"json", "subprocess"})) == expected
+    assert find_shadowed(str(tmp_path), frozenset({"json", "subprocess"})) == expected
 
 
 def test_a_module_that_was_imported_from_there_is_not_hidden_by_itself() -> None:
-    assert shadowed(os.path.dirname(subprocess.__file__), frozenset({"json", "subprocess"})) == ()
+    assert find_shadowed(os.path.dirname(subprocess.__file__), frozenset({"json", "subprocess"})) == ()
 
 
 def test_an_archive_can_hide_a_module_too(tmp_path: Path) -> None:
     path = tmp_path / "program.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("json.py", "")
-    [(name, where)] = shadowed(str(path), frozenset({"json", "subprocess"}))
+    [(name, where)] = find_shadowed(str(path), frozenset({"json", "subprocess"}))
     assert (name, Path(where).name) == ("json", "json.py")
 
 
 @pytest.mark.parametrize("directory", [None, "/no/such/place"])
 def test_a_place_that_does_not_exist_hides_nothing(directory: str | None) -> None:
-    assert shadowed(directory, frozenset({"json"})) == ()
+    assert find_shadowed(directory, frozenset({"json"})) == ()
 
 
 def test_only_modules_that_are_files_and_not_there_from_the_start_can_be_hidden() -> None:

@@ -200,10 +200,10 @@ def test_what_the_newest_worker_has_imported_is_counted_until_it_was_tried() -> 
             return self._names
 
     learning = Learning(records=[Given("of_an_older_life"), Given("sys", "first", "second"), Given()])
-    assert learning.unlearned() == 2
+    assert learning.count_unlearned() == 2
     learning.tried.add("first")
-    assert learning.unlearned() == 1
-    assert Learning().unlearned() == 0
+    assert learning.count_unlearned() == 1
+    assert Learning().count_unlearned() == 0
 
 
 def test_the_current_directory_is_the_programs_where_it_is_searched(

@@ -67,10 +67,10 @@ def test_a_file_that_has_changed_is_found(
     roots = [str(tmp_path) if library else os.path.join(tmp_path, "elsewhere")]
     sources = Sources(roots, clock=lambda: 0.0)
     sources.record()
-    assert sources.changed() is None
+    assert sources.find_changed() is None
     change(path)
     sources.record()
-    assert [sources.changed(), sources.changed()] == [str(path) if found else None] * 2
+    assert [sources.find_changed(), sources.find_changed()] == [str(path) if found else None] * 2
 
 
 def test_a_slow_file_system_keeps_no_worker_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,4 +83,4 @@ def test_a_slow_file_system_keeps_no_worker_waiting(tmp_path: Path, monkeypatch:
     sources = Sources([], clock=lambda: next(seconds))
     sources.record()
     path.unlink()
-    assert sources.changed() is None
+    assert sources.find_changed() is None

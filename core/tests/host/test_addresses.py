@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.host.addresses import LOOPBACK, advertised, endpoint_host, local_address
+from elastic_core.host.addresses import LOOPBACK, advertised_address, endpoint_host, local_address
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_of_several_hosts_those_that_nobody_knows_are_passed_over() -> None:
     """The name of a pod that is lost is lost with it; the others of its cluster go on."""
     unknown = "no.such.host.invalid:2379"
     for endpoint in (f"{unknown},127.0.0.1:2379", f"127.0.0.1:2379,{unknown}"):
-        assert advertised(endpoint, "HOST[:PORT],...", None, single_node=False) == LOOPBACK
+        assert advertised_address(endpoint, "HOST[:PORT],...", None, single_node=False) == LOOPBACK
     with pytest.raises(RendezvousConnectionError, match="cannot be looked up"):
-        advertised(f"{unknown},{unknown}", "HOST[:PORT],...", None, single_node=False)
+        advertised_address(f"{unknown},{unknown}", "HOST[:PORT],...", None, single_node=False)
 
 
 @pytest.mark.parametrize(

@@ -337,17 +337,17 @@ def raised(name: str, base: type[Exception] = Exception) -> Exception:
     ],
 )
 def test_torchs_errors_are_ours_by_name(error: Exception, kind: type[ElasticError]) -> None:
-    found = handler_registry.translated(error, "the handler failed")
+    found = handler_registry.translate_error(error, "the handler failed")
     assert type(found) is kind
     assert found.message == f"The handler failed: {type(error).__name__}: no luck"
 
 
 def test_an_error_of_ours_stays_as_it_is_and_a_cause_is_told() -> None:
     ours = UsageError("wrong")
-    assert handler_registry.translated(ours, "it failed") is ours
+    assert handler_registry.translate_error(ours, "it failed") is ours
     theirs = ValueError("see below")
     theirs.__cause__ = OSError("refused")
-    assert handler_registry.translated(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
+    assert handler_registry.translate_error(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
 
 
 def test_a_handler_that_cannot_be_made_for_want_of_a_peer_says_so() -> None:
@@ -528,7 +528,7 @@ def test_torchs_handlers_do_not_share_their_store_unless_asked_to(
     monkeypatch.delenv(handler_registry.SHARE_SWITCH, raising=False)
     if given is not None:
         monkeypatch.setenv(handler_registry.SHARE_SWITCH, given)
-    with handler_registry.unshared():
+    with handler_registry.without_shared_store():
         assert os.environ[handler_registry.SHARE_SWITCH] == becomes
     assert os.environ.get(handler_registry.SHARE_SWITCH) == given, "workers and others find what they had"
 

@@ -407,7 +407,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a DRAIN is not heeded",
         "Supervisor._step",
-        "report.asked_to_leave(event.entries, self._state.info.node_id)",
+        "report.find_drain(event.entries, self._state.info.node_id)",
         "None",
         "graceful",
         1000,

@@ -77,7 +77,7 @@ def check_heeded(world: World, agent: SimAgent, entries: Sequence[Entry]) -> Non
 
 
 def _check_heeded(world: World, agent: SimAgent) -> None:
-    state, departing = agent.state, agent.supervisor._departing if agent.supervisor is not None else None
+    state, departing = agent.state, agent.supervisor._departure if agent.supervisor is not None else None
     undisturbed = world.hub.now - max(agent.host.troubled_until, world.troubled_until) >= HEEDED
     held = agent.process.frozen or agent.host.suspended
     if agent.over or departing is None or state is None or held or not undisturbed:

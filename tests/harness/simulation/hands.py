@@ -122,15 +122,15 @@ class Hands:
         self._asked += 1
         self._stop(grace)
 
-    def gone(self) -> None:
+    def finish_round(self) -> None:
         if self.gang is not None and self.gang.stuck:
             self.host.world.truth.violated("I9", f"{self.agent.node_id} takes a stuck worker for gone")
         self.gang = None
 
-    def recorded(self, incident: Incident | None) -> None:
+    def error_record(self, incident: Incident | None) -> None:
         """No worker here writes an error file."""
 
-    def decided(self) -> None:
+    def note_next_round(self) -> None:
         """Nothing is measured here."""
 
     # The warden

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from elastic_core.agent.probing import PATIENCE, Target, neighbours
+from elastic_core.agent.probing import PATIENCE, ProbeTarget, neighbours
 from elastic_core.protocol.entries import Round
 from simulation.engine import expire_after
 
@@ -34,13 +34,13 @@ def sundered(current: Round, host_of: dict[str, Host]) -> bool:
     return not all(reach(host_of[one], host_of[other]) for one, other in needed)
 
 
-def unreachable(here: Host, aims: Sequence[Target]) -> tuple[str, ...]:
+def unreachable(here: Host, aims: Sequence[ProbeTarget]) -> tuple[str, ...]:
     """In place of the probe's own: what a connection from this host to each of these would come to, in virtual time."""
     world = here.world
     hub = world.hub
     task = hub.task()
 
-    def failing(some: Sequence[Target]) -> list[Target]:
+    def failing(some: Sequence[ProbeTarget]) -> list[ProbeTarget]:
         return [aim for aim in some if not reach(here, world.at_address(aim.address))]
 
     failed = failing(aims)

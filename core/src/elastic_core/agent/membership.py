@@ -18,7 +18,7 @@ from elastic_core.agent.worker_store import make_stores
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.events import Event, Level
-from elastic_core.host.addresses import advertised
+from elastic_core.host.addresses import advertised_address
 from elastic_core.host.ports import own_address
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.admission import describe_differences
@@ -68,7 +68,7 @@ def join_and_run(
     with ExitStack() as stack:
         show_state(Status.of(config).describe_joining)
         form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
-        address = advertised(config.rdzv_endpoint, form, config.local_addr, single_node=single)
+        address = advertised_address(config.rdzv_endpoint, form, config.local_addr, single_node=single)
         door = None if single else stack.enter_context(closing(Door(address)))
         applicant = applicant_for(config, plugins, slot, runtime, door)
         info = applicant.info
@@ -103,7 +103,7 @@ def join_and_run(
             with closing(Lookout(store, applicant, runtime, arrival)) as lookout:
                 lookout.wait_until_entered(config.timing.beat_interval)
                 publish(report.under_way(arrival, preloaded))
-                heard = preload.settled(warden, preload.later(config, preloaded), lookout)
+                heard = preload.wait_until_ready(warden, preload.later_modules(config, preloaded), lookout)
                 if (verdict := lookout.verdict()) is not None:
                     return finish(publish, verdict, idle=report.TOO_LATE)
         hosted = preload.STORE_MODULE in preloaded

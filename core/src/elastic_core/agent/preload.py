@@ -30,7 +30,7 @@ PATIENCE = 60.0
 """Seconds that a newcomer waits for its fork server before it enrols; a running job goes on meanwhile."""
 
 
-def first(config: RunConfig) -> tuple[str, ...]:
+def first_modules(config: RunConfig) -> tuple[str, ...]:
     """What the fork server is to import if it is up to the run alone; () for a fresh start of every worker."""
     if not config.warm_start or config.program.kind is ProgramKind.EXECUTABLE:
         return ()
@@ -39,22 +39,22 @@ def first(config: RunConfig) -> tuple[str, ...]:
     return (STORE_MODULE,) if find_spec(STORE_MODULE) is not None else ()
 
 
-def modules(config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
+def all_modules(config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
     """What the fork server is to import; () for a fresh start of every worker.
 
     Raises:
         PluginError: A plugin failed to say what it wants preloaded.
     """
-    named = first(config)
+    named = first_modules(config)
     return tuple(dict.fromkeys((*named, *plugins.preload(config)))) if named else ()
 
 
 def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None:
     """Have the fork server started, if there is to be one, with what :func:`first` says: plugins are not known yet."""
-    if names := first(config):
+    if names := first_modules(config):
         warden.preload(
             names,
-            later=later(config, names),
+            later=later_modules(config, names),
             python=interpreter(environ),
             program=[*python_program(config.program), *config.program.args],  # so much room has a worker's in ps
             env={**environ, **threads(config.nproc_per_node, environ)},
@@ -68,17 +68,17 @@ def complete(warden: Warden, config: RunConfig, plugins: Plugins) -> tuple[str, 
     Raises:
         PluginError: A plugin failed to say what it wants preloaded.
     """
-    if names := modules(config, plugins):
+    if names := all_modules(config, plugins):
         warden.preload_rest(names)
     return names
 
 
-def later(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+def later_modules(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     """What it imports besides, once it has nothing to do. Who says what to preload has said it all."""
     return LATER if config.preload is None and STORE_MODULE in names else ()
 
 
-def settled(
+def wait_until_ready(
     warden: Warden,
     more: tuple[str, ...] = (),
     lookout: Lookout | None = None,

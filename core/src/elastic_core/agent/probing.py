@@ -32,7 +32,7 @@ PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProbeTarget:
     """Somewhere to connect to."""
 
     node_id: str
@@ -41,7 +41,7 @@ class Target:
     port: int
 
 
-Unreachable: TypeAlias = "Callable[[Sequence[Target]], tuple[str, ...]]"
+Unreachable: TypeAlias = "Callable[[Sequence[ProbeTarget]], tuple[str, ...]]"
 """Returns the ids of the nodes among the targets that cannot be reached."""
 
 
@@ -117,16 +117,16 @@ def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(other for other in around if other != node_id))
 
 
-def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[Target]:
+def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[ProbeTarget]:
     """What a node of a round probes: its neighbours' doors, as far as known, and rank 0's store."""
-    found = [Target(info.node_id, info.address, info.port) for info in known if info.port]
+    found = [ProbeTarget(info.node_id, info.address, info.port) for info in known if info.port]
     first, offer = current.members[0].node_id, current.offer
     if first != node_id:
-        found.append(Target(first, offer.address, offer.port))
+        found.append(ProbeTarget(first, offer.address, offer.port))
     return found
 
 
-def unreachable(aims: Sequence[Target], patience: float = PATIENCE) -> tuple[str, ...]:
+def unreachable(aims: Sequence[ProbeTarget], patience: float = PATIENCE) -> tuple[str, ...]:
     """The nodes among the targets that cannot be reached within ``patience`` seconds; all are tried at once."""
     failed: list[str] = []
     deadline = time.monotonic() + patience
@@ -189,7 +189,7 @@ def probe(
         aims = targets(current, node_id, known)
         runtime.thread(target=run, args=(aims,), name="elastic-probe", daemon=True).start()
 
-    def run(aims: list[Target]) -> None:
+    def run(aims: list[ProbeTarget]) -> None:
         if (pause := spread(current, node_id)) > 0:
             runtime.sleep(pause)
         try:

@@ -51,7 +51,7 @@ class Ending:
     """What the worker whose failure that was has written into its error file, if it was one of this node's."""
 
 
-def untaken(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
+def no_place(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
     """Why a running job does not take a node that comes to it, which nobody else would say; None if it does.
 
     Args:
@@ -115,7 +115,7 @@ def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL, idle:
     if idle:
         publish(Event("idle", f"this node started no worker: {idle}", Level.WARNING))
     level = Level.INFO if closed.success else Level.ERROR
-    publish(Event("job_closed", report(closed, known), level, {"success": closed.success}))
+    publish(Event("job_closed", describe_verdict(closed, known), level, {"success": closed.success}))
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
@@ -155,7 +155,7 @@ def _refusals(refused: Mapping[str, str]) -> str:
     return ", ".join(shown) + (f" and {len(refused) - len(shown)} more" if len(refused) > len(shown) else "")
 
 
-def report(closed: Closed, known: str = FIRST_OF_ALL) -> str:
+def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL) -> str:
     """The closing message, several lines for a failure; ``known`` says what its incident is taken for."""
     if closed.success:
         return f"the job is done: {closed.why}"
@@ -167,7 +167,7 @@ def report(closed: Closed, known: str = FIRST_OF_ALL) -> str:
     return "\n".join(lines)
 
 
-def left(why: str, incident: Incident | None) -> str:
+def describe_leaving(why: str, incident: Incident | None) -> str:
     """What a node says that goes without a verdict on the job: why, and what failed here, if anything did."""
     lines = [f"this node is out: {why}"]
     if incident is not None:
@@ -175,7 +175,7 @@ def left(why: str, incident: Incident | None) -> str:
     return "\n".join(lines)
 
 
-def importance(exit_code: int) -> Level:
+def level_of(exit_code: int) -> Level:
     """The level of what a node says that goes without a verdict on the job.
 
     Without its store nobody closes the job, so what the node says is the summary of a failed job.
@@ -211,7 +211,7 @@ def _who(incident: Incident) -> str:
     return f"rank {incident.rank} ({', '.join(where)}), {at}"
 
 
-def narrated(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str) -> Iterator[Event]:
+def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str) -> Iterator[Event]:
     """What entries after ``ledger``, read at ``now``, mean to node ``node_id``; several may have come at once.
 
     Raises:
@@ -236,7 +236,7 @@ def narrated(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str)
             yield round_started(before, ledger, ledger.round, node_id)
 
 
-def asked_to_leave(entries: Iterable[Entry], node_id: str) -> str | None:
+def find_drain(entries: Iterable[Entry], node_id: str) -> str | None:
     """Who wants a node to leave, by these entries; None where nobody does."""
     asked = [entry.body for entry in entries if isinstance(entry.body, Drain) and node_id in entry.body.nodes]
     return asked[-1].why if asked else None

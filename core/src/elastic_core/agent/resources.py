@@ -65,7 +65,7 @@ def handle_warden_death(resources: Resources, publish: Publish, reason: str) -> 
     message = f"the process that guards the workers is gone ({reason}), and the workers with it"
     publish(Event("warden_died", message, Level.ERROR))
     resources.loop.unwatch(resources.warden)
-    resources.group.gone()
+    resources.group.finish_round()
     return Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN)
 
 

@@ -17,7 +17,7 @@ STORE_PATIENCE = 0.5
 
 
 @dataclass(kw_only=True)
-class Departing:
+class Departure:
     """What is known of this node's leaving. Everything runs on the agent's loop."""
 
     config: RunConfig

@@ -91,7 +91,7 @@ class StateDump:
             except Exception as exc:  # in the middle of a change
                 state = f"  the state cannot be described: {type(exc).__name__}: {exc}\n"
             with contextlib.suppress(OSError):  # nobody reads stderr any more
-                write_all(self._fd, f"{state}{indented(stacks)}".encode(errors="backslashreplace"))
+                write_all(self._fd, f"{state}{indent_stacks(stacks)}".encode(errors="backslashreplace"))
         os.close(reading)
 
 
@@ -107,7 +107,7 @@ def _read(fd: int) -> str:
     return data.decode(errors="replace")
 
 
-def indented(stacks: str) -> str:
+def indent_stacks(stacks: str) -> str:
     """The stacks with the names of their threads, where :mod:`faulthandler` has their numbers."""
     names = {thread.ident: thread.name for thread in threading.enumerate()} | {threading.get_ident(): "of this dump"}
 

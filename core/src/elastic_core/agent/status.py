@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from elastic_core.agent.workers import Worker
+from elastic_core.agent.worker import Worker
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit

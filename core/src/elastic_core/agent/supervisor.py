@@ -17,10 +17,10 @@ from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, Overdue, Si
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, Publish, finish
 from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers
-from elastic_core.agent.shutdown import Departing
+from elastic_core.agent.shutdown import Departure
 from elastic_core.agent.status import Status, describe_node
+from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.worker_store import Stores
-from elastic_core.agent.workers import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
@@ -105,7 +105,7 @@ class Supervisor:
         self._stores, self._look, self._slots = stores, look, applicant.info.slots
         self._exit: Exit | None = None
         self._row = joined.row
-        self._untaken: Event | None = None
+        self._no_place: Event | None = None
         self._since = runtime.now()
         """When the node's state last changed."""
         self._incident: Incident | None = None
@@ -118,7 +118,7 @@ class Supervisor:
             node_gone=plugins.node_gone,
         )
         self._session = Session(store, joined, runtime, calls)
-        self._departing = Departing(
+        self._departure = Departure(
             config=config,
             handled=resources.signals,
             state=lambda: self._state,
@@ -152,13 +152,13 @@ class Supervisor:
         """Run the loop until the node's part in the job ends."""
         self._tell()
         self._session.start()
-        self._say_if_untaken()
+        self._report_no_place()
         self._tick()
         while self._exit is None:
             for event in self._loop.take():
                 self._handle(event)
         ending = self._conclude(self._exit)
-        return replace(ending, recorded=self._group.recorded(ending.incident))
+        return replace(ending, recorded=self._group.error_record(ending.incident))
 
     def close(self) -> None:
         """End the workers and the session, which leaves the roster. Call it once, at any time."""
@@ -206,9 +206,9 @@ class Supervisor:
             case Crashed(error):
                 raise RuntimeError("a thread of the session failed") from error
             case SignalReceived(signum):
-                self._departing.on_signal(signum)
+                self._departure.on_signal(signum)
             case Depart():
-                self._departing.depart(event)
+                self._departure.depart(event)
             case Gone() | Fenced():
                 self._on_gone(event)
             case Died(reason):
@@ -241,7 +241,7 @@ class Supervisor:
             self._lose_store(current, event)
 
     def _lose_store(self, current: Round, event: ServiceFailed | ServiceEnded | None = None) -> None:
-        if (news := self._group.lost_store(current, event)) is not None:
+        if (news := self._group.lose_store(current, event)) is not None:
             self._step(news)
 
     def _on_gone(self, event: Gone | Fenced) -> None:
@@ -252,7 +252,7 @@ class Supervisor:
             what = f"the workers had not stopped {limit:.0f} s after their round was over, and were killed"
             self._say("fenced", f"{what} (80 % of fence_after; others may go on then)", Level.ERROR)
         if self._warden.is_over(event):
-            self._group.gone()
+            self._group.finish_round()
             self._step(WorkersGone())
 
     def _on_warden_death(self, reason: str) -> None:
@@ -294,13 +294,13 @@ class Supervisor:
         self._remember(before)
         failed = failed_round(before, self._state)
         if isinstance(event, EntriesRead):
-            for news in report.narrated(before.ledger, event.entries, event.now, self._state.info.node_id):
+            for news in report.ledger_events(before.ledger, event.entries, event.now, self._state.info.node_id):
                 self._publish(news)
             if self._state.ledger.round is not before.ledger.round:
-                self._group.decided()
-            self._say_if_untaken()
-            if (why := report.asked_to_leave(event.entries, self._state.info.node_id)) is not None:
-                self._departing.on_drain(why)
+                self._group.note_next_round()
+            self._report_no_place()
+            if (why := report.find_drain(event.entries, self._state.info.node_id)) is not None:
+                self._departure.on_drain(why)
         self._tell()
         if isinstance(event, WorkersDone):
             self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
@@ -340,7 +340,7 @@ class Supervisor:
             if self._stores.dead(current.offer):
                 self._lose_store(current)
         except (ElasticError, OSError) as exc:
-            self._step(start_failure(self._group, current, exc))
+            self._step(start_failure(self._group.info, current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
 
     def _notify(self, notice: Notice | None) -> None:
@@ -352,7 +352,7 @@ class Supervisor:
             self._step(Answered(notice, steps))
 
     def _stop(self, grace: Grace, why: str) -> None:
-        received = self._departing.received
+        received = self._departure.received
         planned = grace is Grace.PLANNED and received is None
         seconds = self._config.shutdown_timeout if grace is Grace.PLANNED else self._config.failure_grace
         if planned:
@@ -372,12 +372,12 @@ class Supervisor:
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))
 
-    def _say_if_untaken(self) -> None:
+    def _report_no_place(self) -> None:
         """Report why the job does not take this node; once for each reason."""
-        why = report.untaken(self._state.ledger, self._state.info, self._config.max_nodes)
-        if why is not None and why != self._untaken:
+        why = report.no_place(self._state.ledger, self._state.info, self._config.max_nodes)
+        if why is not None and why != self._no_place:
             self._publish(why)
-            self._untaken = why
+            self._no_place = why
 
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed
@@ -388,5 +388,5 @@ class Supervisor:
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
-        self._say("left", report.left(end.why, incident), report.importance(end.code))
+        self._say("left", report.describe_leaving(end.why, incident), report.level_of(end.code))
         return Ending(end.code, end.why, incident)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from elastic_core.errors import UsageError
-from elastic_core.warden.linux import Process, descendants, running, state_of
+from elastic_core.warden.linux import Process, descendants, running_process, state_of
 
 ENABLE, PIPE, KERNEL_LIMIT = (
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -106,7 +106,7 @@ class Timers:
         gone = set(pids)
         self._timers = {key: timer for key, timer in self._timers.items() if timer.pid not in gone}
 
-    def expired(self, now: float) -> list[Timer]:
+    def take_expired(self, now: float) -> list[Timer]:
         """Remove and return the timers that have expired: of each process the first, with all others of it removed."""
         first: dict[int, Timer] = {}
         for timer in sorted(self._timers.values(), key=lambda timer: (timer.signum == 0, timer.at)):
@@ -176,12 +176,12 @@ class Watchdog:
             self._plan()
         return iter(())
 
-    def expired(self) -> list[Timer]:
+    def take_expired(self) -> list[Timer]:
         """The timers that have expired, whose processes are to be sent their signals."""
         if (now := self._now()) < self._wakes_at:  # woken for a timer that was replaced or released
             return []
         self._wakes_at = math.inf
-        found, processes = self._timers.expired(now), self._processes
+        found, processes = self._timers.take_expired(now), self._processes
         self._processes = {pid: processes[pid] for pid in self._timers.pids()}
         self._plan()
         if not found:
@@ -214,7 +214,7 @@ class Watchdog:
             return
         if timer is None:
             return
-        process = running(timer.pid)
+        process = running_process(timer.pid)
         if process != self._processes.get(timer.pid, process) or process is None:
             self._timers.drop([timer.pid])  # among them those of a dead process that had this number
             if process is None:
@@ -222,7 +222,7 @@ class Watchdog:
             self._timers.take(line, now, time_of_day)
         self._processes[timer.pid] = process
         if len(self._timers) > TIMERS_MAX:
-            self._timers.drop(pid for pid in self._timers.pids() if running(pid) != self._processes[pid])
+            self._timers.drop(pid for pid in self._timers.pids() if running_process(pid) != self._processes[pid])
             if len(self._timers) > TIMERS_MAX:
                 self._timers.drop([timer.pid])
 

@@ -1,7 +1,7 @@
-"""One node's workers of one round: start them, notice how they end, say what went wrong.
+"""This node's workers of one round: starts and stops them by means of the warden, and tracks how each of them ends.
 
-The warden does the deeds; this module keeps the books: which process is which rank, whose failure was first, what it
-left in its error file and on its stderr.
+:class:`WorkerGroup` knows which process is which rank, and which failure came first. ``worker_incidents`` makes the
+incident that describes it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from elastic_core.agent.error_files import error_file_data, last_exception_line, read_error_file
-from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.error_files import error_file_data
+from elastic_core.agent.output import Output
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.watchdog import StatesDue, Timer, TimersDue, Watchdog, WatchdogEvent
+from elastic_core.agent.worker import Worker, assignments, error_file, line_prefix
 from elastic_core.agent.worker_channels import (
     Failed,
     Initialized,
@@ -35,12 +34,12 @@ from elastic_core.agent.worker_channels import (
     Stepped,
     packet,
 )
+from elastic_core.agent.worker_incidents import exception_of, exit_incident, store_incident, worker_incident
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
-from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.exit_codes import signal_name
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Round
@@ -53,7 +52,6 @@ from elastic_core.protocol.node_events import (
     WorkerFailed,
     WorkersDone,
 )
-from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import waits_in
@@ -69,36 +67,15 @@ from elastic_core.warden.messages import (
     WardenEvent,
 )
 
-DRAIN = 0.2
-"""Seconds to wait for the end of a dead worker's streams; a child of its may hold them open."""
-UNCAUGHT = 1
-"""The exit code of a program that an exception has ended."""
-OPENS_STORE_WITHIN = 30.0
-"""Seconds after its start within which rank 0 can fail for want of its port; what fails later has another cause."""
-DETAIL = 4096
-"""Most characters of an incident's detail."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """One local rank of the present round."""
-
-    assignment: Assignment
-    streams: WorkerStreams
-    pid: int | None = None
-    exit_code: int | None = None
-    ended_at: float = 0.0
-    """When it was reaped, where it has an exit code."""
-    initialized: bool = False
-    step: int | None = None
-    """The last one that it can come to without having reported another."""
-    leaves: bool = False
-    """Whether it has said that it stops, as it was told."""
+DRAIN_MAX_SECONDS = 0.2
+"""For the end of a dead worker's streams, which its children may hold open."""
+EXCEPTION_EXIT_CODE = 1
+"""Of a program that an exception has ended."""
 
 
 @dataclass
 class WorkerGroup:
-    """The local workers. Everything runs on the agent's loop, and nothing here blocks it for longer than ``DRAIN``."""
+    """The local workers. Used on the agent's loop, and never blocks it for longer than ``DRAIN_MAX_SECONDS``."""
 
     config: RunConfig
     plugins: Plugins
@@ -110,44 +87,44 @@ class WorkerGroup:
     directory: Path
     publish: Callable[[Event], None]
     cpus: Sequence[frozenset[int]] = ()
-    """The CPUs of each local rank; none when they are not bound."""
+    """The CPUs of each local rank; empty if workers are not bound."""
     warm: bool = False
-    """Whether the warden's fork server is to fork them."""
+    """Whether the fork server forks them."""
     temporary: bool = False
-    """Whether ``directory`` is removed at the end, since nobody asked for logs."""
+    """Whether ``directory`` is removed at the end, because no logs were requested."""
     watchdog: Watchdog | None = None
-    """Where somebody asked for one."""
+    """None if no limit was requested."""
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _workers: dict[int, Worker] = field(default_factory=dict)
     _recovery: Recovery | None = None
-    """Of the interruption under way."""
+    """The timing of the current interruption."""
     _recovered: Recovery | None = None
-    """Of the one that led to the present round."""
+    """The timing of the interruption before the current round."""
     _initialized: bool = False
-    """Whether it has been said that the process group of the present round is there."""
+    """Whether it was reported that the process group of the current round is ready."""
     _fresh: str = ""
-    """Why a worker of the present round started fresh; '' while none has."""
+    """Why a worker of the current round started fresh; '' if none has."""
     _unlearned: int = 0
-    """How many modules the workers of the present round import that the fork server could have learned and has not."""
+    """How many modules the workers of the current round import that the fork server could have learned and has not."""
     _reasons: set[str] = field(default_factory=set)
-    """Why workers started fresh, as far as it has been said."""
+    """The reported reasons why workers started fresh."""
     _over: bool = False
-    """Whether the round is already lost, or being stopped: what fails now is a consequence."""
+    """Whether the round has failed or is being stopped, so that further failures are consequences."""
     _cause_wanted: bool = False
-    """Whether the round is being stopped for a failure, and what is known of that follows from a peer's loss."""
+    """Whether the round is being stopped for failures that all follow from the loss of a peer."""
     _killed: set[int] = field(default_factory=set)
-    """The processes that the warden has sent SIGKILL."""
+    """The processes that the warden has sent SIGKILL to."""
     _expired: dict[int, Timer] = field(default_factory=dict)
-    """The timers for which processes of this round were sent a signal, by process."""
+    """The expired timers of this round for which a process was sent a signal, by pid."""
     _raised: dict[int, str] = field(default_factory=dict)
-    """The exception of each local worker that had not ended when the stop began, by tag."""
+    """The exceptions of the workers that had not ended when the stop began, by tag."""
     _directory_of: int = 0
-    """The round whose workers were started before the present ones; 0 for none."""
+    """The round before the current one; 0 for none."""
 
     def start(self, current: Round, restart_count: int) -> None:
-        """Start every local rank of a round. What fails comes back later, as an event."""
+        """Start every local rank of a round. Failures come later, as events."""
         self.started_at, self._over, self._cause_wanted = self.now(), False, False
         self._killed.clear()
         self._expired.clear()
@@ -156,17 +133,19 @@ class WorkerGroup:
         self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
         self._workers.clear()
         self.reports.clear()
-        for assignment in self._assignments(current, restart_count):
+        for assignment in assignments(
+            self.config, self.run_uid, self.info.node_id, current, restart_count, self.directory
+        ):
             tag = next(self._tags)
             directory = Path(assignment.error_file).parent
-            with contextlib.suppress(OSError):  # the output says what it cannot keep there, and goes on without it
+            with contextlib.suppress(OSError):  # the output reports what it cannot write, and goes on
                 directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             argv, env = self.plugins.worker_command(self.config.program, assignment), self._environment(assignment)
             streams = self.output.open(
                 rank=assignment.rank,
                 local_rank=assignment.local_rank,
                 directory=directory,
-                prefix=_line_prefix(self.config.line_prefix, assignment),
+                prefix=line_prefix(self.config.line_prefix, assignment),
             )
             self._workers[tag] = Worker(assignment, streams)
             try:
@@ -183,7 +162,7 @@ class WorkerGroup:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The local ranks of the present round, in order; from any thread."""
+        """The local ranks of the current round, in order. Any thread may read this."""
         return tuple(self._workers.values())
 
     def alive(self) -> bool:
@@ -191,7 +170,7 @@ class WorkerGroup:
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
 
     def handle(self, event: WardenEvent | Report | WatchdogEvent) -> NodeEvent | None:
-        """Note what the warden, a worker or the watchdog says; the node event that it amounts to, if any."""
+        """Handle an event of the warden, a worker or the watchdog; return the node event that follows, if any."""
         match event:
             case Spawned(tag, pid, _, unlearned) if worker := self._workers.get(tag):
                 worker.pid = pid
@@ -205,8 +184,8 @@ class WorkerGroup:
             case Failed(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 if self._recovery is None:
                     self._recovery = Recovery(began=self.now(), detected=self.now())
-                self.output.catch_up([worker.streams], DRAIN)
-                return self._fail(tag, self._died(worker, UNCAUGHT))
+                self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
+                return self._fail(tag, self._exit_incident(worker, EXCEPTION_EXIT_CODE))
             case Lingers(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
             case Stepped(tag, step, leaves) if worker := self._workers.get(tag):
@@ -224,17 +203,18 @@ class WorkerGroup:
                     message = f"rank {worker.assignment.rank} starts fresh, without the warm start: {why}"
                     self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
             case SpawnFailed(tag, error) if worker := self._workers.get(tag):
-                return self._fail(tag, self._incident(worker, IncidentKind.START_FAILED, message=error))
+                incident = worker_incident(self.info, worker, self._after(), IncidentKind.START_FAILED, message=error)
+                return self._fail(tag, incident)
             case Exited(tag, pid, code, at) if worker := self._workers.get(tag):
                 worker.pid, worker.exit_code, worker.ended_at = pid, code, at
                 if code != 0 and self._recovery is None:
                     self._recovery = Recovery(began=at, detected=self.now())
                 if code != 0:
-                    self.output.drain(worker.streams, DRAIN)
-                    return self._fail(tag, self._died(worker, code))
+                    self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
+                    return self._fail(tag, self._exit_incident(worker, code))
                 if all(other.exit_code == 0 for other in self._workers.values()):
-                    self._settle()
-                    self._take_in_steps()  # that it stops it has said before, which may not have been received yet
+                    self._drain_streams()
+                    self._read_steps()  # a report that it stops may not have been read yet
                     left = any(other.leaves for other in self._workers.values())
                     return SteppedDown() if left else WorkersDone()
             case Signalled(signum, pids):
@@ -243,7 +223,7 @@ class WorkerGroup:
                 level = Level.DEBUG if signum == 15 else Level.INFO
                 self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
             case TimersDue() if self.watchdog is not None:
-                for timer in self.watchdog.expired():
+                for timer in self.watchdog.take_expired():
                     self._end_for(timer)
             case StatesDue() if self.watchdog is not None:
                 return self._fail_stuck(self.watchdog)
@@ -255,34 +235,21 @@ class WorkerGroup:
         return None
 
     def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
-        """Tell the workers of a PLAN, and then take in their reports: each rank's step, or None where one is unknown.
+        """Send the workers the notice of a PLAN, then read their reports; return each rank's step, or None.
 
-        For a notice with a step nothing is taken in; None is for workers that need not wait any longer.
+        None if a rank's step is unknown, or if the notice has a step. The notice None lets waiting workers go on.
         """
         living = [tag for tag, worker in self._workers.items() if worker.exit_code is None]
         reached = [tag for tag in living if self.reports.tell(tag, packet(notice))]
-        if notice is None or notice.step is not None or len(reached) < len(living) or not self._take_in_steps():
+        if notice is None or notice.step is not None or len(reached) < len(living) or not self._read_steps():
             return None
         steps = tuple(worker.step for worker in self._workers.values() if worker.step is not None)
         return steps if len(steps) == len(self._workers) else None
 
-    def lost_store(self, current: Round, event: ServiceEnded | ServiceFailed | None = None) -> WorkerFailed | None:
-        """The round's store was here and is gone; nobody's restart, but the end of the round."""
-        how = describe_exit(event.returncode) if isinstance(event, ServiceEnded) else "was not there"
-        incident = Incident(
-            kind=IncidentKind.STORE_DIED,
-            round=current.number,
-            node_id=self.info.node_id,
-            host=str(self.info),
-            after=round(self.now() - self.started_at, 6),
-            message=f"the process that holds the workers' store {how}",
-        )
-        return self._fail(0, incident)
-
     def stop(self, grace: float, *, broken: bool = False, signum: int = signal.SIGTERM) -> None:
-        """Stop them all with ``signum``, SIGKILL after ``grace`` seconds; the warden answers Gone.
+        """Stop all workers with ``signum``, and SIGKILL after ``grace`` seconds; the warden answers Gone.
 
-        A round that is ``broken`` is stopped for a failure, and its cause may be a worker here that is about to end.
+        A ``broken`` round is stopped for a failure, whose cause may be a worker here that is about to end.
         """
         if broken and not self._over:
             self._want_cause()
@@ -291,30 +258,40 @@ class WorkerGroup:
             self._recovery = Recovery(began=self.now(), detected=self.now())
         self.warden.stop(grace=grace, signum=signum)
 
-    def decided(self) -> None:
-        """There is a next round, and it is known here."""
+    def note_next_round(self) -> None:
+        """Note that this node has read the next round."""
         if self._recovery is not None:
             self._recovery.decided = self.now()
 
-    def gone(self) -> None:
-        """Every process of the round is gone: finish its logs."""
+    def finish_round(self) -> None:
+        """Finish the logs of a round whose processes are all gone."""
         if self._recovery is not None:
             self._recovery.stopped = self.now()
-        self._settle()
+        self._drain_streams()
         self._workers.clear()
         self.reports.clear()
 
-    def recorded(self, incident: Incident | None) -> Mapping[str, Any] | None:
-        """What a failed worker of this node's has written into its error file, of the newest round that it was in."""
+    def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
+        """Return the error file of a failed worker of this node; None if there is none."""
         if incident is None or incident.rank is None or incident.node_id != self.info.node_id:
             return None
-        return error_file_data(self._error_file(incident.round, incident.rank)) or None
+        return error_file_data(error_file(self.directory, incident.round, incident.rank)) or None
 
-    def _error_file(self, number: int, rank: int) -> Path:
-        return self.directory / f"round_{number}" / f"rank_{rank}" / "error.json"
+    def lose_store(self, current: Round, event: ServiceEnded | ServiceFailed | None = None) -> WorkerFailed | None:
+        """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
+        ended = event if isinstance(event, ServiceEnded) else None
+        return self._fail(0, store_incident(self.info, current, self._after(), ended))
+
+    def _after(self) -> float:
+        """Return the seconds since the start of the round."""
+        return round(self.now() - self.started_at, 6)
+
+    def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
+        timer = None if worker.pid is None else self._expired.get(worker.pid)
+        return exit_incident(self.info, worker, self._after(), exit_code, timer)
 
     def _say_started(self, number: int) -> None:
-        count, took = len(self._workers), round(self.now() - self.started_at, 6)
+        count, took = len(self._workers), self._after()
         fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
         message = f"{count} local worker(s) of round {number} run"
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
@@ -325,17 +302,16 @@ class WorkerGroup:
             self._recovered, self._recovery = self._recovery, None
 
     def _progress(self, number: int) -> Progressed | None:
-        """Once all local workers run and are in the process group; one alone may be there without the others."""
+        """Return Progressed once all local workers run and are in the process group."""
         ready = all(worker.pid is not None and worker.initialized for worker in self._workers.values())
         if self._initialized or self._over or not ready:
             return None
-        self._initialized, now = True, self.now()
-        took = round(now - self.started_at, 6)
-        self.publish(initialized(number, len(self._workers), took, self._recovered, now))
+        self._initialized = True
+        self.publish(initialized(number, len(self._workers), self._after(), self._recovered, self.now()))
         return Progressed(number)
 
-    def _take_in_steps(self) -> bool:
-        """Note all steps that were reported, received before or not; whether there was an end to them."""
+    def _read_steps(self) -> bool:
+        """Read all reports of steps that have been sent; return whether there was an end to them."""
         if (reports := self.reports.drain()) is None:
             return False
         for told in reports:
@@ -344,7 +320,7 @@ class WorkerGroup:
         return True
 
     def _stepped(self, worker: Worker, step: int, leaves: bool) -> TakesNotices | None:
-        """A worker has come so far; the first time that all have, they are known to take notices."""
+        """Note the step of a worker. Once all have reported one, they are known to read notices."""
         first = worker.step is None
         worker.step = step if worker.step is None else max(step, worker.step)
         worker.leaves = worker.leaves or leaves
@@ -352,13 +328,13 @@ class WorkerGroup:
         return TakesNotices(worker.assignment.round) if known else None
 
     def _fail(self, tag: int, incident: Incident) -> WorkerFailed | None:
-        """The first failure; and another one after it, if that explains more."""
+        """Report the first failure, and a later one if it explains the first."""
         if self._over:
-            return self._told(incident) if self._is_cause(tag, incident) else None
+            return self._publish_failure(incident) if self._is_cause(tag, incident) else None
         self._over = True
         if follows_peer_loss(incident):
             self._want_cause()
-        return self._told(incident)
+        return self._publish_failure(incident)
 
     def _end_for(self, timer: Timer) -> None:
         """Send a process the signal that its expired timer names."""
@@ -372,28 +348,28 @@ class WorkerGroup:
                 os.kill(timer.pid, timer.signum)
 
     def _fail_stuck(self, watchdog: Watchdog) -> WorkerFailed | None:
-        """Fail the round for a worker that has waited in the kernel for too long; SIGKILL does not reach it there."""
+        """Fail the round for a worker that has waited in the kernel for too long, where SIGKILL does not reach it."""
         living = {worker.pid: tag for tag, worker in self._workers.items() if worker.pid and worker.exit_code is None}
         for pid, seconds in watchdog.stuck(living).items():
             tag = living[pid]
             message = f"has waited in the kernel, in {waits_in(pid) or 'an unknown place'}, for {seconds:.0f} s"
-            failure = self._fail(tag, self._incident(self._workers[tag], IncidentKind.WORKER_FAILED, message=message))
+            failure = self._fail(tag, worker_incident(self.info, self._workers[tag], self._after(), message=message))
             if failure is not None:
                 return failure
         return None
 
     def _want_cause(self) -> None:
-        """From now on, look for a failure here that does not follow from a peer's loss."""
+        """From now on, look for a failure here that does not follow from the loss of a peer."""
         self._cause_wanted = True
         living = {tag: worker for tag, worker in self._workers.items() if worker.exit_code is None}
-        self.output.catch_up([worker.streams for worker in living.values()], DRAIN)
-        self._raised = {tag: self._exception(worker)[0] for tag, worker in living.items()}
+        self.output.catch_up([worker.streams for worker in living.values()], DRAIN_MAX_SECONDS)
+        self._raised = {tag: exception_of(worker)[0] for tag, worker in living.items()}
 
     def _is_cause(self, tag: int, incident: Incident) -> bool:
-        """Whether the failure of a worker that ends while all are being stopped is none of the stop's, and a cause.
+        """Return whether a worker that ends during the stop failed by itself, and so caused the failure.
 
-        A killed process may be reaped long after its peers have seen its connections close: a device, or a core dump,
-        keeps it. An exception may take its program seconds to end.
+        A killed process may be reaped long after its peers have seen its connections close, because of a device or a
+        core dump. A program may take seconds to end after an exception.
         """
         if not self._cause_wanted or incident.exit_code is None or follows_peer_loss(incident):
             return False
@@ -401,8 +377,8 @@ class WorkerGroup:
         self._cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
         return not self._cause_wanted
 
-    def _told(self, incident: Incident) -> WorkerFailed:
-        """Tell people, and the node."""
+    def _publish_failure(self, incident: Incident) -> WorkerFailed:
+        """Publish a failure; return it for the node."""
         if incident.rank is None:
             self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return WorkerFailed(incident)
@@ -411,113 +387,22 @@ class WorkerGroup:
         self.publish(Event("worker_failed", f"{where} {incident.cause()}", Level.WARNING, fields))
         return WorkerFailed(incident)
 
-    def _died(self, worker: Worker, exit_code: int) -> Incident:
-        tail = worker.streams.tail()
-        message, detail = self._exception(worker)
-        if worker.pid is not None and (timer := self._expired.get(worker.pid)) and exit_code == -timer.signum:
-            message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
-            return self._incident(worker, IncidentKind.WORKER_FAILED, message=message, detail=detail)
-        young = self.now() - self.started_at < OPENS_STORE_WITHIN
-        port = re.compile(rf"\b{worker.assignment.master_port}\b")
-        taken = worker.assignment.rank == 0 and young and any(map(port.search, _lines_about_use(message, tail)))
-        kind = IncidentKind.PORT_TAKEN if taken else IncidentKind.WORKER_FAILED
-        return self._incident(worker, kind, message=message, detail=detail, exit_code=exit_code)
-
-    def _exception(self, worker: Worker) -> tuple[str, str]:
-        """The exception that a worker has recorded or printed, in a line, and what there is to say of it."""
-        if (recorded := read_error_file(Path(worker.assignment.error_file))) is not None:
-            return recorded
-        tail = worker.streams.tail()
-        return last_exception_line(tail), tail
-
-    def _incident(
-        self, worker: Worker, kind: IncidentKind, *, message: str, detail: str = "", exit_code: int | None = None
-    ) -> Incident:
-        assignment = worker.assignment
-        return Incident(
-            kind=kind,
-            round=assignment.round,
-            node_id=self.info.node_id,
-            host=str(self.info),
-            after=round(self.now() - self.started_at, 6),
-            rank=assignment.rank,
-            local_rank=assignment.local_rank,
-            pid=worker.pid,
-            exit_code=exit_code,
-            message=message[:500],
-            detail=detail[-DETAIL:],
-            log=worker.streams.stderr_path or "",
-        )
-
-    def _remove_directory_of(self, number: int) -> None:
-        """Remove what nobody can ask for of a round that is over: all of it, or its empty directories beside logs."""
-        base = self.directory / f"round_{number}"
-        if self.temporary:
-            shutil.rmtree(base, ignore_errors=True)
-            return
-        for directory in (*base.glob("rank_*"), base):
-            with contextlib.suppress(OSError):  # there is a log in it
-                directory.rmdir()
-
-    def _settle(self) -> None:
-        """Take in what the ended workers' pipes still hold."""
-        for worker in self._workers.values():
-            self.output.drain(worker.streams, DRAIN)
-
-    def _assignments(self, current: Round, restart_count: int) -> list[Assignment]:
-        mine = place(current.members, self.info.node_id)
-        return [
-            Assignment(
-                run_id=self.config.rdzv_id,
-                run_uid=self.run_uid,
-                round=current.number,
-                restart_count=restart_count,
-                max_restarts=self.config.max_restarts,
-                role=self.config.role,
-                rank=mine.first_rank + local_rank,
-                local_rank=local_rank,
-                group_rank=mine.group_rank,
-                role_rank=mine.first_role_rank + local_rank,
-                world_size=mine.world_size,
-                local_world_size=mine.local_world_size,
-                group_world_size=mine.group_world_size,
-                role_world_size=mine.role_world_size,
-                master_addr=current.offer.address,
-                master_port=current.offer.port,
-                use_agent_store=current.offer.hosted,
-                error_file=str(self._error_file(current.number, mine.first_rank + local_rank)),
-            )
-            for local_rank in range(mine.local_world_size)
-        ]
-
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:
         told = {} if self.watchdog is None else self.watchdog.environment
         environment = self.plugins.worker_environment(self.config.program, assignment)
         return {**inheritable(os.environ), **told, **environment}
 
+    def _remove_directory_of(self, number: int) -> None:
+        """Remove the directory of a round that is over: all of it, or, beside logs, only empty directories."""
+        base = self.directory / f"round_{number}"
+        if self.temporary:
+            shutil.rmtree(base, ignore_errors=True)
+            return
+        for directory in (*base.glob("rank_*"), base):
+            with contextlib.suppress(OSError):  # it has a log
+                directory.rmdir()
 
-def _lines_about_use(*texts: str) -> list[str]:
-    """The lines that say that an address is in use, in torch's words or the system's."""
-    lines = [line for text in texts for line in text.splitlines()]
-    return [line for line in lines if "EADDRINUSE" in line or "already in use" in line]
-
-
-def _line_prefix(fork_server: str, assignment: Assignment) -> str:
-    """What stands before each teed line of one worker; what the fork server names and we do not know stays as it is."""
-    place = {"role_name": assignment.role, "rank": assignment.rank, "local_rank": assignment.local_rank}
-    return Template(fork_server).safe_substitute(place)
-
-
-def start_failure(group: WorkerGroup, current: Round, error: ElasticError | OSError) -> WorkerFailed:
-    """The event for a round that could not even be prepared: no descriptors, a full disk, a plugin that raised."""
-    mine = place(current.members, group.info.node_id)
-    return WorkerFailed(
-        Incident(
-            kind=IncidentKind.START_FAILED,
-            round=current.number,
-            node_id=group.info.node_id,
-            host=str(group.info),
-            rank=mine.first_rank,
-            message=f"the workers could not be started: {getattr(error, 'message', error)}"[:500],
-        )
-    )
+    def _drain_streams(self) -> None:
+        """Read what is left in the pipes of the ended workers."""
+        for worker in self._workers.values():
+            self.output.drain(worker.streams, DRAIN_MAX_SECONDS)

@@ -97,7 +97,7 @@ def objection(facts: Facts, wanted: Wanted) -> str | None:
         return f"the preloaded process is for {' '.join(facts.command)}, not for {' '.join(wanted.argv)}"
     if wanted.directory not in ("", facts.directory):
         return f"the preloaded process runs in {facts.directory}, not in {wanted.directory}"
-    return _of_the_environment(facts, wanted) or unfit(facts)
+    return _of_the_environment(facts, wanted) or describe_unfitness(facts)
 
 
 def _of_the_environment(facts: Facts, wanted: Wanted) -> str | None:
@@ -110,9 +110,9 @@ def _of_the_environment(facts: Facts, wanted: Wanted) -> str | None:
     return None
 
 
-def unfit(facts: Facts) -> str | None:
+def describe_unfitness(facts: Facts) -> str | None:
     """Why nobody must be forked from this process, in one line; None when that may be."""
-    if (reason := threaded(facts)) is not None:
+    if (reason := describe_threads(facts)) is not None:
         return reason
     if facts.initialised or facts.devices:
         devices = _listed(facts.initialised + facts.devices)
@@ -125,7 +125,7 @@ def unfit(facts: Facts) -> str | None:
     return None
 
 
-def threaded(facts: Facts) -> str | None:
+def describe_threads(facts: Facts) -> str | None:
     """Why not even what needs no device must be forked from it: a lock that a thread holds would never be released."""
     return beside_main(facts.tasks)
 

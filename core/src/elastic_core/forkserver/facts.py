@@ -42,9 +42,9 @@ class Observer:
             cpus=frozenset(os.sched_getaffinity(0)),
             tasks=tasks(),
             devices=tuple(path for path in _open_files() if DEVICE.match(path)),
-            initialised=initialised(),
+            initialised=find_initialised(),
             memory_policy=has_memory_policy(),
-            shadowed=shadowed(self._search, self._modules),
+            shadowed=find_shadowed(self._search, self._modules),
         )
 
 
@@ -73,7 +73,7 @@ def hideable(usual: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if all(importer.find_spec(name) is None for importer in built_in))
 
 
-def shadowed(directory: str | None, modules: frozenset[str]) -> tuple[tuple[str, str], ...]:
+def find_shadowed(directory: str | None, modules: frozenset[str]) -> tuple[tuple[str, str], ...]:
     """Modules of which another one lies in ``directory``, and where that is."""
     if directory is None:
         return ()
@@ -102,7 +102,7 @@ def tasks() -> tuple[str, ...]:
     return tuple(names)
 
 
-def initialised() -> tuple[str, ...]:
+def find_initialised() -> tuple[str, ...]:
     """Which of torch's device modules are in use."""
     modules = [(name, sys.modules.get(name)) for name in ("torch.cuda", "torch.xpu")]
     return tuple(name for name, module in modules if module is not None and module.is_initialized())

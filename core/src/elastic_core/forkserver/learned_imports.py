@@ -55,7 +55,7 @@ class Learning:
         """What workers have imported and this process has not, in their order, but for what was tried."""
         return self._new(dict.fromkeys(name for record in self.records for name in record.names()))
 
-    def unlearned(self) -> int:
+    def count_unlearned(self) -> int:
         """How many of them the newest worker that has imported anything has imported. One record is quickly read."""
         return len(self._new(next(filter(None, (record.names() for record in reversed(self.records))), ())))
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from elastic_core.forkserver import child, huge_pages, init_probe, libraries
-from elastic_core.forkserver.checks import Wanted, objection, threaded, unfit
+from elastic_core.forkserver.checks import Wanted, describe_threads, describe_unfitness, objection
 from elastic_core.forkserver.exit_probe import Farewell
 from elastic_core.forkserver.facts import Observer
 from elastic_core.forkserver.import_record import Record
@@ -112,7 +112,7 @@ class _ForkServer:
     def _serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
         """Fork what was asked for; True in a worker that is ready for its program, False in the fork server."""
         firsts = []
-        changed = self._sources.changed() if requests else None
+        changed = self._sources.find_changed() if requests else None
         while requests:
             request, descriptors = requests.pop(0)
             given = dict(zip(request["descriptors"], descriptors, strict=False))
@@ -154,9 +154,9 @@ class _ForkServer:
                 and all(name in sys.modules for name in request["modules"])
             ):
                 return NOTHING_NEW
-            return unfit(self._observer.facts())
+            return describe_unfitness(self._observer.facts())
         if request["kind"] == "SERVICE":
-            return threaded(self._observer.facts())
+            return describe_threads(self._observer.facts())
         if changed is not None:
             return f"{changed} has changed since it was imported"
         cpus, directory = request["cpus"], request["cwd"]
@@ -203,7 +203,7 @@ class _ForkServer:
         for name, fd in given.items():
             if name != "pipe":
                 os.close(fd)
-        unlearned = self._learning.unlearned()
+        unlearned = self._learning.count_unlearned()
         if record is not None:
             record.begin()
         _go(pipe, unlearned)
@@ -229,7 +229,9 @@ class _ForkServer:
             self._learning,
             self._sources,
         )
-        reason = NOTHING_NEW if self._sources.changed() is not None else unfit(successor._observer.facts())
+        reason = (
+            NOTHING_NEW if self._sources.find_changed() is not None else describe_unfitness(successor._observer.facts())
+        )
         self._sources.record()
         if reason is not None:
             channel.send({"event": "failed", "reason": reason})

@@ -44,7 +44,7 @@ class Sources:
                 if folder.startswith(self._roots):
                     self._folders.setdefault(folder, _stamp(folder))
 
-    def changed(self) -> str | None:
+    def find_changed(self) -> str | None:
         """A file that is another one now; None if none is.
 
         The outermost folders come first, since an upgrade changes those; a slow file system is asked for a moment only.

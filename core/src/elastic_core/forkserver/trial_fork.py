@@ -21,7 +21,7 @@ from typing import NoReturn
 from elastic_core.exit_codes import describe_exit
 from elastic_core.forkserver.checks import beside_main
 from elastic_core.forkserver.child import fork
-from elastic_core.forkserver.facts import initialised, tasks
+from elastic_core.forkserver.facts import find_initialised, tasks
 from elastic_core.forkserver.libraries import WHILE_IMPORTING, objection
 from elastic_core.forkserver.library_modules import import_shareable, library_roots, strangers
 from elastic_core.forkserver.process_state import MEMORY_MAX, changed_state, own_memory, process_state
@@ -152,7 +152,7 @@ def _be_trial(
             before = set(sys.modules)
             word, reason = "+" if import_shareable(name, own) else ".", None
             if fresh := set(sys.modules) - before:
-                reason = left_behind(files, temporary) or environment.objection(asked) or changed(given)
+                reason = left_behind(files, temporary) or environment.objection(asked) or find_change(given)
                 reason = reason or changed_state(state) or foreign(fresh, own) or spoils_forks()
             if reason is None and own_memory() > memory:
                 reason = f"with it, all that is imported would take more than {MEMORY_MAX >> 20} MiB"
@@ -195,7 +195,7 @@ def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) 
     """
     if (reason := beside_main(tasks())) is not None:
         return reason
-    if devices := initialised():
+    if devices := find_initialised():
         return f"it sets up {devices[0]}"
     if fresh := sorted(name for name, _ in open_files().difference(files) if name not in _HARMLESS):
         return f"it leaves {fresh[0]} open"
@@ -207,7 +207,7 @@ def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) 
     return None
 
 
-def changed(given: Mapping[str, str]) -> str | None:
+def find_change(given: Mapping[str, str]) -> str | None:
     """Whether an import has changed or removed a variable that workers have: they would not see that.
 
     Args:

@@ -22,7 +22,7 @@ from elastic_core.agent.report import Ending, Publish, finish, publish_as
 from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
-from elastic_core.agent.workers import start_failure
+from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
@@ -42,7 +42,7 @@ from elastic_core.handlers.state_machine import (
     step,
 )
 from elastic_core.handlers.status import describe_polled
-from elastic_core.handlers.thread import Asker, Blind, HandlerFailed, Sealed, ShutDown
+from elastic_core.handlers.thread import Blind, HandlerFailed, HandlerThread, Sealed, ShutDown
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
@@ -114,12 +114,12 @@ def run(
         resources = stack.enter_context(
             open_resources(config, plugins, publish, info, runtime.new_id(), warden, slot, warm=warm, cpus=cpus)
         )
-        agent = PollingAgent(config, plugins, publish, handler, info, runtime, resources)
+        agent = HandlerAgent(config, plugins, publish, handler, info, runtime, resources)
         show_state(agent.describe)
         return snapshot_rescue.run(agent, resources, publish, str(info))
 
 
-class PollingAgent:
+class HandlerAgent:
     """The agent's event loop: feeds events to ``state_machine.step`` and runs the effects that it returns."""
 
     def __init__(
@@ -158,7 +158,7 @@ class PollingAgent:
         """Whether the farewell is over, too."""
         self._closed = False
         self._closing = threading.Lock()
-        self._asker = Asker(handler, info, config, self._post)
+        self._handler_thread = HandlerThread(handler, info, config, self._post)
 
     def run(self) -> Ending:
         """The loop: take what happened, see what follows, do it, until there is an end."""
@@ -167,7 +167,7 @@ class PollingAgent:
             for event in self._loop.take():
                 self._handle(event)
         assert self._ending is not None
-        return replace(self._ending, recorded=self._group.recorded(self._ending.incident))
+        return replace(self._ending, recorded=self._group.error_record(self._ending.incident))
 
     def leaves_others(self) -> bool:
         """Whether the newest round has other nodes; a handler does not say whether they stay."""
@@ -176,7 +176,7 @@ class PollingAgent:
     def close(self) -> None:
         """End whatever still runs, and the asking. Safe at any time, once."""
         self._warden.close(CLOSING)
-        self._asker.close()
+        self._handler_thread.close()
         with self._closing:
             self._closed = True
 
@@ -215,7 +215,7 @@ class PollingAgent:
                 self._on_signal(signum)
             case Gone():
                 if self._warden.is_over(event):
-                    self._group.gone()
+                    self._group.finish_round()
                     self._step(WorkersGone())
             case Overdue() if self._state.work is HandlerWork.STOPPING:
                 self._warden.kill()
@@ -258,7 +258,7 @@ class PollingAgent:
             self._on_count(Blind(TimeoutError(f"no answer for {self._runtime.now() - self._asked_at:.0f} s")))
         elif self._state.work is HandlerWork.RUNNING:
             self._asked_at = self._runtime.now()
-            self._asker.count()
+            self._handler_thread.count()
             self._look_later(ANSWER_WITHIN)
 
     def _on_count(self, event: Counted | Blind) -> None:
@@ -266,7 +266,7 @@ class PollingAgent:
         patience, since, now = self._config.timing.fence_after, self._blind_since, self._runtime.now()
         match event:
             case Blind(error) if since is None:
-                why = handler_registry.translated(error, "the handler cannot say how many nodes wait").message
+                why = handler_registry.translate_error(error, "the handler cannot say how many nodes wait").message
                 self._say("handler_silent", f"{why}; the workers go on for {patience:g} s", Level.WARNING)
                 self._blind_since = now
             case Blind() if since is not None and now - since >= patience:
@@ -286,14 +286,14 @@ class PollingAgent:
     def _on_failure(self, error: BaseException) -> None:
         """There is no round for this node; by then it has no workers either."""
         if not handler_registry.is_graceful_exit(error):
-            raise handler_registry.translated(
+            raise handler_registry.translate_error(
                 error, f"the rendezvous handler {self._config.rdzv_backend!r} failed"
             ) from error
         self._leave(ExitCode.SUCCESS, f"the rendezvous has no place for this node: {error}")
 
     def _on_shut_down(self, error: Exception | None) -> None:
         if error is not None:  # often: its store may have ended with another node
-            message = handler_registry.translated(error, "the rendezvous handler could not be shut down").message
+            message = handler_registry.translate_error(error, "the rendezvous handler could not be shut down").message
             self._say("handler_stays", message, Level.DEBUG)
         self._over = True
 
@@ -332,7 +332,7 @@ class PollingAgent:
         match effect:
             case AskHandler():
                 state = self._state
-                self._asker.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
+                self._handler_thread.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
                 self._loop.at(self._runtime.now() + LONG_WAIT, _StillAsking(self._round))
             case Start(current, restart_count):
                 self._start(current, restart_count)
@@ -343,13 +343,13 @@ class PollingAgent:
             case AwaitOthers():
                 self._say("workers_done", f"all local workers of round {self._round} exited with 0")
                 if self._sealed is not None:
-                    self._asker.finish(self._sealed.info)
+                    self._handler_thread.finish(self._sealed.info)
                     patience = self._config.exit_barrier + FAREWELL
                     self._loop.at(self._runtime.now() + patience, OthersFinished())  # asked in vain
             case Close(closed):
                 self.closed = closed
                 self._ending = finish(self._publish, closed, known="the first failure on this node")
-                self._asker.shut_down()
+                self._handler_thread.shut_down()
                 self._loop.at(self._runtime.now() + FAREWELL, ShutDown())
             case Exit(code, why):
                 self._leave(code, why)
@@ -357,7 +357,7 @@ class PollingAgent:
     def _leave(self, code: int, why: str) -> None:
         """End at once, leaving the handler as it is: to shut it down may close the job for the others."""
         incident = self._state.incident
-        self._say("left", report.left(why, incident), report.importance(code))
+        self._say("left", report.describe_leaving(why, incident), report.level_of(code))
         self._ending, self._over = Ending(code, why, incident), True
 
     def _start(self, current: Round, restart_count: int) -> None:
@@ -366,7 +366,7 @@ class PollingAgent:
         try:
             self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:
-            self._step(start_failure(self._group, current, exc))
+            self._step(start_failure(self._group.info, current, exc))
         self._look_later(self._config.monitor_interval)
 
     def _round_started(self, current: Round) -> Event:

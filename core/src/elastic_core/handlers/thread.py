@@ -18,7 +18,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.handlers import exchange
 from elastic_core.handlers.state_machine import Counted, Met, OthersFinished
-from elastic_core.host.addresses import advertised, local_address
+from elastic_core.host.addresses import advertised_address, local_address
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins import handler_registry
 from elastic_core.protocol.entries import Offer
@@ -61,7 +61,7 @@ class HandlerFailed:
 Reply: TypeAlias = "Sealed | Counted | Blind | OthersFinished | ShutDown | HandlerFailed"
 
 
-class Asker:
+class HandlerThread:
     """Asks a handler, for one node. Its methods return at once; what comes of them is posted.
 
     Args:
@@ -130,7 +130,7 @@ class Asker:
     def _meet(self, number: int, restarts: int, why: str, new_port: bool) -> Sealed:
         if new_port:
             self._drop_port()
-        with handler_registry.unshared():
+        with handler_registry.without_shared_store():
             info = exchange.understood(self._handler.next_rendezvous())
             shares = bool(getattr(self._handler, "use_agent_store", False))
         offer = self._offer(info, shares) if info.rank == 0 else Offer("", 0, "")
@@ -157,7 +157,7 @@ class Asker:
             return Offer(told.master_addr, told.master_port, "")
         endpoint, local_addr, single_node = self._config.rdzv_endpoint, self._config.local_addr, info.world_size == 1
         try:
-            address = advertised(endpoint, "HOST", local_addr, single_node=single_node)
+            address = advertised_address(endpoint, "HOST", local_addr, single_node=single_node)
         except RendezvousConnectionError:  # the endpoint has a form of the handler's own
             address = local_address(None, local_addr, single_node=single_node)
         if self._port is None:

@@ -40,7 +40,7 @@ def parts(endpoint: str) -> list[str]:
     return re.sub(r"^(\w+://).*@", r"\1", endpoint, flags=re.DOTALL).split(",")
 
 
-def advertised(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> str:
+def advertised_address(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> str:
     """Return the address that an agent tells the others of: their workers' ``MASTER_ADDR`` if rank 0 runs here.
 
     Args:

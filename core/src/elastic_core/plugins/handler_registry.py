@@ -171,7 +171,7 @@ class HandlerPlugin:
         try:
             made = self._factory(params) if requires_argument(self._factory) else self._factory()
         except Exception as exc:
-            error = translated(exc, f"the rendezvous handler {self._name!r} could not be made")
+            error = translate_error(exc, f"the rendezvous handler {self._name!r} could not be made")
             if type(error) is RendezvousError and error is not exc:
                 error = PluginError(error.message, hint=error.hint)
             raise error from exc
@@ -218,7 +218,7 @@ def torch_handler(name: str) -> Factory:
 
 
 @contextmanager
-def unshared() -> Iterator[None]:
+def without_shared_store() -> Iterator[None]:
     """Have torch's handlers keep their store to themselves, for as long as the block runs.
 
     One that shares it with the workers does not tell a newcomer where it is, and the job ends when a node joins. Who
@@ -233,7 +233,7 @@ def unshared() -> Iterator[None]:
             del os.environ[SHARE_SWITCH]
 
 
-def translated(error: BaseException, what: str) -> ElasticError:
+def translate_error(error: BaseException, what: str) -> ElasticError:
     """Return an error of a handler in our words: torch's errors have the names of ours.
 
     Args:
@@ -266,9 +266,9 @@ _SAME_NAMES: dict[str, type[RendezvousError]] = {
 
 def _address(params: RendezvousParameters) -> str | None:
     """This node's address in numbers, else torch takes the host's full name, which often nobody can look up."""
-    from elastic_core.host.addresses import advertised
+    from elastic_core.host.addresses import advertised_address
 
-    return advertised(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
+    return advertised_address(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
 
 
 def _home(factory: Factory) -> str:

@@ -173,7 +173,7 @@ def state_of(pid: int) -> str:
     return line[line.rfind(")") + 2 :][:1]
 
 
-def running(pid: int) -> Process | None:
+def running_process(pid: int) -> Process | None:
     """The process that has this number now; None where none runs."""
     stat = _stat(pid)
     return (pid, stat[1]) if stat is not None and stat[2] else None

@@ -18,7 +18,7 @@ from typing import Protocol
 from elastic_core.config.run import Timing
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.host.addresses import advertised, endpoint_host
+from elastic_core.host.addresses import advertised_address, endpoint_host
 from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.manager import BACKENDS, Plugins
@@ -329,7 +329,7 @@ def _skip(names: Sequence[str], listener: Listener) -> None:
 
 
 def _with_address(told: tuple[str, str, str | None], check: Callable[[str], Finding]) -> Finding:
-    address = host.bounded(lambda: advertised(*told, single_node=False))
+    address = host.bounded(lambda: advertised_address(*told, single_node=False))
     return check(host.look_up(address)[0])
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from elastic_core import threads
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.host.addresses import LOOPBACK, advertised, endpoint_host, parts, says_loopback
+from elastic_core.host.addresses import LOOPBACK, advertised_address, endpoint_host, parts, says_loopback
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
 from elastic_core.host.versions import installed_versions
@@ -68,7 +68,7 @@ def check_address(endpoint: str, form: str, local_addr: str | None, *, single_no
     """
     name = "address"
     try:
-        address = bounded(lambda: advertised(endpoint, form, local_addr, single_node=single_node))
+        address = bounded(lambda: advertised_address(endpoint, form, local_addr, single_node=single_node))
         numbers = look_up(address)
     except RendezvousConnectionError as exc:
         return wrong(name, exc.message, exc.hint)
@@ -215,7 +215,7 @@ def _another(local_addr: str | None) -> str:
     better = LOOPBACK
     if local_addr:
         with contextlib.suppress(RendezvousConnectionError, OSError):
-            better = bounded(lambda: advertised("", "", None, single_node=False))
+            better = bounded(lambda: advertised_address("", "", None, single_node=False))
     if _is_loopback(better):
         return "Give the address that others reach this host at: --local_addr=ADDRESS"
     return f"Give the address that others reach this host at, perhaps --local_addr={better}, or leave it out"

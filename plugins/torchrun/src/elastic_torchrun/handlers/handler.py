@@ -22,7 +22,7 @@ from elastic_core.errors import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.host.addresses import advertised
+from elastic_core.host.addresses import advertised_address
 from elastic_core.host.identity import host_name
 from elastic_core.host.ports import HeldPort
 from elastic_core.host.versions import installed_versions
@@ -219,7 +219,9 @@ class TorchrunHandler(RendezvousHandler):
     def _enrol(self) -> None:
         params, versions = self._params, Versions(**installed_versions())
         # First: whoever fails after it has joined ends the job for all.
-        self._address = advertised(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
+        self._address = advertised_address(
+            params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1
+        )
         patience = self._read.timing.join_timeout
         at_first = min(FIRST_CONNECTION_SECONDS, patience)
         made = connect_at_first(partial(self._connect, params), partial(self._wait, at_first), timeout=at_first)

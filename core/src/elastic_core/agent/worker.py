@@ -1,0 +1,71 @@
+"""One local rank of a round: its assignment, which the worker is told, and the state of its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from elastic_core.agent.output import WorkerStreams
+from elastic_core.assignment import Assignment
+from elastic_core.config.run import RunConfig
+from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.ranks import place
+
+
+@dataclass(slots=True)
+class Worker:
+    """One local rank of the current round."""
+
+    assignment: Assignment
+    streams: WorkerStreams
+    pid: int | None = None
+    exit_code: int | None = None
+    ended_at: float = 0.0
+    """When it was reaped, if it has an exit code."""
+    initialized: bool = False
+    step: int | None = None
+    """The last step that it can reach without another report."""
+    leaves: bool = False
+    """Whether it has reported that it stops, as it was told."""
+
+
+def assignments(
+    config: RunConfig, run_uid: str, node_id: str, current: Round, restart_count: int, directory: Path
+) -> list[Assignment]:
+    """Return the assignments of this node's local ranks in a round; ``directory`` is that of the run."""
+    mine = place(current.members, node_id)
+    return [
+        Assignment(
+            run_id=config.rdzv_id,
+            run_uid=run_uid,
+            round=current.number,
+            restart_count=restart_count,
+            max_restarts=config.max_restarts,
+            role=config.role,
+            rank=mine.first_rank + local_rank,
+            local_rank=local_rank,
+            group_rank=mine.group_rank,
+            role_rank=mine.first_role_rank + local_rank,
+            world_size=mine.world_size,
+            local_world_size=mine.local_world_size,
+            group_world_size=mine.group_world_size,
+            role_world_size=mine.role_world_size,
+            master_addr=current.offer.address,
+            master_port=current.offer.port,
+            use_agent_store=current.offer.hosted,
+            error_file=str(error_file(directory, current.number, mine.first_rank + local_rank)),
+        )
+        for local_rank in range(mine.local_world_size)
+    ]
+
+
+def error_file(directory: Path, number: int, rank: int) -> Path:
+    """Return the error file of a rank in round ``number``."""
+    return directory / f"round_{number}" / f"rank_{rank}" / "error.json"
+
+
+def line_prefix(template: str, assignment: Assignment) -> str:
+    """Return the prefix of each line of a worker on the console; unknown names in ``template`` stay as they are."""
+    names = {"role_name": assignment.role, "rank": assignment.rank, "local_rank": assignment.local_rank}
+    return Template(template).safe_substitute(names)

@@ -1,0 +1,99 @@
+"""Makes incidents of this node's workers, out of exit codes, error files, stderr and expired timers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from elastic_core.agent.error_files import last_exception_line, read_error_file
+from elastic_core.agent.watchdog import Timer
+from elastic_core.agent.worker import Worker
+from elastic_core.errors import ElasticError
+from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.node import WorkerFailed
+from elastic_core.protocol.ranks import place
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.warden.messages import ServiceEnded
+
+MASTER_PORT_MAX_SECONDS = 30.0
+"""After its start, in which rank 0 can fail because its port is taken. Later failures have another cause."""
+DETAIL_MAX_CHARACTERS = 4096
+"""Of the detail of an incident."""
+
+
+def worker_incident(
+    info: NodeInfo,
+    worker: Worker,
+    after: float,
+    kind: IncidentKind = IncidentKind.WORKER_FAILED,
+    *,
+    message: str,
+    detail: str = "",
+    exit_code: int | None = None,
+) -> Incident:
+    """Return the incident of a worker that failed ``after`` seconds in its round."""
+    return Incident(
+        kind=kind,
+        round=worker.assignment.round,
+        node_id=info.node_id,
+        host=str(info),
+        after=after,
+        rank=worker.assignment.rank,
+        local_rank=worker.assignment.local_rank,
+        pid=worker.pid,
+        exit_code=exit_code,
+        message=message[:500],
+        detail=detail[-DETAIL_MAX_CHARACTERS:],
+        log=worker.streams.stderr_path or "",
+    )
+
+
+def exit_incident(info: NodeInfo, worker: Worker, after: float, exit_code: int, timer: Timer | None) -> Incident:
+    """Return the incident of a worker that ended with an exit code; ``timer`` is the one that expired in it."""
+    message, detail = exception_of(worker)
+    if timer is not None and exit_code == -timer.signum:
+        message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
+        return worker_incident(info, worker, after, message=message, detail=detail)
+    port = re.compile(rf"\b{worker.assignment.master_port}\b")
+    lines = [line for text in (message, worker.streams.tail()) for line in text.splitlines()]
+    in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's words, the system's
+    early = worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS
+    kind = IncidentKind.PORT_TAKEN if early and any(map(port.search, in_use)) else IncidentKind.WORKER_FAILED
+    return worker_incident(info, worker, after, kind, message=message, detail=detail, exit_code=exit_code)
+
+
+def exception_of(worker: Worker) -> tuple[str, str]:
+    """Return the exception that a worker has recorded or printed, in one line, and its details."""
+    if (recorded := read_error_file(Path(worker.assignment.error_file))) is not None:
+        return recorded
+    tail = worker.streams.tail()
+    return last_exception_line(tail), tail
+
+
+def store_incident(info: NodeInfo, current: Round, after: float, ended: ServiceEnded | None) -> Incident:
+    """Return the incident of the workers' store on this node, which has ended, or was not there."""
+    how = "was not there" if ended is None else describe_exit(ended.returncode)
+    return Incident(
+        kind=IncidentKind.STORE_DIED,
+        round=current.number,
+        node_id=info.node_id,
+        host=str(info),
+        after=after,
+        message=f"the process that holds the workers' store {how}",
+    )
+
+
+def start_failure(info: NodeInfo, current: Round, error: ElasticError | OSError) -> WorkerFailed:
+    """Return the event of a round whose start failed: no descriptors, a full disk, a plugin that raised."""
+    return WorkerFailed(
+        Incident(
+            kind=IncidentKind.START_FAILED,
+            round=current.number,
+            node_id=info.node_id,
+            host=str(info),
+            rank=place(current.members, info.node_id).first_rank,
+            message=f"the workers could not be started: {getattr(error, 'message', error)}"[:500],
+        )
+    )
