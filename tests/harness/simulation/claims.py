@@ -59,7 +59,7 @@ CLAIMS: tuple[Defect, ...] = (
         "is_proved_gone",
         "node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)",
         "node.node_id in watch.gone",
-        "vouch",
+        "vouched",
         1000,
         first=640,
     ),
@@ -68,14 +68,14 @@ CLAIMS: tuple[Defect, ...] = (
         "LeaderDriver.turn",
         "self._ask_who_is_gone(silent)",
         "pass",
-        "vouch",
+        "vouched",
     ),
     Defect(
         "nobody hears who was released",
         "observe",
         "(watch.gone | vouched_for) & in_order.keys()",
         "watch.gone & in_order.keys()",
-        "vouch",
+        "vouched",
     ),
     # Who has written what
     Defect(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simulation.workers import Training
     from simulation.world import Host, World
 
-SIGN = "its slot on the host"
+SIGN = "its last process is gone"
 """What the cause of a loss says that was proved."""
 SILENCE = 2.7
 """Seconds between two heartbeats after which a node may seem to be gone: a heartbeat and a half, by a clock that

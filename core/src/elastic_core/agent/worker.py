@@ -9,7 +9,7 @@ from string import Template
 from elastic_core.agent.output import WorkerStreams
 from elastic_core.assignment import Assignment
 from elastic_core.config.run import RunConfig
-from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ranks import place
 
 

@@ -11,8 +11,8 @@ from elastic_core.agent.worker import Worker
 from elastic_core.errors import ElasticError
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.protocol.ledger import Round
-from elastic_core.protocol.node import WorkerFailed
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.node_events import WorkerFailed
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.messages import ServiceEnded
