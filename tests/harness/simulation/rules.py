@@ -38,7 +38,7 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
         world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
     if lost is not None:
         world.truth.proofs.check_lost(entry, lost)
-    if lost is not None and "its slot on the host" in lost.message:
+    if lost is not None and "its last process is gone" in lost.message:
         world.count("S8 a node is lost that a row of its host shows to be gone")
     if body.reason is not HaltReason.RESIZE:
         return
