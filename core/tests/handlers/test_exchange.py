@@ -103,17 +103,17 @@ def card(name: str, size: int = 2, role: str = "default", **more: Any) -> Card:
     ],
 )
 def test_a_handler_may_answer_in_three_ways(answer: Any) -> None:
-    assert exchange.understood(answer) == RendezvousInfo("store", 1, 2)
+    assert exchange.parse_answer(answer) == RendezvousInfo("store", 1, 2)
 
 
 def test_where_a_handler_wants_the_workers_store_is_taken_over() -> None:
     told = SimpleNamespace(master_addr="10.0.0.1", master_port=29500)
     answer = SimpleNamespace(store="store", rank=0, world_size=1, bootstrap_store_info=told)
-    assert exchange.understood(answer).bootstrap_store_info == BootstrapStoreInfo("10.0.0.1", 29500)
+    assert exchange.parse_answer(answer).bootstrap_store_info == BootstrapStoreInfo("10.0.0.1", 29500)
 
 
 def test_a_node_by_itself_needs_no_store() -> None:
-    assert exchange.understood((None, 0, 1)) == RendezvousInfo(None, 0, 1)
+    assert exchange.parse_answer((None, 0, 1)) == RendezvousInfo(None, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_node_by_itself_needs_no_store() -> None:
 )
 def test_an_answer_that_cannot_be_is_refused(answer: Any, fault: str) -> None:
     with pytest.raises(RendezvousStateError) as refused:
-        exchange.understood(answer)
+        exchange.parse_answer(answer)
     assert fault in refused.value.message
 
 
@@ -185,7 +185,7 @@ def test_a_node_by_itself_tells_nobody() -> None:
 
 def test_ranks_of_a_round_count_within_a_role_and_over_unequal_nodes() -> None:
     cards = [card("a", 1, "actor", address="10.0.0.1", port=29500), card("b", 3, "critic"), card("c", 2, "actor")]
-    sealed = exchange.seal(4, cards, "somebody waits")
+    sealed = exchange.make_round(4, cards, "somebody waits")
     assert (sealed.number, sealed.why, sealed.offer) == (4, "somebody waits", Offer("10.0.0.1", 29500, ""))
     assert sealed.members == (Member("a", 1, "actor"), Member("b", 3, "critic"), Member("c", 2, "actor"))
     mine = place(sealed.members, "c")
@@ -197,7 +197,7 @@ def test_who_does_not_say_who_he_is_is_named() -> None:
     clock = Clock()
     with pytest.raises(RendezvousTimeoutError, match=r"Of 3 nodes of the round, node 0, 2 did not say who it is"):
         exchange.exchange(RendezvousInfo(Plain(), 1, 3), card("b"), clock.waiting)
-    assert clock.time >= exchange.CARD_PATIENCE
+    assert clock.time >= exchange.CARD_WAIT_SECONDS
 
 
 def test_a_wait_can_be_cut_short() -> None:
@@ -222,14 +222,14 @@ GOOD = {"node_id": "b", "role": "default", "local_world_size": 2, "restarts": 0,
         json.dumps({**GOOD, "restarts": -1}),
         json.dumps({**GOOD, "port": 1 << 16}),
         json.dumps({**GOOD, "node_id": None}),
-        json.dumps({**GOOD, "role": "x" * exchange.LONGEST_CARD}),
+        json.dumps({**GOOD, "role": "x" * exchange.CARD_MAX_BYTES}),
         7,
         b"\xff",
     ],
 )
 def test_a_card_is_believed_in_nothing(text: Any) -> None:
     store = Plain()
-    store.set(f"{exchange.CARDS}1", text)
+    store.set(f"{exchange.CARD_KEY_PREFIX}1", text)
     with pytest.raises(RendezvousStateError, match="What node 1 says of itself cannot be read"):
         exchange.exchange(RendezvousInfo(store, 0, 2), card("a"), Clock().waiting)
 

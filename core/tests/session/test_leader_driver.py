@@ -21,7 +21,7 @@ from elastic_core.protocol.ledger import advance, compose, open_ledger
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.leader_driver import PATIENCE, LeaderDriver
+from elastic_core.session.leader_driver import ANNOUNCE_WAIT_SECONDS, LeaderDriver
 from elastic_core.session.runtime import Runtime
 
 
@@ -64,8 +64,8 @@ def test_a_lone_leader_looks_again_to_say_whom_it_waits_for() -> None:
     store.enter("a", encode_row(seen("a", head=1).row))
     clock = Runtime(now=lambda: now)
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: said.append(event.name))
-    assert leader.turn(store, ledger) == 20.0 + PATIENCE
-    now = 20.0 + PATIENCE
+    assert leader.turn(store, ledger) == 20.0 + ANNOUNCE_WAIT_SECONDS
+    now = 20.0 + ANNOUNCE_WAIT_SECONDS
     leader.turn(store, ledger)
     assert said == ["waiting"]
 

@@ -222,7 +222,7 @@ def test_a_failure_restarts_the_same_members_with_one_entry(fleet: Fleet) -> Non
 def test_of_changes_that_come_together_the_leader_does_not_look_at_each(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_core.session.reader.REST", 0.001)
+    monkeypatch.setattr("elastic_core.session.reader.REST_SECONDS_PER_ROW", 0.001)
     a, b = pair(fleet, quick())
     rests = queue.Queue[float | None]()
     rest = a.session._state.stopping.wait

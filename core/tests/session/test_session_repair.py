@@ -17,7 +17,7 @@ from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.session.ledger_reader import missing_entry, news
-from elastic_core.session.repair import ATTEMPTS, Restored, restore
+from elastic_core.session.repair import REPAIR_ATTEMPTS_MAX, Restored, restore
 from elastic_core.session.runtime import Runtime
 
 _ids = count(1)
@@ -239,7 +239,7 @@ def test_entries_that_go_one_by_one_are_looked_at_again() -> None:
     other = replace(MINE, head=replace(MINE.head, id="mine"))
     with pytest.raises(HistoryChangedError, match="Entry 1 is missing from the store"):
         restore(Counted(store._store), other, Memory((other.head,)), "b", CLOCK)
-    assert looks == 2 * ATTEMPTS
+    assert looks == 2 * REPAIR_ATTEMPTS_MAX
 
 
 def test_a_run_that_is_over_is_not_brought_back() -> None:

@@ -24,7 +24,7 @@ from elastic_core.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elastic_core.handlers.exchange import understood
+from elastic_core.handlers.exchange import parse_answer
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.entries import Offer
@@ -100,7 +100,7 @@ def node(memory: MemoryStore) -> Iterator[Callable[..., TorchrunHandler]]:
 
 def round_of(handlers: Sequence[RendezvousHandler]) -> list[RendezvousInfo]:
     """What all are given, asked at once."""
-    return [understood(each.result(PATIENCE)) for each in [background(each.next_rendezvous) for each in handlers]]
+    return [parse_answer(each.result(PATIENCE)) for each in [background(each.next_rendezvous) for each in handlers]]
 
 
 def told_to_stop(handler: TorchrunHandler) -> None:

@@ -90,7 +90,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect("success when the first has finished", "_decide_live", "len(finished) == len(ids)", "finished", "workers"),
     Defect(
-        "an old FINISHED counts",
+        "an old FINISHED_KEY_PREFIX counts",
         "LeaderView.has_finished",
         "node is not None and node.row.phase is Phase.FINISHED and node.row.round == current.number",
         "node is not None and node.row.phase is Phase.FINISHED",
@@ -238,7 +238,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect("a row never shows what was seen", "row_of", "state.ledger.head.index", "0", "agents", 1000),
     Defect(
-        "FINISHED does not last",
+        "FINISHED_KEY_PREFIX does not last",
         "_absorb",
         "state.phase if state.phase is Phase.FINISHED else Phase.STOPPED",
         "Phase.STOPPED",

@@ -1,9 +1,9 @@
-"""What the agents of a round tell each other through a handler's store: who they are, and that they have finished.
+"""The exchange between the agents of a round through a handler's store: who they are, and that they have finished.
 
-A handler says which node this is, of how many; how many workers the others have, of which role, and where rank 0's
-store will be, it does not. So each agent writes a card under its rank and reads those of all. From them, everybody
-works out the same ranks (``places``). A store is asked for keys again and again, not waited on: a blocked call could
-not be ended when this node has to leave, and not every store can block.
+A handler says only which node this is, of how many. It does not say how many workers the other nodes have, of which
+role, and where rank 0's store will be. So each agent writes a card under its rank and reads the cards of all nodes.
+From them, all agents compute the same ranks (``protocol.ranks``). Keys are polled, because a blocked call could not be
+ended when this node has to leave, and because not every store can block.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
 from elastic_core.protocol.entries import Member, Offer, Round
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 
-CARDS = "elastic/node/"
+CARD_KEY_PREFIX = "elastic/node/"
 """Prefix of the keys of the cards, each followed by a node's rank."""
-FINISHED = "elastic/finished/"
+FINISHED_KEY_PREFIX = "elastic/finished/"
 """Prefix of the keys by which nodes say that all their workers exited with 0."""
-LONGEST_CARD = 4096
-"""Bytes of a card; no node has more to say."""
-CARD_PATIENCE = 60.0
-"""Seconds to wait for the cards of a round whose nodes have all just come."""
-LOOK = 0.05
-"""Seconds between two looks for a key."""
+CARD_MAX_BYTES = 4096
+"""Largest card that is read."""
+CARD_WAIT_SECONDS = 60.0
+"""How long to wait for the cards of a round, whose nodes have all just arrived."""
+KEY_POLL_SECONDS = 0.05
+"""The interval at which keys are polled."""
 
 
 class Cancelled(Exception):
-    """The wait was broken off, since nobody needs its outcome any more."""
+    """The wait was cancelled because its outcome is not needed any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a node says of itself."""
+    """What a node says about itself."""
 
     node_id: str
     role: str
@@ -45,28 +45,28 @@ class Card:
     restarts: int = 0
     """Restarts that it has spent so far."""
     address: str = ""
-    """Where the workers' store is, if this is rank 0."""
+    """The address of the workers' store, if this is rank 0."""
     port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How to wait: passed in, so that it can be cut short, and that tests take no time.
+    """How to wait. It is passed in so that a wait can be cancelled, and so that tests take no time.
 
     Attributes:
-        pause: Sleeps for so many seconds, and tells whether to give up.
-        now: Seconds, monotonic.
+        pause: Sleeps for a number of seconds and returns whether to give up.
+        now: The monotonic clock.
     """
 
     pause: Callable[[float], bool]
     now: Callable[[], float] = time.monotonic
 
 
-def understood(answer: Any) -> RendezvousInfo:
-    """A handler's answer in our words: its own, torch's, or the bare tuple ``(store, rank, world_size)``.
+def parse_answer(answer: Any) -> RendezvousInfo:
+    """Return a handler's answer, our class, torch's or the tuple ``(store, rank, world_size)``, as our class.
 
     Raises:
-        RendezvousStateError: It is none of these, or a rank that cannot be.
+        RendezvousStateError: It is none of these, or its rank is invalid.
     """
     bootstrap = None
     try:
@@ -93,13 +93,13 @@ def understood(answer: Any) -> RendezvousInfo:
 
 
 def shared_store(info: RendezvousInfo) -> Offer:
-    """Where workers reach the store that a handler shares with them.
+    """Return where workers reach the store that a handler shares with them.
 
     Raises:
-        RendezvousStateError: The handler does not say, nor does the store.
+        RendezvousStateError: Neither the handler nor the store says where it is.
     """
-    if (told := info.bootstrap_store_info) is not None:
-        return Offer(told.master_addr, told.master_port, "", hosted=True)
+    if (given := info.bootstrap_store_info) is not None:
+        return Offer(given.master_addr, given.master_port, "", hosted=True)
     store = info.store
     while (inner := getattr(store, "underlying_store", None)) is not None:  # torch's PrefixStore
         store = inner
@@ -113,7 +113,7 @@ def shared_store(info: RendezvousInfo) -> Offer:
 
 
 def exchange(info: RendezvousInfo, mine: Card, waiting: Waiting) -> tuple[Card, ...]:
-    """Tell the others who this node is; return the cards of all, in rank order.
+    """Tell the other nodes who this node is, and return the cards of all nodes in rank order.
 
     Raises:
         RendezvousTimeoutError: A node did not say who it is.
@@ -122,34 +122,35 @@ def exchange(info: RendezvousInfo, mine: Card, waiting: Waiting) -> tuple[Card, 
     """
     if info.world_size == 1:
         return (mine,)
-    info.store.set(f"{CARDS}{info.rank}", json.dumps(asdict(mine)))
-    keys = [f"{CARDS}{rank}" for rank in range(info.world_size)]
-    deadline = waiting.now() + CARD_PATIENCE
+    info.store.set(f"{CARD_KEY_PREFIX}{info.rank}", json.dumps(asdict(mine)))
+    keys = [f"{CARD_KEY_PREFIX}{rank}" for rank in range(info.world_size)]
+    deadline = waiting.now() + CARD_WAIT_SECONDS
     if missing := await_keys(info.store, keys, deadline, waiting):
-        ranks = ", ".join(key.removeprefix(CARDS) for key in missing)
+        ranks = ", ".join(key.removeprefix(CARD_KEY_PREFIX) for key in missing)
         raise RendezvousTimeoutError(
-            f"Of {info.world_size} nodes of the round, node {ranks} did not say who it is within {CARD_PATIENCE:g} s.",
+            f"Of {info.world_size} nodes of the round, node {ranks} did not say who it is within "
+            f"{CARD_WAIT_SECONDS:g} s.",
             hint="It may have been lost on the way. Start the job again.",
         )
-    return tuple(_card(rank, value) for rank, value in enumerate(_read(info.store, keys)))
+    return tuple(_parse_card(rank, value) for rank, value in enumerate(_read(info.store, keys)))
 
 
 def finish(info: RendezvousInfo, patience: float, waiting: Waiting) -> list[int]:
-    """Say that this node has finished, and wait for the others; return the ranks that have not after ``patience``.
+    """Say that this node has finished and wait for the others; return the ranks that have not after ``patience``.
 
     Raises:
         Cancelled: The wait was cut short.
     """
     if info.world_size == 1:
         return []
-    info.store.set(f"{FINISHED}{info.rank}", "1")
-    keys = [f"{FINISHED}{rank}" for rank in range(info.world_size)]
+    info.store.set(f"{FINISHED_KEY_PREFIX}{info.rank}", "1")
+    keys = [f"{FINISHED_KEY_PREFIX}{rank}" for rank in range(info.world_size)]
     missing = await_keys(info.store, keys, waiting.now() + patience, waiting)
-    return [int(key.removeprefix(FINISHED)) for key in missing]
+    return [int(key.removeprefix(FINISHED_KEY_PREFIX)) for key in missing]
 
 
-def seal(number: int, cards: Sequence[Card], why: str, *, hosted: bool = False) -> Round:
-    """The round of these nodes, as the rest of the agent knows rounds; ``hosted`` if the handler shares its store."""
+def make_round(number: int, cards: Sequence[Card], why: str, *, hosted: bool = False) -> Round:
+    """Return the round of these nodes as a :class:`Round`; ``hosted`` says whether the handler shares its store."""
     members = tuple(Member(card.node_id, card.local_world_size, card.role) for card in cards)
     return Round(number=number, offer=Offer(cards[0].address, cards[0].port, "", hosted), members=members, why=why)
 
@@ -165,7 +166,7 @@ def await_keys(store: Any, keys: Sequence[str], deadline: float, waiting: Waitin
         missing = [key for key in missing if not _has(store, key)]
         if not missing or waiting.now() >= deadline:
             return missing
-        if waiting.pause(LOOK):
+        if waiting.pause(KEY_POLL_SECONDS):
             raise Cancelled
 
 
@@ -184,15 +185,15 @@ def _read(store: Any, keys: list[str]) -> list[Any]:
     return [store.get(key) for key in keys]
 
 
-def _card(rank: int, value: Any) -> Card:
-    """A card as read, believed in nothing.
+def _parse_card(rank: int, value: Any) -> Card:
+    """Parse a card, which is untrusted input.
 
     Raises:
-        RendezvousStateError: It is not what :class:`Card` can be made from.
+        RendezvousStateError: It is not a valid :class:`Card`.
     """
     try:
         text = value.decode() if isinstance(value, bytes) else value
-        if len(text) > LONGEST_CARD:
+        if len(text) > CARD_MAX_BYTES:
             raise ValueError(f"it has {len(text)} bytes")
         card = Card(**json.loads(text))
         for name, kind in _KINDS.items():

@@ -131,7 +131,7 @@ class HandlerThread:
         if new_port:
             self._drop_port()
         with handler_registry.without_shared_store():
-            info = exchange.understood(self._handler.next_rendezvous())
+            info = exchange.parse_answer(self._handler.next_rendezvous())
             shares = bool(getattr(self._handler, "use_agent_store", False))
         offer = self._offer(info, shares) if info.rank == 0 else Offer("", 0, "")
         mine = exchange.Card(
@@ -143,7 +143,7 @@ class HandlerThread:
             port=offer.port,
         )
         cards = exchange.exchange(info, mine, self._waiting)
-        met = Met(exchange.seal(number, cards, why, hosted=shares), max(card.restarts for card in cards))
+        met = Met(exchange.make_round(number, cards, why, hosted=shares), max(card.restarts for card in cards))
         return Sealed(info, met)
 
     def _offer(self, info: RendezvousInfo, shares: bool) -> Offer:

@@ -28,11 +28,11 @@ from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.leave import readable
 from elastic_core.session.ledger_reader import load, peek
 
-PATIENCE = 20.0
+DRAIN_WAIT_SECONDS = 20.0
 """Seconds in which the agents must have said that they leave: more than it takes to replace a leader that is gone."""
 
 
-def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATIENCE) -> int:
+def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAIN_WAIT_SECONDS) -> int:
     """Ask all agents of ``host`` to leave, and wait until they have said that they do; returns their number.
 
     Args:
@@ -63,7 +63,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = PATI
     return len(wanted)
 
 
-def release(store: RendezvousBackend, host: str, job: str, *, patience: float = PATIENCE) -> int:
+def release(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAIN_WAIT_SECONDS) -> int:
     """Vouch that ``host`` is gone for good, and wait until the leader has read it; returns the number of its nodes.
 
     Args:

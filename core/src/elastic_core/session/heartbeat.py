@@ -21,10 +21,10 @@ from elastic_core.protocol.succession import LeaderSigns, succession_place, take
 from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend
 from elastic_core.session.runtime import Runtime
 
-LOOKS_APART = 0.02
-"""How much later than the node that came before it a node finds out its place in the succession, in places: 10 ms."""
-RETRY = 0.1
-"""Seconds between two looks at a leader that seems to be gone, while other nodes succeed it before this one."""
+LOOKS_APART_PLACES = 0.02
+"""How much later each node looks up its place in the succession than the node before it, in places: 10 ms."""
+TAKEOVER_RETRY_SECONDS = 0.1
+"""The interval of checks of a leader that seems to be gone, while other nodes come before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Heartbeat:
         due = heartbeat_at
         if self._store is not None and self._heir(self._ledger):
             takeover = takeover_at(self._ledger, self._signs(), self._place)
-            due = min(due, max(takeover, self._tried_at + RETRY))
+            due = min(due, max(takeover, self._tried_at + TAKEOVER_RETRY_SECONDS))
         return due - self._now()
 
     def _heartbeat(self, store: RendezvousBackend, ledger: Ledger) -> None:
@@ -206,7 +206,7 @@ class Heartbeat:
             return succession_place(ledger, [row.node_id for row in store.roster() if not row.broken], self._node_id)
         self._guessed = True
         serials = {row.node_id: row.serial for row in store.roster((self._node_id, ledger.leader))}
-        return LOOKS_APART * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.leader, 0)))
+        return LOOKS_APART_PLACES * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.leader, 0)))
 
     def _absorb(self, reply: HeartbeatReply, ledger: Ledger) -> None:
         now = self._now()

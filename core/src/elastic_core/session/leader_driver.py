@@ -44,17 +44,17 @@ Judge = Callable[[Incident, History], Verdict]
 """Asks the failure policies; returns within its own time limit."""
 NodeGone = Callable[[NodeInfo], bool]
 """Asks the plugins whether a node is known to be gone for good; returns within its own time limit."""
-ASK_AGAIN = 10.0
-"""Seconds between two questions about nodes for whose fence the job waits."""
+ASK_AGAIN_SECONDS = 10.0
+"""The interval at which plugins are asked about nodes for whose fence the job waits."""
 
-LOOKS = 2
-"""Looks at the roster of which the shorter one tells how long a look takes; a gap makes one of them long."""
+LOOKS_TIMED = 2
+"""How many reads of the roster are timed. The shortest counts, because a gap makes one of them long."""
 TIDYING_SECONDS = 0.5
-"""Seconds from the end of a look within which a turn may begin to remove a row or shrink an entry; see THINKING."""
-THINKING = 0.3
-"""Seconds that the policies may take before the broken round is halted; reporters give a leader 1 s (rule L2)."""
-PATIENCE = 1.0
-"""Seconds that the job must have waited for a node before people are told."""
+"""How long after a read of the roster a turn may still begin to remove a row or shrink an entry."""
+POLICY_WAIT_SECONDS = 0.3
+"""How long the policies may take before the broken round is halted; reporters give a leader 1 s (rule L2)."""
+ANNOUNCE_WAIT_SECONDS = 1.0
+"""How long the job must have waited for a node before the wait is announced."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class LeaderDriver:
         gap = contact_gap(ledger.settings.timing, min(self._unanswered, default=0.0))
         watch = forget_older_epochs(self.watch, ledger.head.epoch)
         if watch.read_at is not None and math.isfinite(watch.read_at):
-            self._unanswered = (*self._unanswered, self._looked_at - watch.read_at - slept)[-LOOKS:]
+            self._unanswered = (*self._unanswered, self._looked_at - watch.read_at - slept)[-LOOKS_TIMED:]
         self.watch = observe(watch, self._rows(store, ledger), self._looked_at, gap=gap, slept=slept)
         if alone:  # it may have slept, and has missed no node; its own row is judged anew after a gap all the same
             self.watch = replace(self.watch, gap_at=gap_at)
@@ -283,7 +283,7 @@ class LeaderDriver:
             self._judgement = Judgement(round=incident.round)
         if self._thinking is not None:
             try:
-                self._thinking.result(THINKING)
+                self._thinking.result(POLICY_WAIT_SECONDS)
             except FutureTimeoutError:
                 return
 
@@ -292,7 +292,7 @@ class LeaderDriver:
         now, node_gone = self.runtime.now(), self.node_gone
         if node_gone is None or not node_ids or self._asking is not None or now < self._ask_at:
             return
-        self._ask_at = now + ASK_AGAIN
+        self._ask_at = now + ASK_AGAIN_SECONDS
         infos = [seen.row.info for node_id in node_ids if (seen := self.watch.get(node_id)) is not None]
         self._asking = self.runtime.ask(
             lambda: [info.node_id for info in infos if node_gone(info)], name="elastic-node-gone"
@@ -308,7 +308,7 @@ class LeaderDriver:
         """Tell people once what the job waits for, after it has waited for a moment."""
         key, now = waiting.split(", for up to")[0], self.runtime.now()  # the time left changes at every look
         if key != self._waiting_for:
-            self._waiting_for, self._tell_at = key, now + PATIENCE
+            self._waiting_for, self._tell_at = key, now + ANNOUNCE_WAIT_SECONDS
         elif key and self._tell_at is not None and now >= self._tell_at:
             self._tell_at = None
             self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": key}))

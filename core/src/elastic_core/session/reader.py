@@ -25,18 +25,17 @@ from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.state import SessionState
 
 ASKED_SHARE = 0.5
-"""Part of the time that the fence takes after which a node without contact asks the store before a round begins: it may
-have workers to stop first, and the fence must not stop the new ones meanwhile."""
-IDLE_WAIT = 60.0
-"""Seconds that a follower waits for the ledger at a time; the store wakes it earlier."""
-UNTOLD = 0.2
-"""Seconds between two attempts to read on, up to which people are told of no failure: others may be mending the store
-just then."""
-PROOF = 1.0
-"""Seconds of the first wait after a failure: that it can read does not show that it can wait."""
-REST = 0.0001
-"""Seconds that the leader lets things happen after a look, for each row that it looked at: when a thousand rows change
-one after another, looking at all of them for each change would keep their store from taking the changes."""
+"""The share of the fence's time after which a node without contact asks the store before a round begins. It may have
+workers to stop first, and the fence must not stop the new ones meanwhile."""
+IDLE_WAIT_SECONDS = 60.0
+"""How long a follower waits for the ledger at a time; the store wakes it earlier."""
+QUIET_RETRY_SECONDS = 0.2
+"""While retries are at most this far apart, no failure is reported: other nodes may be repairing the store."""
+FIRST_WAIT_SECONDS = 1.0
+"""How long the first wait after a failure takes: a read that succeeds does not show that a wait does."""
+REST_SECONDS_PER_ROW = 0.0001
+"""How long the leader pauses after a read of the roster, for each row. When a thousand rows change one after another,
+reading all of them for each change would keep the store from taking the changes."""
 
 
 class StoreReader:
@@ -103,7 +102,7 @@ class StoreReader:
                 if self._is_lost(exc):
                     state.give_up(exc)
                     return
-                if (pause := backoff.failed()) > UNTOLD:
+                if (pause := backoff.failed()) > QUIET_RETRY_SECONDS:
                     self._connections.failed("reader", exc)
                 state.stopping.wait(pause)
             except RendezvousConnectionError as exc:
@@ -147,7 +146,7 @@ class StoreReader:
             return seen
         wait, rest = self._lead(store) if leads else self._follow_leader()
         if "reader" in state.contact.failing:
-            wait = min(wait, PROOF)
+            wait = min(wait, FIRST_WAIT_SECONDS)
         cursor = Cursor(state.ledger.head.index, 0 if seen is None else seen.roster)
         rests_at = runtime.now()
         if rest:
@@ -190,7 +189,7 @@ class StoreReader:
         looked_at = runtime.now()
         at = self._leader.turn(store, ledger)
         self._writer.publish_unread(self._leader.unread)
-        now, wait, rest = runtime.now(), IDLE_WAIT, REST * len(self._leader.watch.nodes)
+        now, wait, rest = runtime.now(), IDLE_WAIT_SECONDS, REST_SECONDS_PER_ROW * len(self._leader.watch.nodes)
         if not self._leader.alone(ledger):  # the other nodes' heartbeats, and their silence, wake no reader
             wait = max(rest, looked_at + look_interval(ledger.settings.timing) - now)
         wait = wait if at is None else min(wait, max(0.0, at - now))
@@ -201,7 +200,7 @@ class StoreReader:
         if self._leader.watch.nodes:
             self._leader.watch = Watch()
             self._writer.publish_unread(())
-        return IDLE_WAIT, 0.0
+        return IDLE_WAIT_SECONDS, 0.0
 
     def _have_contact(self, store: RendezvousBackend, ledger: Ledger) -> None:
         """Have contact before a round begins that may be this node's: its fence would stop the workers at once (S4).

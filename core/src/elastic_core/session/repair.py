@@ -25,8 +25,8 @@ from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, Ren
 from elastic_core.session.ledger_reader import check_head, load, news, peek
 from elastic_core.session.runtime import Runtime
 
-ATTEMPTS = 8
-"""Times to look again after others have written meanwhile; then the next heartbeat tries again."""
+REPAIR_ATTEMPTS_MAX = 8
+"""How often to read again after other nodes have written meanwhile; then the next heartbeat tries again."""
 AWAY = "this node was away for long"
 """Why a node goes on from another entry than the next."""
 
@@ -63,7 +63,7 @@ def restore(
     """
     lost = gone = None
     codec = runtime.codec
-    for _ in range(ATTEMPTS):
+    for _ in range(REPAIR_ATTEMPTS_MAX):
         head = store.wait(Cursor(), roster=False, timeout=0).head
         at = peek(store, index := min(head, mine.head.index), codec)
         shrunk = at is None and index > 0 and store.read(index) == TOMBSTONE

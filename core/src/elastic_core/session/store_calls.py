@@ -17,7 +17,7 @@ from elastic_core.session.runtime import RUNTIME, Runtime
 
 ANSWER_WITHIN_SECONDS = 10.0
 """Seconds after which a call without an answer is told of; backends with a timeout give up sooner."""
-RENEWED_AFTER = 2.0
+RENEW_CALL_FACTOR = 2.0
 """Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
 JOINING = "joining"
 """The caller, before there is a session."""
@@ -69,7 +69,7 @@ def may_be_renewed(call: StoreCall, silence: float, heartbeat_at: float, *, with
         heartbeat_at: When the last heartbeat that was answered began.
         within: Seconds after which a call without an answer is told of.
     """
-    if call.store is None or call.store.embedded or silence < RENEWED_AFTER * within:
+    if call.store is None or call.store.embedded or silence < RENEW_CALL_FACTOR * within:
         return False
     return call.who == "heartbeat" or heartbeat_at > call.due
 
