@@ -126,27 +126,29 @@ class Flag(click.Option):
             ) from None
 
 
-@overload
-def flag(section: str, text: str, *, parse: Callable[[str], T], default: str, **declared: str) -> T: ...
-@overload
-def flag(section: str, text: str, *, parse: Callable[[str], T], **declared: str) -> T | None: ...
-def flag(section: str, text: str, *, parse: Callable[[str], T], default: str | None = None, **declared: str) -> Any:
-    """Declare a field of a dataclass to be a flag with a value; the arguments are those of :class:`Flag`."""
-    value = None if default is None else parse(default)
-    shown = bool(default)
-    return _field(value, section=section, text=text, parse=parse, default=default, show_default=shown, **declared)
+class Section(str):
+    """A heading of the help; each method declares a field of a dataclass to be a flag under it.
 
+    The arguments are those of :class:`Flag`.
+    """
 
-def repeated(section: str, text: str, *, parse: Callable[[str], tuple[T, ...]], **declared: str) -> tuple[T, ...]:
-    """Declare a field to be a flag that may be repeated, each time with a value of several parts."""
-    return cast("tuple[T, ...]", _field((), section=section, text=text, parse=parse, multiple=True, **declared))
+    @overload
+    def flag(self, text: str, *, parse: Callable[[str], T], default: str, **declared: str) -> T: ...
+    @overload
+    def flag(self, text: str, *, parse: Callable[[str], T], **declared: str) -> T | None: ...
+    def flag(self, text: str, *, parse: Callable[[str], T], default: str | None = None, **declared: str) -> Any:
+        """Declare a flag with a value."""
+        value = None if default is None else parse(default)
+        return self._field(value, text=text, parse=parse, default=default, show_default=bool(default), **declared)
 
+    def repeated(self, text: str, *, parse: Callable[[str], tuple[T, ...]], **declared: str) -> tuple[T, ...]:
+        """Declare a flag that may be repeated, each time with a value of several parts."""
+        return cast("tuple[T, ...]", self._field((), text=text, parse=parse, multiple=True, **declared))
 
-def switch(section: str, text: str, *, default: bool = False, **declared: str) -> bool:
-    """Declare a field to be a flag without a value."""
-    shown = {"is_flag": True, "default": default, "show_default": default}
-    return cast("bool", _field(default, section=section, text=text, **shown, **declared))
+    def switch(self, text: str, *, default: bool = False, **declared: str) -> bool:
+        """Declare a flag without a value."""
+        shown = {"is_flag": True, "default": default, "show_default": default}
+        return cast("bool", self._field(default, text=text, **shown, **declared))
 
-
-def _field(value: object, **declared: Any) -> Any:
-    return field(default=value, metadata={"flag": partial(Flag, **declared)})
+    def _field(self, value: object, **declared: Any) -> Any:
+        return field(default=value, metadata={"flag": partial(Flag, section=self, **declared)})

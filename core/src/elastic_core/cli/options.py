@@ -12,143 +12,116 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from elastic_core.cli.option import Flag, flag, repeated, switch
+from elastic_core.cli.option import Flag, Section
 from elastic_core.config import parse
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss, StreamMap
 
-JOB, RENDEZVOUS, PROGRAM, PLACEMENT = "Job size", "Rendezvous", "Program", "Placement"
-FAILURE, OUTPUT, PLUGINS = "Failure", "Output", "Plugins"
-TORCHRUN = "Taken from torchrun's command lines, without effect here"
+JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
+PLACEMENT, FAILURE, OUTPUT = Section("Placement"), Section("Failure"), Section("Output")
+PLUGINS, TORCHRUN = Section("Plugins"), Section("Taken from torchrun's command lines, without effect here")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
     """The values of one command line, each valid by itself; :mod:`elastic_core.cli.run` checks them against each other.
 
-    The flags are in the order of the help; those of a section stand together.
+    The flags are in the order of the help, section by section.
     """
 
     script: str | None = None
     arguments: tuple[str, ...] = ()
-    nnodes: NodeRange = flag(
-        JOB,
+    nnodes: NodeRange = JOB.flag(
         "How many nodes; with a range the job starts with MIN, and grows and shrinks.",
         parse=parse.node_range,
         default="1",
         metavar="N|MIN:MAX",
     )
-    nproc_per_node: int | str = flag(
-        JOB,
+    nproc_per_node: int | str = JOB.flag(
         "Workers on this node; nodes may differ. A word counts devices: auto takes GPUs, else cores.",
         parse=parse.workers,
         default="1",
         metavar="N|auto|cpu|gpu|xpu",
     )
-    role: str = flag(
-        JOB,
+    role: str = JOB.flag(
         "The role of the workers, which they find in ROLE_NAME.",
         parse=str,
         default="default",
         metavar="NAME",
         fills="role",
     )
-    standalone: bool = switch(
-        RENDEZVOUS,
+    standalone: bool = RENDEZVOUS.switch(
         "A job of one node, which no other can join. --rdzv_endpoint is ignored, and so is a --rdzv_backend "
-        "that cannot start a store of its own.",
+        "that cannot start a store of its own."
     )
-    rdzv_backend: str | None = flag(
-        RENDEZVOUS,
+    rdzv_backend: str | None = RENDEZVOUS.flag(
         "Where the nodes meet; `elastic plugins` lists what is installed.",
         parse=parse.not_empty,
         metavar="NAME",
         unset="c10d with an endpoint HOST[:PORT], local without one",
     )
-    rdzv_endpoint: str = flag(
-        RENDEZVOUS,
+    rdzv_endpoint: str = RENDEZVOUS.flag(
         "The address of the backend, in its own form: HOST[:PORT] for c10d, DIRECTORY for file. On port 0, a free one, "
         "one node runs by itself.",
         parse=str,
         default="",
         metavar="ENDPOINT",
     )
-    rdzv_id: str | None = flag(
-        RENDEZVOUS,
+    rdzv_id: str | None = RENDEZVOUS.flag(
         "The job's id, the same on every node.",
         parse=parse.not_empty,
         metavar="ID",
         unset="none, or a new one where no other node can join",
     )
-    rdzv_conf: str = flag(
-        RENDEZVOUS,
+    rdzv_conf: str = RENDEZVOUS.flag(
         "Further settings, such as join_timeout=600 (seconds); a key that does not exist is refused, with a list.",
         parse=str,
         default="",
         metavar="KEY=VALUE,...",
     )
-    node_rank: int | None = flag(
-        RENDEZVOUS,
+    node_rank: int | None = RENDEZVOUS.flag(
         "This node's rank; only with the static backend, whose nodes are numbered by hand.",
         parse=parse.count_from_zero,
         metavar="N",
         unset="0",
     )
-    master_addr: str | None = flag(
-        RENDEZVOUS,
+    master_addr: str | None = RENDEZVOUS.flag(
         "The host of node 0 with the static backend, or of a job of one node (MASTER_ADDR).",
         parse=parse.address,
         metavar="HOST",
         unset="127.0.0.1",
     )
-    master_port: int | None = flag(
-        RENDEZVOUS,
+    master_port: int | None = RENDEZVOUS.flag(
         "The port of its store (MASTER_PORT); 0 is a free one, for one node only.",
         parse=parse.port,
         metavar="PORT",
         unset="29500 with static, else a free one",
     )
-    local_addr: str | None = flag(
-        RENDEZVOUS,
+    local_addr: str | None = RENDEZVOUS.flag(
         "The address at which other nodes reach this one.",
         parse=parse.address,
         metavar="ADDRESS",
         unset="found by the route to the endpoint",
     )
-    allow_version_mismatch: bool = switch(
-        RENDEZVOUS,
-        "Let nodes with different versions of Python or torch in.",
-        fills="allow_version_mismatch",
+    allow_version_mismatch: bool = RENDEZVOUS.switch(
+        "Let nodes with different versions of Python or torch in.", fills="allow_version_mismatch"
     )
-    module: bool = switch(
-        PROGRAM,
-        "PROGRAM is a module, as with `python -m`.",
-        short="-m",
-    )
-    no_python: bool = switch(
-        PROGRAM,
-        "PROGRAM is any executable; it is run without Python.",
-    )
-    run_path: bool = switch(
-        PROGRAM,
-        "Run PROGRAM by runpy.run_path, as torchrun does.",
-    )
-    use_env: bool = switch(
-        PROGRAM,
+    module: bool = PROGRAM.switch("PROGRAM is a module, as with `python -m`.", short="-m")
+    no_python: bool = PROGRAM.switch("PROGRAM is any executable; it is run without Python.")
+    run_path: bool = PROGRAM.switch("Run PROGRAM by runpy.run_path, as torchrun does.")
+    use_env: bool = PROGRAM.switch(
         "Pass the local rank in LOCAL_RANK alone, or as PROGRAM's first argument --local-rank=N too, "
         "as `python -m torch.distributed.launch` does.",
         off="pass_local_rank",
         default=True,
     )
-    warm_start: bool = switch(
-        PROGRAM,
+    warm_start: bool = PROGRAM.switch(
         "Fork workers from a process that has imported --preload, or start an interpreter for each.",
         off="no_warm_start",
         default=True,
         fills="warm_start",
     )
-    preload: tuple[str, ...] | None = flag(
-        PROGRAM,
+    preload: tuple[str, ...] | None = PROGRAM.flag(
         "The modules that this process imports, as torch,transformers; with none, every worker starts fresh.",
         parse=parse.modules,
         metavar="MODULES",
@@ -156,20 +129,16 @@ class Flags:
         unset="torch, where it is installed; once it has nothing to do, also torch._dynamo, which every optimizer "
         "needs, and libraries that workers have imported",
     )
-    virtual_local_rank: bool = switch(
-        PLACEMENT,
-        "Every worker sees only its own GPU, as device 0, and has LOCAL_RANK=0.",
-        fills="virtual_local_rank",
+    virtual_local_rank: bool = PLACEMENT.switch(
+        "Every worker sees only its own GPU, as device 0, and has LOCAL_RANK=0.", fills="virtual_local_rank"
     )
-    numa_binding: str | None = flag(
-        PLACEMENT,
+    numa_binding: str | None = PLACEMENT.flag(
         "Bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex.",
         parse=parse.numa_binding,
         metavar="MODE",
         fills="numa_binding",
     )
-    max_restarts: int = flag(
-        FAILURE,
+    max_restarts: int = FAILURE.flag(
         "How many failures of workers the job survives; the loss of a node is none. With 0 the first one ends the "
         "job, as under torchrun.",
         parse=parse.count_from_zero,
@@ -177,31 +146,27 @@ class Flags:
         metavar="N",
         fills="max_restarts",
     )
-    on_node_loss: OnNodeLoss = flag(
-        FAILURE,
+    on_node_loss: OnNodeLoss = FAILURE.flag(
         "Go on without a lost node, or with its replacement; or fail the job.",
         parse=parse.on_node_loss,
         default=OnNodeLoss.REPLACE.value,
         metavar="replace|fail",
         fills="on_node_loss",
     )
-    shutdown_timeout: float | None = flag(
-        FAILURE,
+    shutdown_timeout: float | None = FAILURE.flag(
         "How long workers get to end when the job is told to stop, before SIGKILL.",
         parse=parse.seconds,
         metavar="SECONDS",
         unset="30",
     )
-    failure_grace: float = flag(
-        FAILURE,
+    failure_grace: float = FAILURE.flag(
         "How long workers get to end after a failure, when most of them hang in a collective.",
         parse=parse.seconds,
         default="3",
         metavar="SECONDS",
         fills="failure_grace",
     )
-    preemption_grace: float = flag(
-        FAILURE,
+    preemption_grace: float = FAILURE.flag(
         "How long before its end this node gets SIGTERM. In that time all workers of the job that call "
         "should_checkpoint() stop together at one step, and no step is lost.",
         parse=parse.seconds,
@@ -209,8 +174,7 @@ class Flags:
         metavar="SECONDS",
         fills="preemption_grace",
     )
-    signals_to_handle: tuple[signal.Signals, ...] | None = flag(
-        FAILURE,
+    signals_to_handle: tuple[signal.Signals, ...] | None = FAILURE.flag(
         "On which signals this node leaves. Its workers get the same signal, SIGTERM in the last fifth of "
         "--shutdown_timeout, at most 5 s before its end, and SIGKILL then. On SIGQUIT, unless it is named here, "
         "the agent writes its state to stderr and goes on.",
@@ -219,14 +183,12 @@ class Flags:
         fills="signals",
         unset="SIGTERM,SIGINT,SIGHUP, as far as they are not ignored",
     )
-    log_dir: str | None = flag(
-        OUTPUT,
+    log_dir: str | None = OUTPUT.flag(
         "Keep workers' output there, by round and rank; nothing is ever deleted.",
         parse=parse.not_empty,
         metavar="DIRECTORY",
     )
-    redirects: StreamMap = flag(
-        OUTPUT,
+    redirects: StreamMap = OUTPUT.flag(
         "Write to files instead of the console: 1 stdout, 2 stderr, 3 both, or by local rank, 0:3,12:1.",
         parse=parse.stream_map,
         default="0",
@@ -234,8 +196,7 @@ class Flags:
         short="-r",
         fills="redirects",
     )
-    tee: StreamMap = flag(
-        OUTPUT,
+    tee: StreamMap = OUTPUT.flag(
         "Write to both, in the same form; lines on the console begin with [rank3]:.",
         parse=parse.stream_map,
         default="0",
@@ -243,72 +204,57 @@ class Flags:
         short="-t",
         fills="tee",
     )
-    local_ranks_filter: frozenset[int] | None = flag(
-        OUTPUT,
+    local_ranks_filter: frozenset[int] | None = OUTPUT.flag(
         "Show only these local ranks on the console, as 0,2; the others' output goes to files.",
         parse=parse.ranks,
         metavar="RANKS",
         fills="local_ranks_filter",
     )
-    duplicate_stdout_filters: tuple[str, ...] = flag(
-        OUTPUT,
+    duplicate_stdout_filters: tuple[str, ...] = OUTPUT.flag(
         "Also write lines of stdout that contain one of these to filtered_stdout.log; ,, is a comma.",
         parse=parse.needles,
         default="",
         metavar="TEXTS",
         fills="stdout_filters",
     )
-    duplicate_stderr_filters: tuple[str, ...] = flag(
-        OUTPUT,
+    duplicate_stderr_filters: tuple[str, ...] = OUTPUT.flag(
         "Also write lines of stderr that contain one of these to filtered_stderr.log.",
         parse=parse.needles,
         default="",
         metavar="TEXTS",
         fills="stderr_filters",
     )
-    event_log_handler: str = flag(
-        OUTPUT,
+    event_log_handler: str = OUTPUT.flag(
         "Write each event as a JSON line to stderr, or do not.",
         parse=parse.event_log_handler,
         default="null",
         metavar="null|console",
     )
-    verbose: bool = switch(
-        OUTPUT,
-        "Print what the agent does in detail.",
-        short="-v",
-    )
-    plugin: tuple[str, ...] = repeated(
-        PLUGINS,
+    verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
+    plugin: tuple[str, ...] = PLUGINS.repeated(
         "Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
         parse=parse.names,
         metavar="NAME",
     )
-    no_plugin: tuple[str, ...] = repeated(
-        PLUGINS,
+    no_plugin: tuple[str, ...] = PLUGINS.repeated(
         "Leave off a plugin that would be loaded; may be repeated.",
         parse=parse.names,
         metavar="NAME",
         fills="no_plugins",
     )
-    monitor_interval: float | None = flag(
-        TORCHRUN,
+    monitor_interval: float | None = TORCHRUN.flag(
         "How often a rendezvous handler of others is asked for newcomers; nothing else is polled.",
         parse=parse.seconds,
         metavar="SECONDS",
         unset="0.1",
     )
-    start_method: str | None = flag(
-        TORCHRUN,
+    start_method: str | None = TORCHRUN.flag(
         "A start method of multiprocessing; see --warm_start for how workers are started.",
         parse=parse.start_method,
         metavar="METHOD",
     )
-    logs_specs: str | None = flag(
-        TORCHRUN,
-        "A class of torch, which the agent does not import; see --redirects and --tee.",
-        parse=str,
-        metavar="NAME",
+    logs_specs: str | None = TORCHRUN.flag(
+        "A class of torch, which the agent does not import; see --redirects and --tee.", parse=str, metavar="NAME"
     )
 
     def run_fields(self) -> dict[str, Any]:

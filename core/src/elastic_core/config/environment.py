@@ -36,110 +36,88 @@ class Variable:
     meaning: str
 
 
+def _variables(use: Use, **meanings: str) -> list[Variable]:
+    return [Variable(name, use, meaning) for name, meaning in meanings.items()]
+
+
 VARIABLES = (
-    # The contract with training scripts, which is torchrun's.
-    Variable("RANK", Use.SET, "The worker's rank among all workers of the round, from 0."),
-    Variable("LOCAL_RANK", Use.SET, "The worker's rank on its node, from 0; often the index of its GPU."),
-    Variable("GROUP_RANK", Use.SET, "The rank of the worker's node, from 0."),
-    Variable("ROLE_RANK", Use.SET, "The worker's rank among the workers of its role, from 0."),
-    Variable("ROLE_NAME", Use.SET, "The worker's role (--role)."),
-    Variable("WORLD_SIZE", Use.SET, "The number of workers in the round."),
-    Variable("LOCAL_WORLD_SIZE", Use.SET, "The number of workers on the worker's node (--nproc_per_node)."),
-    Variable("GROUP_WORLD_SIZE", Use.SET, "The number of nodes in the round."),
-    Variable("ROLE_WORLD_SIZE", Use.SET, "The number of workers of the worker's role."),
-    Variable("MASTER_ADDR", Use.SET, "The address of the node of rank 0, where the workers' store is."),
-    Variable("MASTER_PORT", Use.SET, "The port of the workers' store."),
-    Variable("TORCHELASTIC_RESTART_COUNT", Use.SET, "Restarts that the job has spent so far."),
-    Variable("TORCHELASTIC_MAX_RESTARTS", Use.SET, "Restarts that the job may spend (--max_restarts)."),
-    Variable("TORCHELASTIC_RUN_ID", Use.SET, "The job id (--rdzv_id)."),
-    Variable(
-        "TORCHELASTIC_USE_AGENT_STORE",
+    *_variables(
         Use.SET,
-        "True: the agents serve the workers' store, a new one in each round. False: rank 0 opens it.",
+        RANK="The worker's rank among all workers of the round, from 0.",
+        LOCAL_RANK="The worker's rank on its node, from 0; often the index of its GPU.",
+        GROUP_RANK="The rank of the worker's node, from 0.",
+        ROLE_RANK="The worker's rank among the workers of its role, from 0.",
+        ROLE_NAME="The worker's role (--role).",
+        WORLD_SIZE="The number of workers in the round.",
+        LOCAL_WORLD_SIZE="The number of workers on the worker's node (--nproc_per_node).",
+        GROUP_WORLD_SIZE="The number of nodes in the round.",
+        ROLE_WORLD_SIZE="The number of workers of the worker's role.",
+        MASTER_ADDR="The address of the node of rank 0, where the workers' store is.",
+        MASTER_PORT="The port of the workers' store.",
+        TORCHELASTIC_RESTART_COUNT="Restarts that the job has spent so far.",
+        TORCHELASTIC_MAX_RESTARTS="Restarts that the job may spend (--max_restarts).",
+        TORCHELASTIC_RUN_ID="The job id (--rdzv_id).",
+        TORCHELASTIC_USE_AGENT_STORE=(
+            "True: the agents serve the workers' store, a new one in each round. False: rank 0 opens it."
+        ),
+        TORCHELASTIC_ERROR_FILE=(
+            "The file to which torch's @record writes the exception that ends the worker. Where it is set for elastic "
+            "run itself: the file to which elastic run writes why the job has failed."
+        ),
+        ELASTIC_RUN_UID="The run's own random id; one job id may see many runs.",
+        ELASTIC_ROUND="The round's number within the run; a later round has a greater one.",
+        ELASTIC_CONTROL_FD=(
+            "The descriptor of the worker's channel to its agent, a socket of packets; a script may ignore it."
+        ),
+        ELASTIC_LOCAL_RANK="The worker's rank on its node, also where LOCAL_RANK is 0 (--virtual_local_rank).",
     ),
-    Variable(
-        "TORCHELASTIC_ERROR_FILE",
-        Use.SET,
-        "The file to which torch's @record writes the exception that ends the worker. Where it is set for elastic run "
-        "itself: the file to which elastic run writes why the job has failed.",
+    *_variables(
+        Use.DEFAULTED,
+        TORCH_NCCL_ASYNC_ERROR_HANDLING="1: a collective that fails ends its process.",
+        OMP_NUM_THREADS="1, where a node has several workers: else each would use every core.",
     ),
-    Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", Use.DEFAULTED, "1: a collective that fails ends its process."),
-    Variable("OMP_NUM_THREADS", Use.DEFAULTED, "1, where a node has several workers: else each would use every core."),
-    # Ours.
-    Variable("ELASTIC_RUN_UID", Use.SET, "The run's own random id; one job id may see many runs."),
-    Variable("ELASTIC_ROUND", Use.SET, "The round's number within the run; a later round has a greater one."),
-    Variable(
-        "ELASTIC_CONTROL_FD",
-        Use.SET,
-        "The descriptor of the worker's channel to its agent, a socket of packets; a script may ignore it.",
-    ),
-    Variable(
-        "ELASTIC_LOCAL_RANK",
-        Use.SET,
-        "The worker's rank on its node, also where LOCAL_RANK is 0 (--virtual_local_rank).",
-    ),
-    Variable(
-        "ELASTIC_PLUGINS",
+    *_variables(
         Use.READ,
-        "Names of plugins to load besides those of --plugin, separated by commas. Workers get the names of both.",
+        ELASTIC_PLUGINS=(
+            "Names of plugins to load besides those of --plugin, separated by commas. Workers get the names of both."
+        ),
+        ELASTIC_JOB_TOKEN=(
+            "A secret of 32 characters or more, the same on all nodes of a job; it seals all that they write to the "
+            "store."
+        ),
+        PYTHONPATH=(
+            "The module path of workers. While the fork server starts, a directory of Elastic stands in front of it."
+        ),
+        PYTHON_EXEC="The interpreter for workers; the agent's own where it is not set.",
+        TORCH_ELASTIC_SHUTDOWN_TIMEOUT="As --shutdown_timeout, which takes precedence.",
+        TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=(
+            "The prefix of a teed line, with ${role_name}, ${rank} and ${local_rank}; [rank${rank}]: by default."
+        ),
+        LOGLEVEL="The least level of the events that the agent prints: DEBUG, INFO, WARNING or ERROR.",
+        TORCHELASTIC_ENABLE_FILE_TIMER="1: processes whose torch.distributed.elastic.timer expires are ended.",
+        TORCHELASTIC_TIMER_FILE=(
+            "The named pipe for those timers; workers find it in this variable. One is made where it is not set."
+        ),
+        TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=(
+            "Seconds that a worker may wait in the kernel (state D) before its round ends; 0, no limit, by default."
+        ),
+        CUDA_VISIBLE_DEVICES="GPUs that --nproc_per_node=gpu counts and --virtual_local_rank hands out.",
+        HIP_VISIBLE_DEVICES="As CUDA_VISIBLE_DEVICES, for AMD's GPUs; takes precedence there.",
+        ROCR_VISIBLE_DEVICES="AMD's GPUs that are left for HIP_VISIBLE_DEVICES to choose from.",
+        ZE_AFFINITY_MASK="As CUDA_VISIBLE_DEVICES, for Intel's GPUs and --nproc_per_node=xpu.",
+        ZE_FLAT_DEVICE_HIERARCHY="COMPOSITE: an Intel card is one device, whatever its tiles.",
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE=(
+            "0: torch's own rendezvous handlers share their store with the workers, and a node that joins ends the job."
+        ),
+        SLURM_JOB_ID="With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid.",
+        SLURM_RESTART_COUNT="How often Slurm has requeued the job.",
     ),
-    Variable(
-        "ELASTIC_JOB_TOKEN",
-        Use.READ,
-        "A secret of 32 characters or more, the same on all nodes of a job; it seals all that they write to the store.",
+    *_variables(
+        Use.FORK_SERVER,
+        ELASTIC_FORK_SERVER="The stage of Elastic's sitecustomize: probe or hooked.",
+        ELASTIC_FORK_SERVER_ROOM="Spaces that are replaced by a worker's variables, for /proc.",
     ),
-    Variable(
-        "PYTHONPATH",
-        Use.READ,
-        "The module path of workers. While the fork server starts, a directory of Elastic stands in front of it.",
-    ),
-    Variable("ELASTIC_FORK_SERVER", Use.FORK_SERVER, "The stage of Elastic's sitecustomize: probe or hooked."),
-    Variable(
-        "ELASTIC_FORK_SERVER_ROOM", Use.FORK_SERVER, "Spaces that are replaced by a worker's variables, for /proc."
-    ),
-    Variable("ELASTIC_SERVICE", Use.SERVICE, "The service's call: JSON with the entry, the arguments and descriptors."),
-    Variable("PYTHON_EXEC", Use.READ, "The interpreter for workers; the agent's own where it is not set."),
-    Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", Use.READ, "As --shutdown_timeout, which takes precedence."),
-    Variable(
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-        Use.READ,
-        "The prefix of a teed line, with ${role_name}, ${rank} and ${local_rank}; [rank${rank}]: by default.",
-    ),
-    Variable(
-        "LOGLEVEL", Use.READ, "The least level of the events that the agent prints: DEBUG, INFO, WARNING or ERROR."
-    ),
-    Variable(
-        "TORCHELASTIC_ENABLE_FILE_TIMER",
-        Use.READ,
-        "1: processes whose torch.distributed.elastic.timer expires are ended.",
-    ),
-    Variable(
-        "TORCHELASTIC_TIMER_FILE",
-        Use.READ,
-        "The named pipe for those timers; workers find it in this variable. One is made where it is not set.",
-    ),
-    Variable(
-        "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
-        Use.READ,
-        "Seconds that a worker may wait in the kernel (state D) before its round ends; 0, no limit, by default.",
-    ),
-    Variable(
-        "CUDA_VISIBLE_DEVICES",
-        Use.READ,
-        "GPUs that --nproc_per_node=gpu counts and --virtual_local_rank hands out.",
-    ),
-    Variable("HIP_VISIBLE_DEVICES", Use.READ, "As CUDA_VISIBLE_DEVICES, for AMD's GPUs; takes precedence there."),
-    Variable("ROCR_VISIBLE_DEVICES", Use.READ, "AMD's GPUs that are left for HIP_VISIBLE_DEVICES to choose from."),
-    Variable("ZE_AFFINITY_MASK", Use.READ, "As CUDA_VISIBLE_DEVICES, for Intel's GPUs and --nproc_per_node=xpu."),
-    Variable("ZE_FLAT_DEVICE_HIERARCHY", Use.READ, "COMPOSITE: an Intel card is one device, whatever its tiles."),
-    Variable(
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-        Use.READ,
-        "0: torch's own rendezvous handlers share their store with the workers, and a node that joins ends the job.",
-    ),
-    # The scheduler's.
-    Variable("SLURM_JOB_ID", Use.READ, "With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid."),
-    Variable("SLURM_RESTART_COUNT", Use.READ, "How often Slurm has requeued the job."),
+    *_variables(Use.SERVICE, ELASTIC_SERVICE="The service's call: JSON with the entry, the arguments and descriptors."),
 )
 """All variables but those of the flags."""
 

@@ -113,11 +113,7 @@ class PlainWorkerStart:
     """
 
     def __init__(
-        self,
-        environ: Mapping[str, str] = os.environ,
-        *,
-        virtual_local_rank: bool = False,
-        plugins: Sequence[str] = (),
+        self, environ: Mapping[str, str] = os.environ, *, virtual_local_rank: bool = False, plugins: Sequence[str] = ()
     ) -> None:
         self._environ = environ
         self._virtual_local_rank = virtual_local_rank
