@@ -263,13 +263,13 @@ def test_nodes_that_wait_are_let_in_without_spending_a_restart(run: Run) -> None
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that asks a handler that fails again at once."""
-    monkeypatch.setattr(agent, "BLIND_INTERVAL", 0.01)
+    monkeypatch.setattr(agent, "FAILED_COUNT_INTERVAL_SECONDS", 0.01)
 
 
 @pytest.fixture
 def curt(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits for no answer, either."""
-    monkeypatch.setattr(agent, "ANSWER_WITHIN", 0.01)
+    monkeypatch.setattr(agent, "COUNT_MAX_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -348,7 +348,7 @@ def test_a_failure_while_the_handler_hangs_does_not_keep_the_node_waiting_for_ev
 def test_workers_that_finish_while_the_handler_hangs_have_finished(
     run: Run, answers: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "FAREWELL", 0.05)
+    monkeypatch.setattr(agent, "SHUTDOWN_MAX_SECONDS", 0.05)
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -384,7 +384,7 @@ def test_a_handler_that_exits_is_a_handler_that_failed(run: Run) -> None:
 def test_a_handler_that_takes_long_is_mentioned(
     run: Run, monkeypatch: pytest.MonkeyPatch, answers: threading.Event
 ) -> None:
-    monkeypatch.setattr(agent, "LONG_WAIT", 0.01)
+    monkeypatch.setattr(agent, "BUSY_REPORT_SECONDS", 0.01)
 
     def meet(number: int) -> Any:
         answers.wait(PATIENCE)

@@ -1,9 +1,8 @@
-"""The agent of a rendezvous handler: the loop of ``supervisor.py`` in small, for handlers that keep no ledger.
+"""The agent of a foreign rendezvous handler, which keeps no ledger: an event loop like ``agent.supervisor``'s.
 
-It works as torchrun's agent does: asks the handler for a round, starts the workers, asks every ``--monitor_interval``
-seconds how many nodes wait, and asks for the next round after a failure here and when there are any. What follows
-from what is decided in ``rendezvous.asking``; the handler is only called by ``asker.py``, on a thread of its own, so
-that a rendezvous that takes an hour keeps nobody from leaving.
+It works as torchrun's agent does: requests a round from the handler, starts the workers, asks every
+``--monitor_interval`` seconds how many nodes wait, and requests the next round after a failure here or if nodes wait.
+``state_machine`` decides. ``thread`` calls the handler, so that a long rendezvous does not block the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
-from elastic_core.events import Event, Field, Level
+from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
 from elastic_core.handlers.state_machine import (
     AskHandler,
@@ -41,7 +40,7 @@ from elastic_core.handlers.state_machine import (
     OthersFinished,
     step,
 )
-from elastic_core.handlers.status import describe_polled
+from elastic_core.handlers.status import describe_polled, round_started
 from elastic_core.handlers.thread import Blind, HandlerFailed, HandlerThread, Sealed, ShutDown
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
@@ -54,35 +53,35 @@ from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
 
-ANSWER_WITHIN = 5.0
-"""Seconds after which a look that has no answer counts as one that failed."""
-BLIND_INTERVAL = 5.0
-"""Least seconds between two looks from then on: each may write warnings of its own."""
-BARREN_INTERVAL = 10.0
-"""Seconds to let a round run that came for nodes which waited, and has as many nodes as the one before."""
-LONG_WAIT = 30.0
-"""Seconds after which it is said that the handler is still being waited for."""
-FAREWELL = 10.0
-"""Most seconds to spend on shutting a handler down."""
+COUNT_MAX_SECONDS = 5.0
+"""For the handler's answer how many nodes wait; after that the question counts as failed."""
+FAILED_COUNT_INTERVAL_SECONDS = 5.0
+"""At least, between two questions after a failed one, since the handler may write warnings for each."""
+FRUITLESS_ROUND_MIN_SECONDS = 10.0
+"""For a round that was made for waiting nodes, and has as many nodes as the round before."""
+BUSY_REPORT_SECONDS = 30.0
+"""After which it is reported that the handler still looks for a round."""
+SHUTDOWN_MAX_SECONDS = 10.0
+"""For the handler's ``shutdown``."""
 
 COST = """with a rendezvous handler of others this agent can do no more than torchrun's does:
 a lost node is noticed when a collective fails because of it, or never; --on_node_loss has no effect
 each node counts --max_restarts by itself, and prints the first failure that it saw, which others may have caused
 a node that joins stops all workers as soon as it waits; survivors may change their ranks
 a node that has finished waits for the others for {exit_barrier:g} s"""
-"""Said once, at the start."""
+"""Reported once, at the start."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """It is time to ask who waits, unless another look was arranged since."""
+class _CountDue:
+    """A timer: ask how many nodes wait, unless a newer timer was set."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
-class _StillAsking:
-    """The handler may still be looking for a round."""
+class _HandlerBusy:
+    """A timer: the handler may still be looking for a round."""
 
     round: int
 
@@ -140,28 +139,28 @@ class HandlerAgent:
         self._info, self._since = info, runtime.now()
         self._sealed: Sealed | None = None
         self._port_taken = False
-        self._looks = itertools.count(1)
-        self._look = 0
-        """The newest look that was arranged."""
+        self._count_timers = itertools.count(1)
+        self._count_timer = 0
+        """The newest timer for a question."""
         self._asked_at: float | None = None
-        """When the handler was asked who waits, if it has not answered."""
+        """When the handler was asked how many nodes wait; None if it has answered."""
         self._blind_since: float | None = None
-        """When the handler first failed to say how many nodes wait; None while it does."""
+        """When the handler first failed to answer; None after an answer."""
         self._quiet_until = 0.0
-        """Until when nodes that wait are left waiting."""
+        """Until when waiting nodes are ignored."""
         self._received: int | None = None
-        """The first signal that was received, which the workers get, too."""
+        """The first signal that was received, which the workers get too."""
         self._ending: Ending | None = None
         self.closed: Closed | None = None
         """The verdict on the job, as far as this node knows."""
         self._over = False
-        """Whether the farewell is over, too."""
+        """Whether the handler is shut down too."""
         self._closed = False
         self._closing = threading.Lock()
         self._handler_thread = HandlerThread(handler, info, config, self._post)
 
     def run(self) -> Ending:
-        """The loop: take what happened, see what follows, do it, until there is an end."""
+        """Run the loop until the node's part in the job ends."""
         self._do(AskHandler())
         while not self._over:
             for event in self._loop.take():
@@ -170,36 +169,39 @@ class HandlerAgent:
         return replace(self._ending, recorded=self._group.error_record(self._ending.incident))
 
     def leaves_others(self) -> bool:
-        """Whether the newest round has other nodes; a handler does not say whether they stay."""
+        """Return whether the newest round has other nodes; a handler does not tell whether they stay."""
         return self._state.round is not None and len(self._state.round.members) > 1
 
     def close(self) -> None:
-        """End whatever still runs, and the asking. Safe at any time, once."""
+        """End the workers and the handler's thread. Call it once, at any time."""
         self._warden.close(CLOSING)
         self._handler_thread.close()
         with self._closing:
             self._closed = True
 
     def describe(self) -> str:
-        """What this agent does and waits for, in words; from any thread."""
+        """Describe what this agent does and waits for. Any thread may call this."""
         status = replace(Status.of(self._config), now=self._runtime.now(), since=self._since)
         group, incident = self._group, self._state.incident
         status = replace(status, workers=group.workers, started_at=group.started_at, incident=incident)
         return describe_polled(self._state, self._info, status)
 
-    # What happened ---------------------------------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------------------------
 
     def _handle(self, event: object) -> None:
         match event:
             case Sealed():
                 self._on_sealed(event)
-            case _Look(serial) if serial == self._look:
-                self._on_look()
-            case _Look():
+            case _CountDue(serial) if serial == self._count_timer:
+                self._ask_count()
+            case _CountDue():
                 pass
-            case _StillAsking(number):
+            case _HandlerBusy(number):
                 if self._state.work is HandlerWork.MEETING and number == self._round:
-                    self._say("handler_busy", f"the handler has looked for a round for {LONG_WAIT:g} s and still does")
+                    self._say(
+                        "handler_busy",
+                        f"the handler has looked for a round for {BUSY_REPORT_SECONDS:g} s and still does",
+                    )
             case Counted() | Blind():
                 self._asked_at = None
                 self._on_count(event)
@@ -245,24 +247,24 @@ class HandlerAgent:
         before, now = self._state.round, self._runtime.now()
         resized = self._state.reason is HaltReason.RESIZE
         if resized and before is not None and len(before.members) == len(sealed.met.round.members):
-            self._quiet_until = now + BARREN_INTERVAL
+            self._quiet_until = now + FRUITLESS_ROUND_MIN_SECONDS
         self._sealed = sealed
         self._step(sealed.met)
 
-    def _on_look(self) -> None:
-        """Ask who waits; or, where the handler was asked and does not answer, take that for an answer, too.
+    def _ask_count(self) -> None:
+        """Ask how many nodes wait; if the last question has no answer yet, count it as failed.
 
-        The question stays, and with it whatever is asked after it: so this goes on while the node waits for a round.
+        The handler's thread answers one question after the other. So this continues while it looks for a round.
         """
         if self._asked_at is not None:
             self._on_count(Blind(TimeoutError(f"no answer for {self._runtime.now() - self._asked_at:.0f} s")))
         elif self._state.work is HandlerWork.RUNNING:
             self._asked_at = self._runtime.now()
             self._handler_thread.count()
-            self._look_later(ANSWER_WITHIN)
+            self._count_later(COUNT_MAX_SECONDS)
 
     def _on_count(self, event: Counted | Blind) -> None:
-        """Losing sight of the handler's store does not stop healthy workers at once (as rule S4); it is said once."""
+        """Handle an answer. Silence of the handler's store is reported once, and stops healthy workers late (as S4)."""
         patience, since, now = self._config.timing.fence_after, self._blind_since, self._runtime.now()
         match event:
             case Blind(error) if since is None:
@@ -279,12 +281,12 @@ class HandlerAgent:
                 if now >= self._quiet_until:
                     self._step(event)
         if self._blind_since is not None:
-            self._look_later(max(self._config.monitor_interval, BLIND_INTERVAL))
+            self._count_later(max(self._config.monitor_interval, FAILED_COUNT_INTERVAL_SECONDS))
         elif self._state.work is HandlerWork.RUNNING:
-            self._look_later(self._config.monitor_interval)
+            self._count_later(self._config.monitor_interval)
 
     def _on_failure(self, error: BaseException) -> None:
-        """There is no round for this node; by then it has no workers either."""
+        """End, because the handler admits this node to no round; it has no workers then."""
         if not handler_registry.is_graceful_exit(error):
             raise handler_registry.translate_error(
                 error, f"the rendezvous handler {self._config.rdzv_backend!r} failed"
@@ -292,7 +294,7 @@ class HandlerAgent:
         self._leave(ExitCode.SUCCESS, f"the rendezvous has no place for this node: {error}")
 
     def _on_shut_down(self, error: Exception | None) -> None:
-        if error is not None:  # often: its store may have ended with another node
+        if error is not None:  # common: its store may have ended with another node
             message = handler_registry.translate_error(error, "the rendezvous handler could not be shut down").message
             self._say("handler_stays", message, Level.DEBUG)
         self._over = True
@@ -309,7 +311,7 @@ class HandlerAgent:
             busy = self._state.work in (HandlerWork.RUNNING, HandlerWork.STOPPING)
             again = "; once more to kill the workers at once" if busy else ""
             self._say("signal", f"received {name}: leaving{again}")
-        if self._ending is not None:  # only the handler's farewell is waited for
+        if self._ending is not None:  # only the handler's shutdown is left
             self._over = True
         self._step(Leaving.signalled(signum, name))
 
@@ -318,7 +320,7 @@ class HandlerAgent:
         leaving = self._state.leaving or gone
         self._leave(leaving.exit_code, leaving.why)
 
-    # What follows ----------------------------------------------------------------------------------------------------
+    # Effects ---------------------------------------------------------------------------------------------------------
 
     def _step(self, event: HandlerEvent) -> None:
         before = self._state
@@ -333,7 +335,7 @@ class HandlerAgent:
             case AskHandler():
                 state = self._state
                 self._handler_thread.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
-                self._loop.at(self._runtime.now() + LONG_WAIT, _StillAsking(self._round))
+                self._loop.at(self._runtime.now() + BUSY_REPORT_SECONDS, _HandlerBusy(self._round))
             case Start(current, restart_count):
                 self._start(current, restart_count)
             case Stop(grace, why):
@@ -344,51 +346,34 @@ class HandlerAgent:
                 self._say("workers_done", f"all local workers of round {self._round} exited with 0")
                 if self._sealed is not None:
                     self._handler_thread.finish(self._sealed.info)
-                    patience = self._config.exit_barrier + FAREWELL
-                    self._loop.at(self._runtime.now() + patience, OthersFinished())  # asked in vain
+                    patience = self._config.exit_barrier + SHUTDOWN_MAX_SECONDS
+                    self._loop.at(self._runtime.now() + patience, OthersFinished())  # the thread does not answer
             case Close(closed):
                 self.closed = closed
                 self._ending = finish(self._publish, closed, known="the first failure on this node")
                 self._handler_thread.shut_down()
-                self._loop.at(self._runtime.now() + FAREWELL, ShutDown())
+                self._loop.at(self._runtime.now() + SHUTDOWN_MAX_SECONDS, ShutDown())
             case Exit(code, why):
                 self._leave(code, why)
 
     def _leave(self, code: int, why: str) -> None:
-        """End at once, leaving the handler as it is: to shut it down may close the job for the others."""
+        """End at once, without a shutdown of the handler, which may close the job for the others."""
         incident = self._state.incident
         self._say("left", report.describe_leaving(why, incident), report.level_of(code))
         self._ending, self._over = Ending(code, why, incident), True
 
     def _start(self, current: Round, restart_count: int) -> None:
-        self._publish(self._round_started(current))
+        self._publish(round_started(self._state, current, self._config.max_restarts))
         self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
         try:
             self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group.info, current, exc))
-        self._look_later(self._config.monitor_interval)
+        self._count_later(self._config.monitor_interval)
 
-    def _round_started(self, current: Round) -> Event:
-        nodes, restarts = len(current.members), self._state.restarts
-        workers = sum(member.local_world_size for member in current.members)
-        reason = self._state.reason
-        spent = f", {restarts} of {self._config.max_restarts} restarts spent here" if restarts else ""
-        message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){spent} ({current.why})"
-        fields: dict[str, Field] = {
-            "round": current.number,
-            "nodes": nodes,
-            "world_size": workers,
-            "restarts": restarts,
-            "why": current.why,
-            "cause": None if reason is None else reason.value,
-            "member": True,
-        }
-        return Event("round_started", message, fields=fields)
-
-    def _look_later(self, seconds: float) -> None:
-        self._look = next(self._looks)
-        self._loop.at(self._runtime.now() + seconds, _Look(self._look))
+    def _count_later(self, seconds: float) -> None:
+        self._count_timer = next(self._count_timers)
+        self._loop.at(self._runtime.now() + seconds, _CountDue(self._count_timer))
 
     def _stop(self, grace: Grace, why: str) -> None:
         planned = grace is Grace.PLANNED
@@ -401,7 +386,7 @@ class HandlerAgent:
         self._group.stop(seconds, signum=signum)
 
     def _judge(self, incident: Incident, restarts: int) -> None:
-        """Ask the policies on a thread of their own: the handler's may be busy, and the loop never waits."""
+        """Ask the policies on a new thread: the handler's may be busy, and the loop never blocks."""
         history = History(restarts=restarts, max_restarts=self._config.max_restarts, rounds_without_progress=0)
 
         def judge() -> None:
@@ -413,7 +398,7 @@ class HandlerAgent:
         threading.Thread(target=judge, name="elastic-judge", daemon=True).start()
 
     def _post(self, event: object) -> None:
-        """Tell the loop, from any thread; one that was left behind may speak when there is no loop any more."""
+        """Post an event to the loop. Any thread may call this, even after the loop is closed."""
         with self._closing:
             if not self._closed:
                 self._loop.post(event)

@@ -1,7 +1,7 @@
-"""The thread that calls a rendezvous handler, and all that is done there.
+"""The thread that calls a foreign rendezvous handler.
 
-Such calls take minutes, and nobody promises that two may be made at once. So there is one thread, which answers one
-question after the other, by an event. It is left behind if a call does not return.
+A call may take minutes, and no handler promises that two may run at once. So one thread makes one call after the
+other, and posts an event for each result. A thread whose call does not return is abandoned.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from elastic_core.protocol.entries import Offer
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo
 
-JOIN = 0.5
-"""Seconds to wait for the thread at the end."""
+JOIN_MAX_SECONDS = 0.5
+"""For the end of the thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +83,33 @@ class HandlerThread:
         self._thread.start()
 
     def meet(self, number: int, restarts: int, why: str, *, new_port: bool = False) -> None:
-        """Ask for a round: Sealed, or Failed.
+        """Request a round; the event is Sealed or HandlerFailed.
 
         Args:
-            number: What the round is called here, where it is the so manieth.
-            restarts: How many this node has spent.
+            number: The number of the round on this node.
+            restarts: How many restarts this node has spent.
             why: Why there is a round.
-            new_port: Whether rank 0's port, if it is here, has turned out to be somebody else's.
+            new_port: Whether another process has rank 0's port, if rank 0 is here.
         """
         self._questions.put(partial(self._meet, number, restarts, why, new_port))
 
     def count(self) -> None:
-        """Ask how many nodes wait: Counted, or Blind."""
+        """Ask how many nodes wait; the event is Counted or Blind."""
         self._questions.put(self._count)
 
     def finish(self, info: RendezvousInfo) -> None:
-        """Tell the others of a round that this node has finished, and wait for them: OthersFinished."""
+        """Tell the other nodes that this one has finished, and wait for them; the event is OthersFinished."""
         self._questions.put(partial(self._finish, info))
 
     def shut_down(self) -> None:
-        """Shut the handler down: ShutDown."""
+        """Shut the handler down; the event is ShutDown."""
         self._questions.put(self._shut_down)
 
     def close(self) -> None:
-        """End the thread, or leave it behind if the handler does not return."""
+        """End the thread; abandon it if the handler does not return."""
         self._ended.set()
         self._questions.put(None)
-        self._thread.join(JOIN)
+        self._thread.join(JOIN_MAX_SECONDS)
 
     def _run(self) -> None:
         while (question := self._questions.get()) is not None and not self._ended.is_set():
@@ -117,7 +117,7 @@ class HandlerThread:
                 reply = question()
             except exchange.Cancelled:
                 break
-            except BaseException as exc:  # sys.exit() too: whatever ends this thread would be waited for in vain
+            except BaseException as exc:  # also sys.exit(): the loop waits for an event
                 reply = HandlerFailed(exc)
             self._post(reply)
         self._drop_port()
@@ -147,9 +147,9 @@ class HandlerThread:
         return Sealed(info, met)
 
     def _offer(self, info: RendezvousInfo, shares: bool) -> Offer:
-        """Where the workers' store will be: where the handler says, else on a port that is kept for it.
+        """Return the place of the workers' store: the handler's choice, else a port that is reserved for it.
 
-        It is kept over rounds, since others may read an old card where a handler returns one store for all of them.
+        The port stays reserved over rounds: if a handler returns one store for all rounds, others may read an old card.
         """
         if shares:
             return exchange.shared_store(info)
@@ -158,7 +158,7 @@ class HandlerThread:
         endpoint, local_addr, single_node = self._config.rdzv_endpoint, self._config.local_addr, info.world_size == 1
         try:
             address = advertised_address(endpoint, "HOST", local_addr, single_node=single_node)
-        except RendezvousConnectionError:  # the endpoint has a form of the handler's own
+        except RendezvousConnectionError:  # the form of the endpoint is the handler's
             address = local_address(None, local_addr, single_node=single_node)
         if self._port is None:
             self._port = HeldPort.take(address)
@@ -175,7 +175,7 @@ class HandlerThread:
             return OthersFinished(tuple(exchange.finish(info, self._config.exit_barrier, self._waiting)))
         except exchange.Cancelled:
             raise
-        except Exception:  # a store ends with the node that has it, which leaves when all have finished
+        except Exception:  # a store ends with its node, which leaves once all have finished
             return OthersFinished()
 
     def _shut_down(self) -> ShutDown:
