@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_core.agent.status import Status, describe_member
 from elastic_core.events import Event, Field
 from elastic_core.handlers.state_machine import HandlerState, HandlerWork
-from elastic_core.protocol.ledger import Round
+from elastic_core.protocol.entries import Round
 from elastic_core.protocol.roster import NodeInfo
 
 
