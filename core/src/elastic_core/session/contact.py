@@ -256,7 +256,7 @@ def _insist(
     timeout: float,
     runtime: Runtime,
 ) -> T:
-    """Return what ``attempt`` returns, which is told whether it is the first and made again until the deadline."""
+    """Call ``attempt(first)`` until it succeeds or the deadline passes; return its result."""
     backoff, first, deadline = Backoff(), True, runtime.now() + timeout
     while True:
         try:

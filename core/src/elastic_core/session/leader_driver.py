@@ -81,8 +81,7 @@ class LeaderDriver:
     _waiting_for: str = ""
     _tell_at: float | None = None
     unread: tuple[str, ...] = ()
-    """The ids of the rows that could not be read in the last look: at most MAX_UNREAD_ROWS, and none that no agent
-    has."""
+    """The ids of the rows that could not be read in the last look, at most MAX_UNREAD_ROWS."""
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
     _kept: int = 0
