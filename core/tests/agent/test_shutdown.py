@@ -10,7 +10,7 @@ import pytest
 from views import info, live, settings
 
 from elastic_core.agent.event_loop import Depart
-from elastic_core.agent.shutdown import STORE_PATIENCE, Departure
+from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.protocol.node import NodeState, step
@@ -104,7 +104,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
     node = Node(25.0)
     node.departing.on_signal(signal.SIGTERM)
     assert node.grace is None
-    node.rings(STORE_PATIENCE)
+    node.rings(STORE_MAX_SECONDS)
     assert node.grace == 25.0
     node.asked[0](False)
     assert len(node.said) == 1
@@ -114,7 +114,7 @@ def test_where_others_have_finished_the_workers_get_their_time_to_do_so() -> Non
     node = Node(25.0)
     node.signal(others_finished=True)
     assert node.grace is None
-    node.rings(STORE_PATIENCE)
+    node.rings(STORE_MAX_SECONDS)
     assert node.grace is None
     node.rings(30.0)
     assert node.grace == 0.0
@@ -123,7 +123,7 @@ def test_where_others_have_finished_the_workers_get_their_time_to_do_so() -> Non
 def test_a_drained_node_is_in_no_hurry() -> None:
     node = Node()
     node.departing.on_drain(DRAINED)
-    node.rings(STORE_PATIENCE)
+    node.rings(STORE_MAX_SECONDS)
     assert node.grace == 120.0
     assert node.said == [f"{DRAINED}: leaving within 120 s, when all workers have stopped together"]
 
@@ -139,7 +139,7 @@ def test_it_is_drained_once_and_not_after_a_signal() -> None:
 def test_a_signal_may_make_a_drained_node_hurry(grace: float, then: float) -> None:
     node = Node(grace)
     node.departing.on_drain(DRAINED)
-    node.rings(STORE_PATIENCE)
+    node.rings(STORE_MAX_SECONDS)
     node.timers.clear()
     node.signal()
     assert node.grace == then

@@ -12,8 +12,8 @@ import pytest
 
 from elastic_core.agent.worker_channels import (
     LINGERING,
-    MOST,
-    WINDOW,
+    PACKETS_MAX,
+    WINDOW_SECONDS,
     Failed,
     Initialized,
     Lingers,
@@ -22,7 +22,7 @@ from elastic_core.agent.worker_channels import (
     Report,
     Reports,
     Stepped,
-    understood,
+    parse_packet,
 )
 from elastic_core.worker.channel import LONGEST
 
@@ -81,7 +81,7 @@ def flood(worker: socket.socket, packet: bytes) -> int:
     ],
 )
 def test_a_report_is_understood(packet: bytes, report: Report) -> None:
-    assert understood(packet)(3) == report
+    assert parse_packet(packet)(3) == report
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_report_is_understood(packet: bytes, report: Report) -> None:
 )
 def test_anything_else_is_ignored_for_a_reason(packet: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(why)}$"):
-        understood(packet)
+        parse_packet(packet)
 
 
 def test_reports_are_told_by_worker(agent: Agent) -> None:
@@ -130,9 +130,9 @@ def test_a_flood_wakes_nobody_for_the_rest_of_the_second(agent: Agent) -> None:
         heard: list[Report] = []
         while flood(worker, INITIALIZED) and agent.awake():
             heard += agent.reports.receive()
-        assert heard == [Initialized(1)] * MOST
+        assert heard == [Initialized(1)] * PACKETS_MAX
         [(instant, event)] = agent.later
-        assert instant == agent.time + WINDOW
+        assert instant == agent.time + WINDOW_SECONDS
         other.send(INITIALIZED)
         assert agent.hears() == [Initialized(2)]
         agent.time = instant
@@ -199,14 +199,14 @@ def test_descriptors_that_a_worker_sends_along_are_closed(agent: Agent) -> None:
     ],
 )
 def test_a_step_is_understood(packet: bytes, report: Report) -> None:
-    assert understood(packet)(3) == report
+    assert parse_packet(packet)(3) == report
 
 
 @pytest.mark.parametrize("step", [b"-1", b"1.5", b'"7"', b"null", b"9007199254740992", b"[1]"])
 def test_what_is_no_step_is_ignored_for_a_reason(step: bytes) -> None:
     for kind in (b"step", b"leaves"):
         with pytest.raises(ValueError, match="it reports a step, but names none"):
-            understood(b'{"type": "%s", "step": %s}' % (kind, step))
+            parse_packet(b'{"type": "%s", "step": %s}' % (kind, step))
 
 
 def test_that_a_program_is_over_is_heard_of_again_much_later_and_once(agent: Agent) -> None:
@@ -235,14 +235,14 @@ def test_a_worker_that_reads_nothing_holds_nobody_up(agent: Agent) -> None:
 
 def test_what_has_been_reported_can_be_taken_in_whatever_else_there_is(agent: Agent) -> None:
     with agent.reports.open(1) as first, agent.reports.open(2) as second:
-        for step in range(MOST + 5):  # more than is listened to in a second
+        for step in range(PACKETS_MAX + 5):  # more than is listened to in a second
             first.send(b'{"type": "step", "step": %d}' % step)
-            if step == MOST:
+            if step == PACKETS_MAX:
                 agent.hears()
         second.send(INITIALIZED)
         second.send(b"hello")
         second.send(b'{"type": "step", "step": 3}')
-        assert agent.reports.drain() == [Stepped(1, MOST + 4), Stepped(2, 3)]
+        assert agent.reports.drain() == [Stepped(1, PACKETS_MAX + 4), Stepped(2, 3)]
         assert agent.delivered == [(agent.time, Initialized(2))]
 
 

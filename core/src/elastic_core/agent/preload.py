@@ -1,6 +1,6 @@
-"""The warm start, as the agent sees it: what the fork server imports, and when to wait for that.
+"""The agent's side of the warm start: which modules the fork server imports, and when to wait for them.
 
-A launch waits for what is imported here before the fork server can begin (``start.py``).
+Every launch waits for the imports of this module before the fork server can start (``api/run_agent.py``).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from elastic_core.warden.messages import WardenEvent
 
 STORE_MODULE = "torch"
-"""Who has imported this can serve the workers' store."""
+"""A fork server that has imported this module can serve the workers' store."""
 LATER = ("torch._dynamo",)
-"""What the first optimizer of a program has torch import: 2 s of CPU time and 74 MB (torch 2.13), in each life of each
-worker. Few programs need it to begin, so the fork server imports it when it has nothing to do."""
+"""Imported by torch for the first optimizer of a program: 2 s of CPU time and 74 MB (torch 2.13), at each start of each
+worker. Few programs need it to begin, so the fork server imports it when it is idle."""
 PATIENCE = 60.0
-"""Seconds that a newcomer waits for its fork server before it enrols; a running job goes on meanwhile."""
+"""Seconds that a new node waits for its fork server before it joins; a running job goes on meanwhile."""
 
 
 def first_modules(config: RunConfig) -> tuple[str, ...]:
-    """What the fork server is to import if it is up to the run alone; () for a fresh start of every worker."""
+    """Return the modules that the run itself names; () if every worker starts fresh."""
     if not config.warm_start or config.program.kind is ProgramKind.EXECUTABLE:
         return ()
     if config.preload is not None:
@@ -40,7 +40,7 @@ def first_modules(config: RunConfig) -> tuple[str, ...]:
 
 
 def all_modules(config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
-    """What the fork server is to import; () for a fresh start of every worker.
+    """Return the modules that the fork server imports; () if every worker starts fresh.
 
     Raises:
         PluginError: A plugin failed to say what it wants preloaded.
@@ -50,20 +50,23 @@ def all_modules(config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
 
 
 def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None:
-    """Have the fork server started, if there is to be one, with what :func:`first` says: plugins are not known yet."""
+    """Start the fork server, if there is to be one, with :func:`first_modules`: plugins are not loaded yet."""
     if names := first_modules(config):
         warden.preload(
             names,
             later=later_modules(config, names),
             python=interpreter(environ),
-            program=[*python_program(config.program), *config.program.args],  # so much room has a worker's in ps
+            program=[
+                *python_program(config.program),
+                *config.program.args,
+            ],  # as long as a worker's in ps
             env={**environ, **threads(config.nproc_per_node, environ)},
             whole=False,
         )
 
 
 def complete(warden: Warden, config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
-    """Say what a fork server that has begun imports in all, and return it; () without one.
+    """Send the fork server all modules that it imports, and return them; () without a fork server.
 
     Raises:
         PluginError: A plugin failed to say what it wants preloaded.
@@ -74,7 +77,7 @@ def complete(warden: Warden, config: RunConfig, plugins: Plugins) -> tuple[str, 
 
 
 def later_modules(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
-    """What it imports besides, once it has nothing to do. Who says what to preload has said it all."""
+    """Return the modules that it imports once it is idle; none if the user has named what to preload."""
     return LATER if config.preload is None and STORE_MODULE in names else ()
 
 
@@ -84,8 +87,9 @@ def wait_until_ready(
     lookout: Lookout | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> list[WardenEvent]:
-    """What the warden says until its fork server is ready, and has imported ``more`` or cannot, or there is none, or
-    ``PATIENCE`` is over, or ``lookout`` knows that the run has ended.
+    """Return the events of the warden until its fork server is ready, and has imported ``more`` or cannot.
+
+    Ends earlier if there is no fork server, after ``PATIENCE``, or once ``lookout`` knows that the run has ended.
     """
     from elastic_core.warden.messages import Died, ForkServerFailed, ForkServerGrown, ForkServerReady, ForkServerStayed
 

@@ -1,4 +1,4 @@
-"""How a node goes away: a signal, or ``elastic drain``, and what the workers here may still finish before that."""
+"""How a node leaves, after a signal or ``elastic drain``, and how long its workers may go on before that."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
 
-STORE_PATIENCE = 0.5
-"""Seconds that a leaving node waits for the store to say whether others have finished."""
+STORE_MAX_SECONDS = 0.5
+"""For the store's answer whether other nodes have finished."""
 
 
 @dataclass(kw_only=True)
 class Departure:
-    """What is known of this node's leaving. Everything runs on the agent's loop."""
+    """The state of this node's departure. All methods run on the agent's loop."""
 
     config: RunConfig
     handled: frozenset[int]
@@ -26,21 +26,21 @@ class Departure:
     state: Callable[[], NodeState]
     step: Callable[[NodeEvent], None]
     post: Callable[[Depart], None]
-    """To the loop, from any thread."""
+    """Posts to the loop. Any thread may call it."""
     later: Callable[[float, Depart], None]
-    """To the loop, in so many seconds."""
+    """Posts to the loop after some seconds."""
     ask_finished: Callable[[Callable[[bool], None]], None]
-    """Find out whether other nodes have finished."""
+    """Asks the store whether other nodes have finished."""
     kill: Callable[[], None]
-    """End all workers at once."""
+    """Ends all workers at once."""
     say: Callable[[str, str], None]
     received: int | None = None
-    """The first signal that was received, which the workers get, too."""
+    """The first signal that was received, which the workers get too."""
     _finishing: bool = field(default=False, init=False)
-    """Whether the workers here were left to finish as others have."""
+    """Whether the workers here may finish, as those of other nodes have."""
 
     def on_signal(self, signum: int) -> None:
-        """The agent received a signal; the second one ends everything at once."""
+        """Leave after a signal; a second signal ends the workers at once."""
         if signum not in self.handled:
             return
         if self.received is not None:
@@ -52,16 +52,16 @@ class Departure:
             self._ask(Depart(signum))
 
     def on_drain(self, why: str) -> None:
-        """Somebody wants this node to leave, for which there is no hurry."""
+        """Leave after a drain was requested, for which there is no hurry."""
         if self.received is None and self.state().leaving is None:
             self._ask(Depart(signal.SIGTERM, why=why))
 
     def depart(self, order: Depart) -> None:
-        """Leave; where others have finished, not before the workers here had their grace to do so, too (rule L7)."""
+        """Leave. If other nodes have finished, first give the workers here a grace to finish too (rule L7)."""
         state, ours = self.state(), self.config.shutdown_timeout
         grace = 0.0 if order.final or state.work is not Work.RUNNING else self._grace(order)
         if state.leaving is not None and grace >= state.leaving.grace:
-            return  # it leaves as soon as that already
+            return  # it already leaves as soon as that
         why = order.why or f"received {signal_name(order.signum)}"
         busy = state.work in (Work.RUNNING, Work.STOPPING)
         again = "; once more to kill the workers at once" if busy and not order.why else ""
@@ -81,10 +81,10 @@ class Departure:
             self.depart(order)
             return
         self.ask_finished(lambda finished: self.post(Depart(order.signum, finished=finished, why=order.why)))
-        self.later(STORE_PATIENCE, order)
+        self.later(STORE_MAX_SECONDS, order)
 
     def _grace(self, order: Depart) -> float:
-        """How long the workers may go on, to stop together with all others; 0: not at all."""
+        """Return how long the workers may go on, to stop together with all others; 0 for not at all."""
         if order.why:
             return self.state().ledger.settings.timing.plan_timeout
         return self.config.preemption_grace if order.signum == signal.SIGTERM else 0.0

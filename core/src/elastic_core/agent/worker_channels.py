@@ -1,10 +1,9 @@
-"""The agent's ends of its workers' channels: what they report, taken for what it is, the word of a stranger.
+"""The agent's side of the worker channels. Packets are untrusted input: malformed ones are dropped and reported once.
 
-Each is a socketpair of packets; the other end is inherited by the worker, whatever it is, and by what the worker forks.
-So the end of a channel means nothing. Packets are short JSON objects of known types, and whatever else comes is ignored
-and said once. Nothing is ever waited for, and who sends too much is not listened to for the rest of a second: then its
-packets fill its own socket. Down go notices, which find room or are not sent. Descriptors that come along are closed,
-but for those that the fd store keeps.
+A channel is a socketpair of packets, whose other end the worker and its forks inherit. So end-of-file means nothing.
+Packets are short JSON objects of known types. The agent never blocks on a channel. It stops reading one that sends too
+much for the rest of a second, so that its packets fill its own socket. A notice to a worker is dropped if there is no
+room for it. Descriptors in a packet are closed, except those that the fd store keeps.
 """
 
 from __future__ import annotations
@@ -36,41 +35,40 @@ from elastic_core.worker.channel import (
     STOP_AT,
 )
 
-MOST = 256
-"""Packets of one worker that are read in a second."""
-WINDOW = 1.0
-"""That second."""
-MOST_DRAINED = 4096
-"""Packets of one worker that are read where all are wanted; its socket holds some hundreds."""
+PACKETS_MAX = 256
+"""Per worker and window."""
+WINDOW_SECONDS = 1.0
+DRAINED_PACKETS_MAX = 4096
+"""Per worker, if all packets are to be read; a socket holds some hundreds."""
 LINGERING = 30.0
-"""Seconds that an interpreter may take for its end before somebody hears of it; with torch it takes one or two."""
+"""Seconds that an interpreter may take to end before that is reported; with torch it takes one or two."""
 _INT = array("i").itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """A worker, or what it has forked, says that its process group is there."""
+    """A worker, or a fork of it, reports that its process group is ready."""
 
     tag: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A worker says that an exception has ended its program. It will exit with 1, when it has done with itself."""
+    """A worker reports that an exception has ended its program. Its interpreter will exit with 1."""
 
     tag: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lingers:
-    """A worker has said that its program is over, ``LINGERING`` seconds ago, whether it has exited since or not."""
+    """A worker reported ``LINGERING`` seconds ago that its program has ended; it may have exited since."""
 
     tag: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A worker says to which step it can come without another report, or that it stops after this one."""
+    """A worker reports the step that it can reach without another report, or that it stops after this step."""
 
     tag: int
     step: int
@@ -134,14 +132,14 @@ class Reports:
         self._ready = select.epoll()
         self._channels: dict[int, _Channel] = {}
         self.fd_store = FdStore()
-        """Outlives the rounds."""
+        """Kept over rounds."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`receive` is to be called."""
         return self._ready.fileno()
 
     def open(self, tag: int) -> socket.socket:
-        """A channel to the worker ``tag``: the worker's end, for the caller to pass on and close.
+        """Open a channel to the worker ``tag``; return the worker's end, which the caller passes on and closes.
 
         Raises:
             OSError: No descriptor is left.
@@ -153,12 +151,12 @@ class Reports:
         return theirs
 
     def receive(self) -> list[Report]:
-        """What has come since the last call, of nobody more than ``MOST`` packets."""
+        """Return the reports since the last call, at most ``PACKETS_MAX`` of each worker."""
         ready = [self._channels[fd] for fd, _ in self._ready.poll(0) if fd in self._channels]
         return [told for channel in ready for told in self._read(channel)]
 
     def tell(self, tag: int, notice: Mapping[str, Any]) -> bool:
-        """Send a worker a notice; whether there was room for it, and a worker."""
+        """Send a worker a notice; return whether there was such a worker, and room."""
         data, flags = json.dumps(notice).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         for channel in self._channels.values():
             if channel.tag == tag:
@@ -167,15 +165,15 @@ class Reports:
         return False
 
     def drain(self) -> list[Stepped] | None:
-        """Each worker's newest step of all that have been reported, however many; None if there is no end to them.
+        """Read all reports, and return the newest step of each worker; None if the reports do not end.
 
-        Those that were received before count as well: they may still wait for their turn on the loop. What else has
-        come is delivered as if it came now.
+        Steps that were received before count too, since they may still be queued on the loop. Other reports are
+        delivered as if they came now.
         """
         steps = []
         for channel in self._channels.values():
             told: Report | _Served | None = None
-            for _ in range(MOST_DRAINED):
+            for _ in range(DRAINED_PACKETS_MAX):
                 if (told := self._next(channel)) is None:
                     break
                 if not isinstance(told, (Stepped, NotUnderstood, _Served)):
@@ -187,29 +185,29 @@ class Reports:
         return steps
 
     def listen_again(self, event: ListenAgain) -> None:
-        """Go on with a channel, if it is still there."""
+        """Read a channel again, if it is still open."""
         if isinstance(channel := event.channel, _Channel) and channel in self._channels.values():
             self._ready.register(channel.end, select.EPOLLIN)
 
     def clear(self) -> None:
         """Close all channels: the round is over."""
         for channel in self._channels.values():
-            with contextlib.suppress(FileNotFoundError):  # it was at an end, or had said too much
-                self._ready.unregister(channel.end)  # closing does not, if somebody has forked meanwhile
+            with contextlib.suppress(FileNotFoundError):  # already unregistered: at its end, or too talkative
+                self._ready.unregister(channel.end)  # closing does not, if a fork has a copy
             channel.end.close()
         self._channels.clear()
 
     def close(self) -> None:
-        """Close all, and be of no use any more; what workers have left here is gone."""
+        """Close all channels and the fd store, whose files are gone."""
         self.clear()
         self.fd_store.close()
         self._ready.close()
 
     def _read(self, channel: _Channel) -> Iterator[Report]:
         now = self._clock()
-        if now - channel.since >= WINDOW:
+        if now - channel.since >= WINDOW_SECONDS:
             channel.since, channel.count = now, 0
-        while channel.count < MOST:
+        while channel.count < PACKETS_MAX:
             if (told := self._next(channel)) is None:
                 return
             channel.count += 1
@@ -218,17 +216,17 @@ class Reports:
             channel.complained |= isinstance(told, NotUnderstood)
             yield told
         self._ready.unregister(channel.end)
-        self._later(channel.since + WINDOW, ListenAgain(channel))
+        self._later(channel.since + WINDOW_SECONDS, ListenAgain(channel))
 
     def _next(self, channel: _Channel) -> Report | _Served | None:
-        """The next packet of a channel; None where there is none."""
+        """Read the next packet of a channel; None if there is none."""
         try:
             packet, descriptors = _received(channel.end)
         except BlockingIOError:
             return None
         except OSError:
             packet, descriptors = b"", []
-        if not packet:  # nobody has the other end, or says that; it may be at an end, but its number is not free
+        if not packet:  # at its end, or an empty packet; the descriptor stays open
             with contextlib.suppress(FileNotFoundError):
                 self._ready.unregister(channel.end)
             close_all(descriptors)
@@ -236,7 +234,7 @@ class Reports:
         try:
             if descriptors and self.fd_store.obey(packet, descriptors):
                 return _Served()
-            told = understood(packet)(channel.tag)
+            told = parse_packet(packet)(channel.tag)
         except ValueError as exc:
             return NotUnderstood(channel.tag, str(exc))
         if isinstance(told, Lingers):
@@ -250,13 +248,13 @@ class Reports:
 
 
 def _received(end: socket.socket) -> tuple[bytes, list[int]]:
-    """A packet, and the descriptors that came along: two are enough for all that is asked; more the kernel closes."""
+    """Receive a packet and its descriptors: at most two, the kernel closes the others."""
     packet, ancillary, _, _ = end.recvmsg(LONGEST + 1, socket.CMSG_SPACE(2 * _INT), socket.MSG_CMSG_CLOEXEC)
     return packet, array("i", b"".join(packed for _, _, packed in ancillary)).tolist()
 
 
 def packet(notice: Notice | None) -> dict[str, object]:
-    """What a worker is told."""
+    """Return the packet of a notice."""
     if notice is None:
         return {"type": GO_ON}
     if notice.step is None:
@@ -264,11 +262,11 @@ def packet(notice: Notice | None) -> dict[str, object]:
     return {"type": STOP_AT, "plan": notice.plan, "step": notice.step, "leaving": notice.leaving}
 
 
-def understood(packet: bytes) -> Callable[[int], Report]:
-    """What a packet says, to be told of whoever sent it.
+def parse_packet(packet: bytes) -> Callable[[int], Report]:
+    """Return a function from a worker's tag to the report that a packet stands for.
 
     Raises:
-        ValueError: It is not a report that is known here.
+        ValueError: It is not a known report.
     """
     if len(packet) > LONGEST:
         raise ValueError(f"it has more than {LONGEST} bytes")

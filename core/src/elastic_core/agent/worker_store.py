@@ -1,16 +1,15 @@
-"""The places that a node offers for the workers' store, one after the other: a port, and perhaps who listens there.
+"""The addresses that a node offers for the workers' store: a port, and perhaps a process that listens there.
 
-With a fork server that has imported torch, the store is a process of its own, forked ahead of the round that will use
-it (``forkserver/worker_store.py``); the socket listens from the start, so that nobody has to wait for that process.
-Otherwise the port is only held, and rank 0's worker opens the store there.
+With a fork server that has imported torch, the store is a process of its own, forked before the round that will use it
+(``forkserver/worker_store.py``). The socket listens from the start, so workers need not wait for that process.
+Otherwise the port is only reserved, and the worker of rank 0 opens the store there.
 
-Where the user has named the port (``--master_port``) every round has that one, and its store is started once the
-workers of the round before are gone. Where the rendezvous' own store serves workers too (``static``), nothing is
-started.
+If the user has named the port (``--master_port``), every round has that port, and its store is started once the workers
+of the previous round are gone. If the rendezvous' own store serves workers too (``static``), nothing is started.
 
-An offer serves one round. Its store is kept until the round after the next is offered, since a round's workers use it
-to their end. An offer may be renewed before it is used: while the newest round's workers use a store it is kept however
-many follow, and so is the offer before the last, which a decision under way may still have taken.
+An offer serves one round. Workers use their store to the end of their round, so a store is kept until the round after
+the next is offered. An offer may be renewed before it is used. So the store of the newest round is kept however many
+offers follow, and the last offer but one too, since a decision in progress may have taken it.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
 ENTRY = "elastic_core.forkserver.worker_store:serve"
-MOST_FAILURES = 3
-"""Stores that may fail by themselves until rank 0's workers open them: where one cannot be served, none can."""
+FAILURES_MAX = 3
+"""Stores that may fail by themselves; after that, the workers of rank 0 open them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,13 @@ class _Place:
 
 
 class Stores:
-    """What one node offers.
+    """The offers of one node.
 
     Args:
-        warden: Has the fork server fork them.
+        warden: Has the fork server fork the stores.
         address: Where other nodes reach this one.
         new_id: Makes ids of offers.
-        hosted: Whether a process of ours is to listen at each place.
+        hosted: Whether a process of ours listens at each address.
     """
 
     def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], *, hosted: bool) -> None:
@@ -56,16 +55,16 @@ class Stores:
         self._failures = 0
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """A new place; of those before the last one is kept, and the one in use.
+        """Make a new offer; keep the last one and the one in use.
 
         Args:
-            in_use: Where the workers of the newest round meet.
+            in_use: The offer that the workers of the newest round use.
 
         Raises:
             ElasticError: No port is free.
         """
         if self._places and self.dead(self._places[-1].offer):
-            self._give_up(self._places.pop())  # nobody has used it, so the one before still is in use
+            self._give_up(self._places.pop())  # no round has used it, so the one before is still in use
         port = HeldPort.take_at(self._address) if self._hosted else HeldPort.take(self._address)
         offer = Offer(self._address, port.port, self._new_id(), hosted=self._hosted)
         place = _Place(offer, port, next(self._tags))
@@ -79,35 +78,35 @@ class Stores:
         return offer
 
     def begin(self, offer: Offer) -> None:
-        """Called before the workers of the round that was given this offer, of whichever node, are started.
+        """Prepare for the workers of the round with this offer, of this or another node, which are started next.
 
         No worker of an earlier round is left on this node.
         """
 
     def handle(self, event: ServiceFailed | ServiceEnded) -> Offer | None:
-        """Take note of the end of a store; the offer that it served, unless that was given up.
+        """Note the end of a store; return the offer that it served, unless that was given up.
 
-        One that was killed says nothing of the next. After some that failed by themselves nothing is hosted any more.
+        The next store may work after one that was killed. After several failures by themselves, none is hosted.
         """
         place = next((place for place in self._places if place.tag == event.tag), None)
         if place is None:
             return None
         self._dead.add(place.offer.id)
         self._failures += isinstance(event, ServiceFailed) or event.returncode >= 0
-        if self._failures == MOST_FAILURES:
+        if self._failures == FAILURES_MAX:
             self.stop_hosting()
         return place.offer
 
     def dead(self, offer: Offer) -> bool:
-        """Whether an offer of this node is one whose store is gone."""
+        """Return whether this is an offer of this node whose store is gone."""
         return offer.id in self._dead
 
     def stop_hosting(self) -> None:
-        """There is no fork server, or none that can: from the next offer on, rank 0's worker opens the store."""
+        """Have the worker of rank 0 open the store, from the next offer on."""
         self._hosted = False
 
     def close(self) -> None:
-        """Let every port go. The processes end with the warden."""
+        """Release every port. The processes end with the warden."""
         while self._places:
             self._places.pop().port.close()
 
@@ -139,7 +138,7 @@ class OnePort(Stores):
         self._listens = False
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """The same place once more.
+        """Return the same address with a new id.
 
         Raises:
             ElasticError: The port is taken.
@@ -149,7 +148,7 @@ class OnePort(Stores):
         return Offer(self._address, self._number, self._new_id(), hosted=self._hosted)
 
     def begin(self, offer: Offer) -> None:
-        """End the store of the round before, and start this one's. Connections wait for it meanwhile.
+        """End the store of the previous round, and start that of this round. Connections wait meanwhile.
 
         Raises:
             ElasticError: The port is taken.
@@ -163,7 +162,7 @@ class OnePort(Stores):
             self._serve(self._places[-1])
 
     def close(self) -> None:
-        """Let the port go. The store's process ends with the warden."""
+        """Release the port. The store's process ends with the warden."""
         if self._port is not None:
             self._port.close()
             self._port = None
@@ -178,11 +177,11 @@ class OnePort(Stores):
 
 
 class SharedStore(Stores):
-    """The rendezvous' own store, for every round.
+    """Offers of the rendezvous' own store, for every round.
 
     Args:
         warden: As for :class:`Stores`.
-        place: Where workers reach it, host and port.
+        place: The host and port at which workers reach it.
         new_id: As for :class:`Stores`.
     """
 
@@ -191,7 +190,7 @@ class SharedStore(Stores):
         self._number = place[1]
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """The same place once more."""
+        """Return the same address with a new id."""
         return Offer(self._address, self._number, self._new_id(), hosted=True)
 
 
@@ -204,7 +203,7 @@ def make_stores(
     *,
     hosted: bool,
 ) -> Stores:
-    """What this node offers in this run; the arguments are those of :class:`Stores`."""
+    """Make the offers of this node in this run; the arguments are those of :class:`Stores`."""
     if backend.workers_store is not None:
         return SharedStore(warden, backend.workers_store, new_id)
     if config.master_port is not None:
