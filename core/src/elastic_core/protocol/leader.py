@@ -33,6 +33,7 @@ from elastic_core.protocol.leader_entries import (
     AskPolicies,
     Decision,
     LookAgain,
+    append_round,
     close_as_failed,
     close_as_succeeded,
     close_for_too_few_nodes,
@@ -40,7 +41,6 @@ from elastic_core.protocol.leader_entries import (
     halt_for_incident,
     halt_round,
     restart_round,
-    seal_round,
 )
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
@@ -111,7 +111,7 @@ def _decide_forming(view: LeaderView) -> Decision:
         if len(came) < agreement.max_nodes:
             ready = max(ready, max(node.arrived_at for node in came) + view.timing.last_call_timeout)
         if view.now >= ready:
-            return seal_round(view, came[: agreement.max_nodes], why="the first round")
+            return append_round(view, came[: agreement.max_nodes], why="the first round")
         return LookAgain(ready)
     if view.now >= deadline:  # L6: the wait for the minimum is limited
         return close_for_too_few_nodes(view, came, since=ledger.opened_at)
@@ -309,7 +309,7 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     nodes = _choose_nodes(view, halt, survivors, members.joining)[: view.agreement.max_nodes]
     if len(nodes) >= view.agreement.min_nodes:
         why = halt.why if out is None else describe_unreachable(view, old, out)
-        return seal_round(view, nodes, why=why, unreachable=out)
+        return append_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
     if view.now >= deadline:
         return close_for_too_few_nodes(view, nodes, since=ledger.halt_at)

@@ -81,7 +81,7 @@ def _describe_incident(incident: Incident) -> str:
 # ROUND ---------------------------------------------------------------------------------------------------------------
 
 
-def seal_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachable: str | None = None) -> Decision:
+def append_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachable: str | None = None) -> Decision:
     """Return a ROUND of ``nodes`` in this order, with updated counters; ``unreachable`` was left out of it (L5)."""
     old, halt = view.ledger.round, view.ledger.halt
     nodes = sort_by_rank(nodes)
