@@ -20,7 +20,7 @@ class OpenLine:
         self._rank: int | None = None
 
     def separated(self, chunk: bytes, rank: int) -> bytes:
-        """What a rank shows next, on a line of its own if the present one is another rank's.
+        """Return what a rank shows next, on a line of its own if the present one is another rank's.
 
         A chunk that begins with a carriage return, as a progress bar's does, is shown over that line.
         """
@@ -111,7 +111,7 @@ class Console:
                 self._size -= len(chunk)
 
     def _next(self) -> bytes | None:
-        """The next chunk, as soon as there is one; None at the end."""
+        """Return the next chunk, as soon as there is one; None at the end."""
         with self._changed:
             while not self._waiting:
                 if notice := self._notice():  # it flows again, and no other chunk may ever come to bring this
@@ -128,7 +128,7 @@ class Console:
         self._changed.notify()
 
     def _notice(self) -> bytes:
-        """What was dropped since the last notice, in words; it stands where that would have stood."""
+        """Return what was dropped since the last notice, in words; it stands where that would have stood."""
         if not self._dropped:
             return b""
         dropped, self._dropped = self._dropped, 0

@@ -158,7 +158,7 @@ def _is_private(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
 
 
 def _this_boot() -> bytes:
-    """The boot's id: locks are seen by the processes of one kernel only, as far as file systems go.
+    """Return the boot's id: locks are seen by the processes of one kernel only, as far as file systems go.
 
     Raises:
         OSError: The system does not say.

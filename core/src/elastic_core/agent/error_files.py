@@ -39,7 +39,7 @@ def read_error_file(path: Path) -> tuple[str, str] | None:
 
 
 def error_file_data(path: Path) -> dict[str, Any]:
-    """What an error file has in it; {} if there is none, or it is no JSON object."""
+    """Return what an error file has in it; {} if there is none, or it is no JSON object."""
     try:
         data = json.loads(_read(path) or b"{}")
     except (ValueError, RecursionError):
@@ -63,13 +63,13 @@ def last_exception_line(stderr_tail: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The first line of a text that says anything, fit to be printed."""
+    """Return the first line of a text that says anything, fit to be printed."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     return "".join(char if char.isprintable() else " " for char in first).strip()
 
 
 def last_lines(data: bytes, limit: int) -> str:
-    """The last whole lines of ``data`` in at most ``limit`` bytes; of a last line that is longer, its end."""
+    """Return the last whole lines of ``data`` in at most ``limit`` bytes; of a last line that is longer, its end."""
     end = data[-limit:]
     if len(data) > limit and data[-limit - 1 : -limit] != b"\n":
         end = end[end.find(b"\n", 0, -1) + 1 :]
@@ -77,7 +77,7 @@ def last_lines(data: bytes, limit: int) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """A file's beginning; None unless it is a plain file. Opening never waits, as for a FIFO it would."""
+    """Return a file's beginning; None unless it is a plain file. Opening never waits, as for a FIFO it would."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:

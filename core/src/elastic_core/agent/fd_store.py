@@ -112,7 +112,7 @@ def _parsed(packet: bytes) -> Any:
 
 
 def _answers(fd: int) -> socket.socket:
-    """The socket that a worker wants its answer on.
+    """Return the socket that a worker wants its answer on.
 
     Raises:
         ValueError: It is something else.

@@ -66,7 +66,7 @@ class WorkerStreams:
         self.stdout = self.stderr = None
 
     def tail(self) -> str:
-        """The last whole lines of stderr, 4 KiB at most, without colours; of a longer line, its end."""
+        """Return the last whole lines of stderr, 4 KiB at most, without colours; of a longer line, its end."""
         return _STYLE.sub("", last_lines(self.pumps[Stream.ERR].tail, TAIL))
 
 
@@ -252,7 +252,7 @@ def _same_terminal(first: int, second: int) -> bool:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose reading end never blocks; the writing end is a worker's, and has to."""
+    """Return a pipe whose reading end never blocks; the writing end is a worker's, and has to."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
     return reading, writing

@@ -68,7 +68,7 @@ class Door:
         return self._held.port
 
     def fileno(self) -> int:
-        """The listening socket's descriptor."""
+        """Return the listening socket's descriptor."""
         return self._held.fileno()
 
     def greet(self) -> list[object]:
@@ -111,14 +111,14 @@ class Door:
 
 
 def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
-    """The members before and after a node in rank order, in a ring."""
+    """Return the members before and after a node in rank order, in a ring."""
     members, at = current.members, current.group_ranks[node_id]
     around = (members[at - 1].node_id, members[(at + 1) % len(members)].node_id)
     return tuple(dict.fromkeys(other for other in around if other != node_id))
 
 
 def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[ProbeTarget]:
-    """What a node of a round probes: its neighbours' doors, as far as known, and rank 0's store."""
+    """Return what a node of a round probes: its neighbours' doors, as far as known, and rank 0's store."""
     found = [ProbeTarget(info.node_id, info.address, info.port) for info in known if info.port]
     first, offer = current.members[0].node_id, current.offer
     if first != node_id:
@@ -127,7 +127,7 @@ def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[Pro
 
 
 def unreachable(aims: Sequence[ProbeTarget], patience: float = PATIENCE) -> tuple[str, ...]:
-    """The nodes among the targets that cannot be reached within ``patience`` seconds; all are tried at once."""
+    """Return the nodes among the targets that cannot be reached within ``patience`` seconds; all are tried at once."""
     failed: list[str] = []
     deadline = time.monotonic() + patience
     with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:

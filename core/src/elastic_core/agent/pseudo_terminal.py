@@ -13,7 +13,7 @@ _SIZE = 8
 
 
 def window_size(terminal: int) -> bytes | None:
-    """The size of a terminal's window, as the kernel has it; None if the descriptor is no terminal."""
+    """Return the size of a terminal's window, as the kernel has it; None if the descriptor is no terminal."""
     try:
         return fcntl.ioctl(terminal, termios.TIOCGWINSZ, bytes(_SIZE))
     except OSError:
@@ -27,7 +27,7 @@ def resize(terminal: int, size: bytes) -> None:
 
 
 def open_like(terminal: int) -> tuple[int, int] | None:
-    """A pseudo-terminal of the same window size as ``terminal``: our end, which does not block, and a worker's.
+    """Return a pseudo-terminal of the same window size as ``terminal``: our end, which does not block, and a worker's.
 
     The kernel changes no byte on the way and acts on none. It is nobody's controlling terminal, so it sends no signals.
 

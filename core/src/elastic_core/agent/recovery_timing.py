@@ -29,7 +29,7 @@ class Recovery:
     running: float | None = None
 
     def parts(self, **ends: float) -> tuple[dict[str, Field], str]:
-        """The seconds until each part was over, and until ``ends``: for programs, and for people."""
+        """Return the seconds until each part was over, and until ``ends``: for programs, and for people."""
         own = {"detected": self.detected, "decided": self.decided, "stopped": self.stopped, "running": self.running}
         took = {name: round(at - self.began, 6) for name, at in {**own, **ends}.items() if at is not None}
         told = ", ".join(f"{name} after {seconds:.3f}" for name, seconds in took.items())
@@ -37,13 +37,13 @@ class Recovery:
 
 
 def recovered(number: int, recovery: Recovery) -> Event:
-    """The workers of round ``number`` run."""
+    """Return the workers of round ``number`` run."""
     fields, told = recovery.parts()
     return Event("recovered", f"round {number} runs: {told}", Level.DEBUG, {"round": number, **fields})
 
 
 def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -> Event:
-    """What the restart cost on this node until the programs of round ``number`` run.
+    """Return what the restart cost on this node until the programs of round ``number`` run.
 
     Args:
         number: The round's.

@@ -24,7 +24,7 @@ from elastic_core.version import __version__
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:
-    """What the backend is made from."""
+    """Return what the backend is made from."""
     return RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -39,7 +39,7 @@ def parameters(config: RunConfig) -> RendezvousParameters:
 
 
 def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend | RendezvousHandler:
-    """The backend's first connection; a store that is not up yet is waited for, which the observers are told.
+    """Return the backend's first connection; a store that is not up yet is waited for, which the observers are told.
 
     An embedded store is waited for by its own backend, and what a handler connects to by the handler.
 
@@ -105,7 +105,7 @@ def applicant_for(
 
 
 def cpus_of_workers(config: RunConfig) -> tuple[frozenset[int], ...]:
-    """The CPUs that each local rank may run on (``--numa_binding``); () when they are not bound.
+    """Return the CPUs that each local rank may run on (``--numa_binding``); () when they are not bound.
 
     Raises:
         UsageError: A worker would have none.

@@ -96,7 +96,7 @@ def joining(config: RunConfig, info: NodeInfo) -> Event:
 
 
 def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
-    """A round is live, and this node joins it once its fork server is ready."""
+    """Return a round is live, and this node joins it once its fork server is ready."""
     message = (
         f"round {arrival.round} of run {arrival.run} is under way: joining it after the import of {', '.join(modules)}"
     )
@@ -120,7 +120,7 @@ def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL, idle:
 
 
 def fork_server(event: ForkServerEvent) -> Event:
-    """What becomes of the fork server."""
+    """Return what becomes of the fork server."""
     match event:
         case ForkServerReady(pid, seconds, modules):
             message = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
@@ -150,13 +150,13 @@ def fork_server(event: ForkServerEvent) -> Event:
 
 
 def _refusals(refused: Mapping[str, str]) -> str:
-    """The first of the modules that a fork server must not import, and why."""
+    """Return the first of the modules that a fork server must not import, and why."""
     shown = [f"{name} ({why})" for name, why in itertools.islice(refused.items(), MOST_REFUSALS)]
     return ", ".join(shown) + (f" and {len(refused) - len(shown)} more" if len(refused) > len(shown) else "")
 
 
 def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL) -> str:
-    """The closing message, several lines for a failure; ``known`` says what its incident is taken for."""
+    """Return the closing message, several lines for a failure; ``known`` says what its incident is taken for."""
     if closed.success:
         return f"the job is done: {closed.why}"
     lines = [f"the job has failed: {closed.why}"]
@@ -168,7 +168,7 @@ def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL) -> str:
 
 
 def describe_leaving(why: str, incident: Incident | None) -> str:
-    """What a node says that goes without a verdict on the job: why, and what failed here, if anything did."""
+    """Return what a node says that goes without a verdict on the job: why, and what failed here, if anything did."""
     lines = [f"this node is out: {why}"]
     if incident is not None:
         lines += ["", *root_cause(incident, "as far as this node knows")]
@@ -176,7 +176,7 @@ def describe_leaving(why: str, incident: Incident | None) -> str:
 
 
 def level_of(exit_code: int) -> Level:
-    """The level of what a node says that goes without a verdict on the job.
+    """Return the level of what a node says that goes without a verdict on the job.
 
     Without its store nobody closes the job, so what the node says is the summary of a failed job.
     """
@@ -186,7 +186,7 @@ def level_of(exit_code: int) -> Level:
 
 
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
-    """A failure, as lines for a person."""
+    """Return a failure, as lines for a person."""
     lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}"]
     if incident.message and incident.message != incident.cause():
         lines.append(f"  error   {incident.message}")
@@ -199,7 +199,7 @@ def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
 
 
 def _who(incident: Incident) -> str:
-    """The worker and when it failed; or only the node, whose loss others found later than it happened."""
+    """Return the worker and when it failed; or only the node, whose loss others found later than it happened."""
     if incident.rank is None:
         return f"node {incident.host}, round {incident.round}"
     where = [f"host {incident.host}"]
@@ -212,7 +212,7 @@ def _who(incident: Incident) -> str:
 
 
 def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str) -> Iterator[Event]:
-    """What entries after ``ledger``, read at ``now``, mean to node ``node_id``; several may have come at once.
+    """Yield what entries after ``ledger``, read at ``now``, mean to node ``node_id``; several may have come at once.
 
     Raises:
         RendezvousStateError: An entry does not follow.
@@ -243,7 +243,7 @@ def find_drain(entries: Iterable[Entry], node_id: str) -> str | None:
 
 
 def worker_lingers(rank: int, pid: int | None) -> Event:
-    """The program of a worker is over, and its interpreter does not end."""
+    """Return the program of a worker is over, and its interpreter does not end."""
     message = (
         f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
         f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
@@ -253,13 +253,13 @@ def worker_lingers(rank: int, pid: int | None) -> Event:
 
 
 def round_halted(halt: Halt) -> Event:
-    """A round is over, and its workers are stopped."""
+    """Return a round is over, and its workers are stopped."""
     fields: dict[str, Field] = {"round": halt.round, "reason": halt.reason.value}
     return Event("round_halted", f"round {halt.round} is halted: {halt.why}", fields=fields)
 
 
 def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) -> Event:
-    """A new round, as node ``node_id`` sees it, which has known the ledger as ``before`` until now."""
+    """Return a new round, as node ``node_id`` sees it, which has known the ledger as ``before`` until now."""
     nodes = len(current.members)
     workers = sum(member.local_world_size for member in current.members)
     restarts = ""
@@ -282,7 +282,8 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) 
 
 
 def cause(before: Ledger, current: Round) -> str | None:
-    """What led from the ledger ``before`` to the round after it, in a word for programs; None for the first round."""
+    """Return what led from the ledger ``before`` to the round after it, in a word for programs; None for the first
+    round."""
     if before.round is None:
         return None
     halt = before.halt

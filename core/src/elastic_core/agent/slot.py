@@ -67,7 +67,7 @@ class Slot:
         return self._looked
 
     def fileno(self) -> int:
-        """The descriptor that is the slot, to be held by the warden, too."""
+        """Return the descriptor that is the slot, to be held by the warden, too."""
         return self._held.fileno()
 
     def keep(self, fd: int) -> None:

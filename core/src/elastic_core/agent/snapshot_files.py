@@ -111,7 +111,7 @@ class _Stopped(Exception):
 
 
 def kept_in(fd: int) -> Kept | None:
-    """The snapshot in a memory file; None where there is no complete one."""
+    """Return the snapshot in a memory file; None where there is no complete one."""
     header = os.pread(fd, SNAPSHOT_HEADER.size, 0)
     if len(header) < SNAPSHOT_HEADER.size:
         return None
@@ -211,7 +211,7 @@ def _make(target: Target, folder: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
-    """A temporary file that no other process writes to: nodes that share a directory have the same to write.
+    """Yield a temporary file that no other process writes to: nodes that share a directory have the same to write.
 
     What a process has left there that was killed is written over. Where files cannot be locked, it has another name in
     each process.

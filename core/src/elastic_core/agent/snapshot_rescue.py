@@ -172,7 +172,7 @@ def is_needed(
 
 
 def requests(held: Mapping[str, int]) -> list[Request]:
-    """What workers have asked for; what makes no sense is left out."""
+    """Return what workers have asked for; what makes no sense is left out."""
     found = []
     for name, fd in sorted(held.items()):
         if name.endswith(f"/{RESCUE}"):
@@ -182,14 +182,14 @@ def requests(held: Mapping[str, int]) -> list[Request]:
 
 
 def unreadable(held: Mapping[str, int]) -> list[str]:
-    """The names of requests that make no sense, and of snapshots in another release's format."""
+    """Return the names of requests that make no sense, and of snapshots in another release's format."""
     understood = {f"{request.name}/{RESCUE}" for request in requests(held)}
     asked_for = {name for name in held if name.endswith(f"/{RESCUE}")}
     return sorted({*(asked_for - understood), *(name for name, fd in held.items() if is_of_other_format(fd))})
 
 
 def snapshots(held: Mapping[str, int], name: str) -> list[Kept]:
-    """The complete snapshots of a state, the newest first."""
+    """Return the complete snapshots of a state, the newest first."""
     fds = [fd for key, fd in held.items() if key.startswith(f"{name}/")]
     return sorted(filter(None, map(kept_in, fds)), key=lambda kept: kept.stamp, reverse=True)
 

@@ -96,7 +96,8 @@ class StateDump:
 
 
 def _read(fd: int) -> str:
-    """The stacks that have been written to the pipe, as soon as there are any and no more come; '' at the end."""
+    """Return the stacks that have been written to the pipe, as soon as there are any and no more come; '' at the
+    end."""
     data, poll = b"", select.poll()
     poll.register(fd, select.POLLIN)
     while poll.poll(None if not data else QUIET_SECONDS * 1000):
@@ -108,7 +109,7 @@ def _read(fd: int) -> str:
 
 
 def indent_stacks(stacks: str) -> str:
-    """The stacks with the names of their threads, where :mod:`faulthandler` has their numbers."""
+    """Return the stacks with the names of their threads, where :mod:`faulthandler` has their numbers."""
     names = {thread.ident: thread.name for thread in threading.enumerate()} | {threading.get_ident(): "of this dump"}
 
     def named(found: re.Match[str]) -> str:

@@ -62,24 +62,24 @@ class Status:
 
     @classmethod
     def of(cls, config: RunConfig) -> Status:
-        """That of an agent which begins now."""
+        """Return that of an agent which begins now."""
         now = time.monotonic()
         at = f" at {without_passwords(config.rdzv_endpoint)}" if config.rdzv_endpoint else ""
         return cls(job=repr(config.rdzv_id), store=f"{config.rdzv_backend}{at}", pid=os.getpid(), now=now, since=now)
 
     def describe_joining(self) -> str:
-        """The state now of an agent that is not in its job yet, and has waited for that since :attr:`since`."""
+        """Return the state now of an agent that is not in its job yet, and has waited for that since :attr:`since`."""
         status = replace(self, now=time.monotonic())
         rows = [("waits for", status.describe_wait("the store, to join the job"))]
         return _text(f"the agent with pid {self.pid}", status, rows)
 
     def describe_wait(self, what: str) -> str:
-        """What the agent waits for, and for how long it has."""
+        """Return what the agent waits for, and for how long it has."""
         return f"{what}, for {_age(self.since, self)}"
 
 
 def describe_node(state: NodeState, status: Status) -> str:
-    """The state of an agent that follows a ledger."""
+    """Return the state of an agent that follows a ledger."""
     ledger, info = state.ledger, state.info
     head = ledger.head
     leads = "this node" if ledger.leader == info.node_id else _named(ledger.leader, status.node_views)
@@ -101,7 +101,7 @@ def describe_node(state: NodeState, status: Status) -> str:
 def describe_member(
     info: NodeInfo, members: tuple[Member, ...], status: Status, rows: Sequence[tuple[str, str]]
 ) -> str:
-    """The state of an agent that is in its job: ``rows`` and what is known of every such agent."""
+    """Return the state of an agent that is in its job: ``rows`` and what is known of every such agent."""
     return _text(f"{info} (node {info.node_id}, pid {status.pid})", status, rows, _nodes(info, members, status))
 
 
@@ -153,7 +153,7 @@ def _waits_for(state: NodeState, status: Status) -> str:
 
 
 def _nodes(info: NodeInfo, members: tuple[Member, ...], status: Status) -> Iterator[tuple[str, str]]:
-    """The nodes of the newest round in rank order, and then those that are in none."""
+    """Yield the nodes of the newest round in rank order, and then those that are in none."""
     for member in members[:SHOWN_NODES]:
         first = place(members, member.node_id).first_rank
         size = member.local_world_size

@@ -45,7 +45,7 @@ class Lines:
         return b"".join(shown)
 
     def finish(self) -> bytes:
-        """What waits, as a line."""
+        """Return what waits, as a line."""
         rest, self._rest = self._rest, b""
         return _prefixed(self._prefix, rest) + b"\n" if rest else b""
 
@@ -82,7 +82,7 @@ class WholeLines:
         return data[:end]
 
     def finish(self) -> bytes:
-        """What waits, as it is."""
+        """Return what waits, as it is."""
         rest, self._rest, self.due = self._rest, b"", math.inf
         return rest
 

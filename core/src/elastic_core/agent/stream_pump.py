@@ -42,13 +42,13 @@ class Shape(Protocol):
     """When :meth:`overdue` is to be called, by the monotonic clock."""
 
     def feed(self, data: bytes) -> bytes:
-        """What is to be shown now."""
+        """Return what is to be shown now."""
 
     def overdue(self) -> bytes:
-        """What has waited too long, and is to be shown as well."""
+        """Return what has waited too long, and is to be shown as well."""
 
     def finish(self) -> bytes:
-        """What waits at the end of the stream."""
+        """Return what waits at the end of the stream."""
 
 
 class Pump:

@@ -120,7 +120,7 @@ class Timers:
         return min((timer.at for timer in self._timers.values()), default=None)
 
     def pids(self) -> set[int]:
-        """The processes that have set one."""
+        """Return the processes that have set one."""
         return {timer.pid for timer in self._timers.values()}
 
 
@@ -161,7 +161,7 @@ class Watchdog:
         return {} if self._path is None else {PIPE: str(self._path)}
 
     def fileno(self) -> int:
-        """The pipe."""
+        """Return the pipe."""
         assert self._pipe is not None
         return self._pipe
 
@@ -177,7 +177,7 @@ class Watchdog:
         return iter(())
 
     def take_expired(self) -> list[Timer]:
-        """The timers that have expired, whose processes are to be sent their signals."""
+        """Return the timers that have expired, whose processes are to be sent their signals."""
         if (now := self._now()) < self._wakes_at:  # woken for a timer that was replaced or released
             return []
         self._wakes_at = math.inf

@@ -135,7 +135,7 @@ class Reports:
         """Kept over rounds."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when :meth:`receive` is to be called."""
+        """Return a descriptor that is readable when :meth:`receive` is to be called."""
         return self._ready.fileno()
 
     def open(self, tag: int) -> socket.socket:

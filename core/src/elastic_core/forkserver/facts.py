@@ -49,12 +49,12 @@ class Observer:
 
 
 def command() -> tuple[str, ...]:
-    """The command of this process, up to the program's arguments."""
+    """Return the command of this process, up to the program's arguments."""
     return tuple(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
 
 
 def search_path() -> str | None:
-    """What will be ``sys.path[0]``, which the interpreter sets last of all; None if nothing will.
+    """Return what will be ``sys.path[0]``, which the interpreter sets last of all; None if nothing will.
 
     As ``_PyPathConfig_ComputeSysPathArgv0`` and ``pymain_run_python`` in CPython do.
     """
@@ -91,7 +91,7 @@ def find_shadowed(directory: str | None, modules: frozenset[str]) -> tuple[tuple
 
 
 def tasks() -> tuple[str, ...]:
-    """The names of this process's threads, those of libraries included: Python's names where it knows them."""
+    """Return the names of this process's threads, those of libraries included: Python's names where it knows them."""
     names, threading = [], sys.modules.get("threading")
     known = {} if threading is None else {thread.native_id: thread.name for thread in threading.enumerate()}
     if threading is not None:

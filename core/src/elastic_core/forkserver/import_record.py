@@ -96,7 +96,7 @@ class Record:
 
 
 def _environment() -> dict[bytes, bytes] | None:
-    """What ``os.environ`` keeps its variables in: to compare all of them takes a microsecond.
+    """Return what ``os.environ`` keeps its variables in: to compare all of them takes a microsecond.
 
     Returns:
         None if the program has put another mapping in the place of ``os.environ``.

@@ -43,7 +43,7 @@ class _Counter:
         self._over = over
 
     def guard(self) -> _Counter:
-        """What the call is made within."""
+        """Return what the call is made within."""
         return self
 
     def __enter__(self) -> None:

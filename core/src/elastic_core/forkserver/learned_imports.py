@@ -52,7 +52,7 @@ class Learning:
         return self.records[-1]
 
     def candidates(self) -> list[str]:
-        """What workers have imported and this process has not, in their order, but for what was tried."""
+        """Return what workers have imported and this process has not, in their order, but for what was tried."""
         return self._new(dict.fromkeys(name for record in self.records for name in record.names()))
 
     def count_unlearned(self) -> int:
@@ -71,7 +71,7 @@ class Learning:
         return own if program is None else [program, *own]
 
     def _set_by_workers(self) -> dict[str, str | None]:
-        """The variables that workers have set; None for one that has not the same value in all of them."""
+        """Return the variables that workers have set; None for one that has not the same value in all of them."""
         found: dict[str, str | None] = {}
         for record in self.records:
             for name, value in record.variables().items():

@@ -15,7 +15,7 @@ _OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 def process_state() -> dict[str, object]:
-    """The state that forks inherit, by what it is called in a sentence."""
+    """Return the state that forks inherit, by what it is called in a sentence."""
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         status = dict(line.rstrip("\n").partition(":")[::2] for line in file)
     return {

@@ -256,7 +256,7 @@ class _ForkServer:
 
 
 def _wait(channel: Channel) -> list[tuple[Message, list[int]]]:
-    """The next requests. Without the warden there is nothing left to do."""
+    """Return the next requests. Without the warden there is nothing left to do."""
     poll = _poll(channel)
     while True:
         poll.poll()

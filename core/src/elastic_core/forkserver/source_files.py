@@ -45,7 +45,7 @@ class Sources:
                     self._folders.setdefault(folder, _stamp(folder))
 
     def find_changed(self) -> str | None:
-        """A file that is another one now; None if none is.
+        """Return a file that is another one now; None if none is.
 
         The outermost folders come first, since an upgrade changes those; a slow file system is asked for a moment only.
         """

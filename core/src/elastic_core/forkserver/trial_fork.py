@@ -176,7 +176,7 @@ def _remove(paths: Collection[str]) -> None:
 
 
 def open_files() -> frozenset[tuple[str, str]]:
-    """What this process has open, each with the descriptor's number: all epolls have one name, for instance."""
+    """Return what this process has open, each with the descriptor's number: all epolls have one name, for instance."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -187,7 +187,7 @@ def open_files() -> frozenset[tuple[str, str]]:
 
 
 def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) -> str | None:
-    """What an import has left that forks would share, or would not get; None for nothing.
+    """Return what an import has left that forks would share, or would not get; None for nothing.
 
     Args:
         files: What was open before.
@@ -240,7 +240,7 @@ def spoils_forks() -> str | None:
 
 
 def watch_temporary_files() -> list[str]:
-    """The names under which :mod:`tempfile` makes files and directories from now on."""
+    """Return the names under which :mod:`tempfile` makes files and directories from now on."""
     made: list[str] = []
 
     def notice(event: str, arguments: tuple[object, ...]) -> None:
@@ -252,7 +252,7 @@ def watch_temporary_files() -> list[str]:
 
 
 def watch_environment() -> set[str]:
-    """The variables that somebody asks ``os.environ`` for from now on."""
+    """Return the variables that somebody asks ``os.environ`` for from now on."""
     asked: set[str] = set()
 
     class Watched(dict[bytes, bytes]):

@@ -10,7 +10,7 @@ from elastic_core.protocol.roster import NodeInfo
 
 
 def describe_polled(state: HandlerState, info: NodeInfo, status: Status) -> str:
-    """The state of an agent over a rendezvous handler that keeps no ledger."""
+    """Return the state of an agent over a rendezvous handler that keeps no ledger."""
     waits_for = {
         HandlerWork.MEETING: "the handler to give a round",
         HandlerWork.RUNNING: "nothing: the workers run",

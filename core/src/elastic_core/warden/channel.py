@@ -38,7 +38,7 @@ class Channel:
         self.closed = False
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._sock.fileno()
 
     @property

@@ -90,7 +90,7 @@ class Warden:
         return self._process.pid
 
     def fileno(self) -> int:
-        """A descriptor that is readable when :meth:`receive` is to be called."""
+        """Return a descriptor that is readable when :meth:`receive` is to be called."""
         return self._ready.fileno()
 
     def keep_off(self) -> None:
@@ -239,7 +239,7 @@ class Warden:
         self._process.kill()
 
     def receive(self) -> list[WardenEvent]:
-        """What has happened since the last call; [] when nothing has."""
+        """Return what has happened since the last call; [] when nothing has."""
         self._channel.flush()
         events = [self._event(message) for message, _ in self._channel.receive()]
         if self._channel.closed and not self._died:

@@ -33,7 +33,7 @@ def become_subreaper() -> None:
 
 @contextlib.contextmanager
 def subreaping() -> Iterator[None]:
-    """The same for as long as the block runs: in a process that is not ours alone it must end."""
+    """Yield the same for as long as the block runs: in a process that is not ours alone it must end."""
     before = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     become_subreaper()
@@ -89,7 +89,7 @@ def die_once_adopted(parent: int, by: int) -> bool:
 
 
 def children() -> list[int]:
-    """The processes whose parent is this one, among them those that have ended and were not waited for.
+    """Return the processes whose parent is this one, among them those that have ended and were not waited for.
 
     Unlike :func:`descendants` it misses nobody: a child of ours leaves the list only when we wait for it, and whoever
     becomes our child while we look had an ancestor that is on it.
@@ -158,23 +158,23 @@ def signal_group(leader: int, signum: int) -> None:
 
 
 def name_of(pid: int) -> str:
-    """The short name of a process, or ''."""
+    """Return the short name of a process, or ''."""
     return _read(pid, "comm").strip()
 
 
 def waits_in(pid: int) -> str:
-    """The kernel's function in which a process waits, or '' where that is unknown."""
+    """Return the kernel's function in which a process waits, or '' where that is unknown."""
     return _read(pid, "wchan").strip("0\n")
 
 
 def state_of(pid: int) -> str:
-    """A process's state, one letter as in proc(5); '' where there is no such process."""
+    """Return a process's state, one letter as in proc(5); '' where there is no such process."""
     line = _read(pid, "stat")
     return line[line.rfind(")") + 2 :][:1]
 
 
 def running_process(pid: int) -> Process | None:
-    """The process that has this number now; None where none runs."""
+    """Return the process that has this number now; None where none runs."""
     stat = _stat(pid)
     return (pid, stat[1]) if stat is not None and stat[2] else None
 

@@ -32,7 +32,7 @@ def _stand_aside() -> None:
 
 
 def _be_the_fork_server() -> None:
-    """Returns in workers only. Without them no way leads out: the interpreter would run the user's program here."""
+    """Return in workers only. Without them no way leads out: the interpreter would run the user's program here."""
     try:
         _stand_aside()
         usual = frozenset(sys.modules)
