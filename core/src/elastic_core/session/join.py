@@ -121,11 +121,10 @@ def join(
 
 
 def _read(store: RendezvousBackend, applicant: Applicant, runtime: Runtime) -> Ledger | None:
-    """Return the ledger as it stands; None for an empty store. Members of a running job may be putting back what it
-    has lost.
+    """Return the ledger as it stands; None for an empty store.
 
     Raises:
-        HistoryChangedError: They have not within ``lost_after``.
+        HistoryChangedError: The store has lost entries, and no member has put them back within ``lost_after``.
     """
     deadline = runtime.now() + applicant.settings.timing.lost_after
     while True:
