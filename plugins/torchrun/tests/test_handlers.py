@@ -31,12 +31,12 @@ from elastic_core.protocol.entries import Offer
 from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.options import RendezvousOptions
-from elastic_core.session.close import close_run
 from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import Runtime
 from elastic_testing.racing import PATIENCE, background
 from elastic_torchrun import handlers
 from elastic_torchrun.handlers import TorchrunHandler, errors, stores
+from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of
 from elastic_torchrun.handlers.stores import EXIT_BARRIER
 

@@ -96,11 +96,7 @@ def can_take(
 def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: bool, unnamed: bool = False) -> None:
     """Refuse a node whose settings differ from the run's.
 
-    Args:
-        opener: The settings of the run.
-        mine: The settings of the node.
-        allow_version_mismatch: Whether versions may differ.
-        unnamed: Whether the job has no id, so that only the command shows whether it is the same job.
+    A job that is ``unnamed`` has no id, so that only the command shows whether it is the same job.
 
     Raises:
         RendezvousRefusedError: The agreements differ, or the programs, their arguments or the versions do and may not.
@@ -157,9 +153,8 @@ def describe_differences(opener: Settings, mine: Settings) -> list[str]:
     """Describe, in a sentence each, what differs between the opener and a node without keeping the node out."""
     found = []
     pairs = {item.name: (getattr(mine.timing, item.name), getattr(opener.timing, item.name)) for item in fields(Timing)}
-    if others := [
-        f"{name} is {own:g} here, {theirs:g} there" for name, (own, theirs) in pairs.items() if own != theirs
-    ]:
+    others = [f"{name} is {own:g} here, {theirs:g} there" for name, (own, theirs) in pairs.items() if own != theirs]
+    if others:
         found.append(
             f"--rdzv_conf differs from that of {opener.host}, which opened the run: {'; '.join(others)} (seconds). "
             f"The run's values count, which are those of {opener.host}."

@@ -199,8 +199,6 @@ def _versions(oldest: int, newest: int) -> str:
 
 _MEMBER = functools.partial(tuple.__new__, Member)
 """Makes a Member in half the time of ``Member(...)``."""
-
-
 _ID_DIGITS = 12
 """Hex digits of an agent's id."""
 _KIND_LETTERS = string.ascii_letters + string.digits + "-_"
@@ -231,11 +229,7 @@ def _pack_ids(ids: list[str]) -> str | list[str]:
 
 
 def _unpack_members(packed: object) -> tuple[Member, ...]:
-    """Return the members, checked column by column because there may be thousands.
-
-    Raises:
-        SchemaError: ``packed`` is not what :func:`_pack_members` makes.
-    """
+    """Return the members, checked column by column because there may be thousands; raise SchemaError for bad ones."""
     match packed:
         case [str() | list() as packed_ids, list() as kinds, str() | list() as which] if all(map(_is_kind, kinds)):
             with contextlib.suppress(ValueError, LookupError):
@@ -257,11 +251,7 @@ def _is_kind(value: object) -> bool:
 
 
 def _unpack_ids(packed: str | list[str]) -> list[str]:
-    """Reverse :func:`_pack_ids`.
-
-    Raises:
-        ValueError: The text is not base64.
-    """
+    """Reverse :func:`_pack_ids`; raise ValueError if the text is not base64."""
     if not isinstance(packed, str):
         return packed
     text = base64.b64decode(packed, validate=True).hex()

@@ -14,11 +14,8 @@ ENTRIES_SHRUNK_AT_ONCE = 16
 def entries_to_shrink(ledger: Ledger, watch: Watch, kept: int, whole: int = ENTRIES_KEPT_WHOLE) -> range:
     """Return the entries to shrink next: every node in the roster has read them, and no newer entry stands on them.
 
-    Args:
-        ledger: What the leader has read.
-        watch: The nodes in the roster. A node that has just arrived has read nothing yet.
-        kept: All entries before this one are tombstones, except those on which the head stands.
-        whole: How many of the newest entries stay whole.
+    All entries before ``kept`` are tombstones, except those on which the head stands. The newest ``whole`` entries
+    stay. A node that has just arrived has read nothing yet.
     """
     at = ledger.head.anchors
     first = max(kept, at.open + 1)

@@ -42,7 +42,7 @@ class Counters:
     """Host ids that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
 
     def bad_hosts(self) -> set[str]:
-        """The host ids that are left out while other nodes are enough: excluded, or lost too often (rules L4, L5)."""
+        """Return the host ids to leave out while other nodes are enough: excluded, or lost too often (L4, L5)."""
         return {host for host, losses in self.losses.items() if losses.count >= MAX_LOSSES} | set(self.excluded)
 
 
@@ -156,7 +156,7 @@ class Round:
         return cast(Members, self.members).group_ranks
 
     def host_of(self, node_id: str) -> str | None:
-        """The host of a member; None for other nodes, and for members whose hosts did not fit."""
+        """Return the host of a member; None for other nodes, and for members whose hosts did not fit."""
         rank = self.group_ranks.get(node_id, len(self.hosts))
         return self.hosts[rank] if rank < len(self.hosts) else None
 

@@ -106,7 +106,7 @@ class Watch:
     """The host ids for which a proof was contradicted: two machines share one, so its rows prove nothing."""
 
     def get(self, node_id: str) -> NodeView | None:
-        """The node view of a node; None if it was never seen."""
+        """Return the node view of a node; None if it was never seen."""
         return self.nodes.get(node_id)
 
     # Computed once per read: a question about each node must not go through all nodes again.
@@ -157,14 +157,10 @@ def forget_older_epochs(watch: Watch, epoch: int) -> Watch:
 def observe(
     watch: Watch, rows: Iterable[Observation], now: float, *, gap: float = CONTACT_GAP_MAX_SECONDS, slept: float = 0.0
 ) -> Watch:
-    """Return the watch after one successful read of the whole roster.
+    """Return the watch after one successful read of the whole roster, which was sent at ``now``.
 
-    Args:
-        watch: The watch before.
-        rows: The rows that were read.
-        now: When the read was sent.
-        gap: Seconds without an answer that count as a gap; see :func:`contact_gap`.
-        slept: Seconds since the last read for which the reader waited on purpose.
+    ``gap`` seconds without an answer count as a gap (:func:`contact_gap`), but not the ``slept`` seconds since the last
+    read for which the reader waited on purpose.
     """
     cut_off = watch.read_at is not None and now - watch.read_at - slept > gap
     nodes = {}

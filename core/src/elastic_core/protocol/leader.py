@@ -257,7 +257,7 @@ class _HaltedMembers:
     """One of ``fit`` that the others cannot reach and can do without (rule L5)."""
 
     def gone(self, view: LeaderView, old: Round) -> list[str]:
-        """The members that went away without having finished."""
+        """Return the members that went away without having finished."""
         out = [] if self.unreachable is None else [self.unreachable]
         return [i for i in (*self.lost, *self.suspected, *out) if not view.has_finished(old, i)]
 

@@ -77,7 +77,7 @@ class LeaderView:
         return self.judgement is not None and self.judgement.round == number
 
     def verdict(self, number: int) -> Verdict | None:
-        """The verdict of the policies on round ``number``; None if they were not asked, or have not answered."""
+        """Return the policies' verdict on round ``number``; None if they were not asked, or have not answered."""
         return self.judgement.verdict if self.judgement is not None and self.has_asked_policies(number) else None
 
     @property
@@ -93,7 +93,7 @@ class LeaderView:
     # One node --------------------------------------------------------------------------------------------------------
 
     def get(self, node_id: str) -> NodeView | None:
-        """The node view of a node; None if it has no row."""
+        """Return the node view of a node; None if it has no row."""
         return self.watch.get(node_id)
 
     def is_lost(self, node_id: str) -> bool:
@@ -172,11 +172,11 @@ class LeaderView:
     # Several nodes ---------------------------------------------------------------------------------------------------
 
     def node_views(self, current: Round) -> list[NodeView]:
-        """The members of a round that have a row, in rank order."""
+        """Return the members of a round that have a row, in rank order."""
         return [node for member in current.members if (node := self.get(member.node_id)) is not None]
 
     def incidents(self, current: Round) -> list[Incident]:
-        """The incidents that members report of a round, the root cause first (``incidents.by_cause``)."""
+        """Return the incidents that members report of a round, the root cause first (``incidents.by_cause``)."""
         found = [node.row.incident for node in self.node_views(current) if node.row.incident is not None]
         return sorted((i for i in found if i.round == current.number), key=by_cause)
 
@@ -203,7 +203,7 @@ class LeaderView:
         return [node_id for node_id in self.members_behind(current, index) if node_id in listed]
 
     def newcomers(self) -> list[NodeView]:
-        """The waiting nodes, without bad hosts if the members are enough."""
+        """Return the waiting nodes, without bad hosts if the members are enough."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
         known = [node for member in members if (node := self.get(member.node_id)) is not None]
         return self.drop_bad_hosts(self.waiting_nodes(), known, len(members) - len(known))
@@ -228,21 +228,16 @@ class LeaderView:
             and node.node_id not in members
             and not self.is_lost(node.node_id)
         ]
-        staying = [node for node_id in members if (node := self.get(node_id)) and not self._is_going(node_id)]
+        staying = [node for i in members if (node := self.get(i)) and not (self.is_lost(i) or self.is_leaving(i))]
         return drop_duplicate_ranks(staying, waiting)
-
-    def _is_going(self, node_id: str) -> bool:
-        return self.is_lost(node_id) or self.is_leaving(node_id)
 
     def drop_bad_hosts(
         self, nodes: list[NodeView], staying: Sequence[NodeView] = (), unknown: int = 0
     ) -> list[NodeView]:
         """Leave out hosts that a policy excluded or that were lost too often, if the other nodes are enough (rule L4).
 
-        Args:
-            nodes: The nodes to choose from.
-            staying: Nodes that are in the round anyway; other nodes on their hosts are not left out.
-            unknown: How many more nodes are in the round, of which nothing is known.
+        ``staying`` are in the round anyway; other nodes on their hosts are not left out. Of ``unknown`` more nodes in
+        the round nothing is known.
         """
         bad = self.ledger.counters.bad_hosts() - {node.row.info.host_id for node in staying}
         good = [node for node in nodes if node.row.info.host_id not in bad]
@@ -265,15 +260,12 @@ class LeaderView:
         host = None if self.ledger.round is None else self.ledger.round.host_of(node_id)
         return host or node_id
 
-    def silence_deadlines(self, nodes: Iterable[NodeView]) -> list[float]:
-        """When each of these nodes is lost if it gives no further sign of life."""
-        return [silence_deadline(self.watch, node, self.timing) for node in nodes]
-
     def next_look_at(self, *deadlines: float, nodes: Iterable[NodeView] = ()) -> float | None:
-        """The next instant at which the decision can change by itself: a deadline, or a silence that becomes a loss."""
+        """Return when the decision can next change by itself: at a deadline, or when a silence becomes a loss."""
         members = self.ledger.round.members if self.ledger.round is not None else ()
         missing = [self.watch.began_at + self.timing.lost_after for m in members if self.get(m.node_id) is None]
-        return min((at for at in (*deadlines, *self.silence_deadlines(nodes), *missing) if at > self.now), default=None)
+        silent = (silence_deadline(self.watch, node, self.timing) for node in nodes)
+        return min((at for at in (*deadlines, *silent, *missing) if at > self.now), default=None)
 
 
 def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:

@@ -127,13 +127,9 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
     stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
     if not stopped or current is None or len(current.members) < 2:
         return None
-    if (
-        after.leaving is not None
-        or after.run_replaced
-        or after.stepped_down
-        or not after.round
-        or ledger.closed is not None
-    ):
+    if after.leaving is not None or after.run_replaced or after.stepped_down:
+        return None
+    if not after.round or ledger.closed is not None:
         return None
     if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
         return None

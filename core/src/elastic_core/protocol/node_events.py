@@ -126,7 +126,7 @@ class Leaving:
 
     @classmethod
     def signalled(cls, signum: int, name: str, grace: float = 0.0) -> Leaving:
-        """The event for a signal to the agent."""
+        """Return the event for a signal to the agent."""
         return cls(f"received {name}", signalled(signum), grace)
 
 

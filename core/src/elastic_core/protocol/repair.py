@@ -30,11 +30,11 @@ class Memory:
     entries: tuple[Entry, ...]
 
     def and_then(self, entries: Sequence[Entry]) -> Memory:
-        """The memory after reading these entries; the oldest are dropped."""
+        """Return the memory after reading these entries; the oldest are dropped."""
         return Memory((*self.entries, *entries)[-ENTRIES_REMEMBERED:])
 
     def get(self, index: int) -> Entry | None:
-        """The entry at an index; None if it is not remembered."""
+        """Return the entry at an index; None if it is not remembered."""
         place = index - self.entries[0].index
         return self.entries[place] if 0 <= place < len(self.entries) else None
 
@@ -85,13 +85,8 @@ Settlement: TypeAlias = "WriteResume | Adopt | Rejoin"
 def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk: bool = False) -> Overlap:
     """Return what became, in the store, of the entries that this node has read.
 
-    Args:
-        mine: What this node has read.
-        memory: The newest entries of it.
-        head: The index of the store's newest entry; 0 for none.
-        at: The store's entry at the smaller of ``head`` and the index of ``mine``'s newest entry; None for a tombstone
-            or nothing.
-        shrunk: Whether that entry is a tombstone.
+    ``head`` is the index of the store's newest entry; 0 for none. ``at`` is its entry at the smaller of ``head`` and
+    the index of ``mine``'s newest entry; None for nothing, and for a tombstone, which it is if ``shrunk``.
     """
     if mine.closed is not None:
         return Intact()  # a closed run needs no repair

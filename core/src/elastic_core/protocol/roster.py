@@ -113,7 +113,7 @@ class NodeRow:
     """Its newest look at its host's slots when it wrote this row; None if there was none since the first."""
 
     def within(self, epoch: int) -> NodeRow:
-        """The row as it counts in this epoch: from another epoch it shows no entry read, no answer and no offer.
+        """Return the row as it counts in this epoch: one of another epoch shows no entry read, no answer and no offer.
 
         A round that was lost with the older epoch may have used the offer.
         """

@@ -47,9 +47,7 @@ class SchemaError(ValueError):
 def writer(kind: type, **fields: Writer) -> Writer:
     """Return a function that writes a dataclass as a plain object, without fields that have their default.
 
-    Args:
-        kind: The dataclass.
-        fields: Writers of fields whose annotation does not say enough.
+    ``fields`` are writers of fields whose annotation does not say enough.
     """
     return _object_writer(kind, tuple(fields.items()))
 
@@ -108,9 +106,7 @@ def _dict_writer(inner: Writer | None) -> Writer:
 def reader(kind: type, **fields: Reader) -> Reader:
     """Return a function that builds a dataclass from a plain object with exactly its fields, or raises SchemaError.
 
-    Args:
-        kind: The dataclass.
-        fields: Readers of fields whose annotation does not say enough.
+    ``fields`` are readers of fields whose annotation does not say enough.
     """
     return _object_reader(kind, tuple(fields.items()))
 

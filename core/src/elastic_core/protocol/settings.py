@@ -32,7 +32,7 @@ class Agreement:
     """Names of the plugins that workers call, in reverse order of the calls: what they save and restore must match."""
 
     def difference(self, other: Agreement) -> str | None:
-        """The first field in which ``other`` differs, as ``max_nodes: 4 here, 8 there``; None if all are equal."""
+        """Return the first field in which ``other`` differs, as ``max_nodes: 4 here, 8 there``; None if none does."""
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             if mine != theirs:

@@ -41,7 +41,7 @@ class RosterRow:
 
     @classmethod
     def unreadable(cls, node_id: str, why: str) -> RosterRow:
-        """The row that :meth:`RendezvousBackend.roster` lists in the place of one that was overwritten."""
+        """Return the row that :meth:`RendezvousBackend.roster` lists in the place of one that was overwritten."""
         return cls(node_id=node_id, serial=0, revision=0, value=b"", heartbeat=0, broken=why)
 
 

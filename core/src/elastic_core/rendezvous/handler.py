@@ -186,14 +186,7 @@ class RendezvousHandler(ABC):
         return False
 
 
-_OPTIONAL_METHODS = (
-    "get_backend",
-    "get_run_id",
-    "is_closed",
-    "set_closed",
-    "num_nodes_waiting",
-    "shutdown",
-)
+_OPTIONAL_METHODS = ("get_backend", "get_run_id", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
 
 
 class _CompletedHandler(RendezvousHandler):

@@ -47,14 +47,10 @@ class RendezvousOptions:
         standalone: bool = False,
         embedded: bool = False,
     ) -> None:
-        self.endpoint = endpoint
-        self.endpoint_required = endpoint_required
-        self.conf = dict(conf or {})
-        self.single_node = single_node
-        self.handler = handler
-        self.ignored = dict(ignored or {})
-        self.standalone = standalone
-        self.embedded = embedded
+        self.endpoint, self.endpoint_required = endpoint, endpoint_required
+        self.conf, self.ignored = dict(conf or {}), dict(ignored or {})
+        self.single_node, self.handler = single_node, handler
+        self.standalone, self.embedded = standalone, embedded
 
 
 def positive_seconds(key: str, text: str) -> float:

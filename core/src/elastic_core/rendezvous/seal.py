@@ -55,7 +55,7 @@ class Seal:
         return SEAL_PREFIX + line.encode() + value
 
     def _opened(self, place: bytes, sealed: bytes, what: str) -> bytes:
-        import hmac  # see job_token.code
+        import hmac  # see job_token.hmac_sha256
 
         value = sealed[SEAL_BYTES:]
         if hmac.compare_digest(sealed, self._sealed(place, value)):

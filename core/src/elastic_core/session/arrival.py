@@ -56,12 +56,7 @@ def verdict_since(
 ) -> Closed | None:
     """Return the verdict on the node's run, which has ended since the node arrived; None where it has not.
 
-    Args:
-        store: Where the ledger is.
-        arrival: What the node found there first.
-        ledger: What it finds there now.
-        takes: Which runs take the node.
-        codec: Decodes entries.
+    ``arrival`` is what the node found in the store first, and ``ledger`` what it finds there now.
     """
     if ledger.head.run == arrival.run:
         closed = ledger.closed if arrival.belongs else None
@@ -81,6 +76,5 @@ def _is_there(store: RendezvousBackend, place: Link, codec: Codec) -> bool:
 
 def _entries(store: RendezvousBackend, after: int, last: int, codec: Codec) -> Iterator[Entry]:
     """Yield the entries that follow ``after``, without those that are tombstones."""
-    for index in range(after + 1, last + 1):
-        if (entry := peek(store, index, codec)) is not None:
-            yield entry
+    found = (peek(store, index, codec) for index in range(after + 1, last + 1))
+    return (entry for entry in found if entry is not None)

@@ -33,7 +33,7 @@ class Confirmation:
         """Since when this node would decide, if its server were confirmed. The reader's."""
 
     def moved(self) -> None:
-        """Heartbeats go to another server."""
+        """Have the server confirmed anew: heartbeats go to another one."""
         self._unconfirmed.set()
 
     def stop(self) -> None:
@@ -42,7 +42,7 @@ class Confirmation:
         self._first_confirmed.set()
 
     def run(self) -> None:
-        """The thread's body."""
+        """Ask for confirmation until the session is over; the thread's body."""
         state = self._state
         while not state.over:
             self._unconfirmed.clear()

@@ -59,17 +59,14 @@ class SessionConnections:
         return None
 
     def failed(self, who: str, exc: ElasticError) -> None:
-        """An operation of this thread failed."""
+        """Record that an operation of this thread failed."""
         if not (self._state.stopping.is_set() or self._state.store.embedded):
             self._state.contact.failed(who, exc)
 
     def check_answers(self, endpoint: str, made: Mapping[str, RendezvousBackend | None], within: float) -> None:
         """Tell people once of a call without an answer, and close a connection that alone has had none for longer.
 
-        Args:
-            endpoint: The store's, as the user gave it.
-            made: The connection of each thread; None while it has none.
-            within: Seconds after which a call without an answer is told of.
+        ``made`` has the connection of each thread. ``within`` is in seconds.
         """
         state = self._state
         now, timing = state.runtime.now(), state.ledger.settings.timing
@@ -77,9 +74,8 @@ class SessionConnections:
         if now - before >= 2 * timing.beat_interval + 1.0:  # this agent was frozen, and not the store
             return
         calls = [StoreCall(who, began) for who, began in self._connecting.items() if began is not None]
-        for who, store in made.items():
-            if (found := call_of(who, store, state.unread_since if who == "reader" else None)) is not None:
-                calls.append(found)
+        unread = {"reader": state.unread_since}
+        calls += [call for who, store in made.items() if (call := call_of(who, store, unread.get(who))) is not None]
         for call in calls:
             if (silence := now - call.due) < within:
                 continue

@@ -12,13 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from elastic_core.errors import (
-    ElasticError,
-    RendezvousConnectionError,
-    StoreLostError,
-    in_one_line,
-    without_passwords,
-)
+from elastic_core.errors import ElasticError, RendezvousConnectionError, StoreLostError, in_one_line, without_passwords
 from elastic_core.events import Event, Level
 from elastic_core.protocol.ledger import HistoryChangedError
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -79,7 +73,7 @@ class Contact:
         return max(self._before, min(self._current_at, self._confirmed_at))
 
     def current(self, began: float) -> None:
-        """The store's answer to a question that was sent at ``began`` shows that it had no news for this node then.
+        """Record an answer of the store that shows that it had no news for this node at ``began``, when it was asked.
 
         The instant at which the answer is read does not count: this node may have been frozen since the answer came.
         """
@@ -88,25 +82,25 @@ class Contact:
                 self._current_at = max(self._current_at, began)
 
     def confirmed(self, began: float) -> None:
-        """The server that takes the heartbeats was still the right one when that was asked, at ``began``."""
+        """Record that the server that takes the heartbeats was still the right one when asked, at ``began``."""
         with self._lock:
             if not self._over:
                 self._confirmed_at = max(self._confirmed_at, began)
                 self.ever_confirmed = True
 
     def moved(self) -> None:
-        """Heartbeats go to another server from now on, which has to be confirmed by itself."""
+        """Record that heartbeats go to another server from now on, which has to be confirmed by itself."""
         with self._lock:
             if self._confirms:
                 self._before = max(self._before, min(self._current_at, self._confirmed_at))
                 self._current_at = self._confirmed_at = -math.inf
 
     def live(self, live: bool) -> None:
-        """Whether the newest round that was read of is live; called before any contact counts that knows of it."""
+        """Record whether the newest round that was read of is live, before any contact counts that knows of it."""
         self._ended_at = math.inf if live else self.at
 
     def worked(self, who: str) -> None:
-        """The store has served this thread."""
+        """Record that the store has served this thread; tell people when it serves all threads again."""
         with self._lock:
             if self._over:
                 return
@@ -120,15 +114,10 @@ class Contact:
             self._publish(Event("store_back", f"the store {'answers' if silent else 'can be read'} again"))
 
     def failed(self, who: str, exc: ElasticError, *, surely: bool = False) -> None:
-        """An operation failed. People are told once of each kind of failure, until all threads are served again.
+        """Record a failure of a thread. People are told once of each kind, until all threads are served again.
 
-        The first break of a connection is not told: it may have been idle while the store restarted. A failure of the
-        thread's next attempt is.
-
-        Args:
-            who: The thread.
-            exc: What it met.
-            surely: Whether it is the store that fails, and not only a connection.
+        The first break of a connection is not told unless the store ``surely`` fails: the connection may have been idle
+        while the store restarted. A failure of the thread's next attempt is.
         """
         with self._lock:
             if self._over:
@@ -165,23 +154,17 @@ class Backoff:
     """Seconds to wait at most."""
 
     def failed(self) -> float:
-        """Seconds to wait now; twice as long after each further failure."""
+        """Return the seconds to wait now; twice as long after each further failure."""
         pause, self.pause = self.pause, min(2 * self.pause, self.most)
         return pause
 
     def worked(self) -> None:
-        """The next failure is a first one again."""
+        """Begin again: the next failure is a first one."""
         self.pause = RETRY_FIRST
 
 
 def store_awaited(endpoint: str, seconds: float, exc: RendezvousConnectionError) -> Event:
-    """Return what people are told when a node that joins meets a store that does not answer.
-
-    Args:
-        endpoint: The store's; '' for none.
-        seconds: How long the node tries again.
-        exc: What the first attempt failed with.
-    """
+    """Return what people are told when a node that joins meets a store that does not answer, and tries for so long."""
     where = f" at {without_passwords(endpoint)}" if endpoint else ""
     message = f"the store{where} does not answer; waiting for it for up to {seconds:.0f} s: {in_one_line(exc)}"
     return Event("store_unreachable", message, Level.WARNING)
@@ -201,11 +184,8 @@ def connect_at_first(
 ) -> T:
     """Return the first connection that ``make`` returns, which is called again while the store is not up.
 
-    Args:
-        make: Makes a connection; the backend's hook.
-        failed: Told of the first failure that is not final.
-        timeout: Seconds after which a failure is final. One that is ``lasting`` always is.
-        runtime: The node's.
+    A failure is final after ``timeout`` seconds, and at once if it is ``lasting``. The first that is not is told
+    ``failed``.
 
     Raises:
         RendezvousConnectionError: The store could not be reached for so long, or waiting would mend nothing.
@@ -223,12 +203,8 @@ def persist(
 ) -> T:
     """Return what ``attempt`` returns, which is made again over a new connection while the store restarts.
 
-    Args:
-        store: What is tried first; its new connections come after that.
-        attempt: May be made again from the beginning, whatever became of it before.
-        failed: Told of the first failure.
-        timeout: Seconds after which the failure is final. That of an embedded store always is.
-        runtime: The node's.
+    An attempt may begin again whatever became of it before. A failure is final after ``timeout`` seconds, and at once
+    for an embedded store. ``failed`` is told of the first.
 
     Raises:
         RendezvousConnectionError: The store could not be reached for so long.
@@ -243,10 +219,7 @@ def persist(
         finally:
             connection.close()
 
-    def is_final(exc: RendezvousConnectionError) -> bool:
-        return store.embedded or isinstance(exc, StoreLostError)
-
-    return _insist(attempted, is_final, failed, timeout, runtime)
+    return _insist(attempted, lambda exc: store.embedded or isinstance(exc, StoreLostError), failed, timeout, runtime)
 
 
 def _insist(

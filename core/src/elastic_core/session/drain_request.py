@@ -35,11 +35,7 @@ DRAIN_WAIT_SECONDS = 20.0
 def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAIN_WAIT_SECONDS) -> int:
     """Ask all agents of ``host`` to leave, and wait until they have said that they do; returns their number.
 
-    Args:
-        store: A connection to the job's store.
-        host: The host's name, as its agents say it.
-        job: The job's id, for messages.
-        patience: Seconds to wait.
+    ``host`` is the name that its agents give, and ``job`` the job's id, for messages. ``patience`` is in seconds.
 
     Raises:
         UsageError: There is no such job, or no agent of it runs there (names the hosts where some do), or the one there
@@ -66,11 +62,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
 def release(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAIN_WAIT_SECONDS) -> int:
     """Vouch that ``host`` is gone for good, and wait until the leader has read it; returns the number of its nodes.
 
-    Args:
-        store: A connection to the job's store.
-        host: The host's name, as its agents said it.
-        job: The job's id, for messages.
-        patience: Seconds to wait for the leader.
+    ``host`` is the name that its agents gave, and ``job`` the job's id, for messages. ``patience`` is in seconds.
 
     Raises:
         UsageError: There is no such job, no agent of it was there, or all of them still heartbeat.
@@ -84,14 +76,12 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
             seen.row.info.node_id: seen.heartbeat for seen in found if seen.row.info.host == host and not _asks(seen)
         }
 
-    before = heartbeats()
-    if not before:
+    if not (before := heartbeats()):
         hosts = list_names(sorted({seen.row.info.host for seen in readable(store.roster()) if not _asks(seen)}))
         raise UsageError(f"No agent of job {job!r} was on {host!r}.", hint=f"They are or were on: {hosts or 'none'}.")
     time.sleep(PROOF_HEARTBEATS * ledger.settings.timing.beat_interval)
     after = heartbeats()
-    still = tuple(node_id for node_id, heartbeat in before.items() if after.get(node_id) == heartbeat)
-    if not still:
+    if not (still := tuple(node_id for node_id, heartbeat in before.items() if after.get(node_id) == heartbeat)):
         raise UsageError(
             f"{host!r} is not gone: the heartbeats of all its agents in job {job!r} go on.",
             hint=f"To have them leave, use elastic drain {host}.",
@@ -160,8 +150,7 @@ def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
     while True:
         cursor = store.wait(cursor, roster=True, timeout=0)
         rows = {seen.row.info.node_id: seen.row for seen in readable(store.roster(wanted))}
-        staying = sorted(node_id for node_id, row in rows.items() if not row.leaving)
-        if not staying:
+        if not (staying := sorted(node_id for node_id, row in rows.items() if not row.leaving)):
             return
         if (left := deadline - time.monotonic()) <= 0:
             names = list_names(f"{rows[node_id].info} ({node_id})" for node_id in staying)

@@ -58,11 +58,10 @@ class Heartbeat:
         runtime: Runtime,
         calls: HeartbeatCalls,
     ) -> None:
-        self._node_id = node_id
-        self._store = store
-        self._ledger = ledger
+        self._node_id, self._ledger, self._calls = node_id, ledger, calls
+        self.store = store
+        """What it heartbeats over; None while it has no connection."""
         self._now = now = runtime.now
-        self._calls = calls
         self._count = 1
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
         self._leader_heartbeat: int | None = None
@@ -70,8 +69,8 @@ class Heartbeat:
         self._reported_at: float | None = None
         self._cut_off = False
         """Whether the connection has broken since the last heartbeat."""
-        self._gap_at = -math.inf
-        """When this node had the store back after it had last been cut off."""
+        self.gap_at = -math.inf
+        """When this node had the store back after it had last been cut off; -inf if it never was."""
         self._place = 0.0
         """How many nodes succeed the leader before this one; a node without a rank finds that out when it matters."""
         self._guessed = False
@@ -79,16 +78,6 @@ class Heartbeat:
         self._changed = runtime.condition()
         self._thread = runtime.thread(target=self._run, name="elastic-heartbeat", daemon=True)
         self.follow(ledger)
-
-    @property
-    def store(self) -> RendezvousBackend | None:
-        """What it heartbeats over; None while it has no connection."""
-        return self._store
-
-    @property
-    def gap_at(self) -> float:
-        """When this node had the store back after it had last been cut off; -inf if it never was."""
-        return self._gap_at
 
     def start(self) -> None:
         """Begin to heartbeat."""
@@ -103,8 +92,7 @@ class Heartbeat:
     def hang_up(self) -> None:
         """Stop, and close the connection that the thread waits for."""
         with self._changed:
-            self._stopped = True
-            store = self._store
+            self._stopped, store = True, self.store
             self._changed.notify()
         if store is not None:
             store.close()
@@ -114,16 +102,16 @@ class Heartbeat:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         with self._changed:
-            store, self._store = self._store, None
+            store, self.store = self.store, None
         if store is not None:
             store.close()
 
     def tick(self) -> None:
-        """The agent's loop is alive."""
+        """Record that the agent's loop is alive."""
         self._ticked_at = self._now()
 
     def follow(self, ledger: Ledger) -> None:
-        """The ledger has grown, which answers every report made before."""
+        """Go on from a ledger that has grown, which answers every report made before."""
         with self._changed:
             self._ledger, self._reported_at = ledger, None
             self._place, self._guessed = 0.0, False
@@ -132,7 +120,7 @@ class Heartbeat:
             self._changed.notify()
 
     def reported(self) -> None:
-        """This node has reported an incident, and the leader owes an entry (rule L2)."""
+        """Record that this node has reported an incident, and that the leader owes an entry (rule L2)."""
         with self._changed:
             self._reported_at = self._now()
             self._changed.notify()
@@ -141,7 +129,7 @@ class Heartbeat:
         """Heartbeat over this connection from now on."""
         with self._changed:
             if not self._stopped:
-                self._store, self._cut_off = store, True
+                self.store, self._cut_off = store, True
                 self._changed.notify()
                 return
         store.close()
@@ -160,7 +148,7 @@ class Heartbeat:
                     self._changed.wait(wait)
                 if self._stopped:
                     return
-                store, ledger = self._store, self._ledger
+                store, ledger = self.store, self._ledger
             interval, self._tried_at = ledger.settings.timing.beat_interval, self._now()
             if store is not None and self._now() - self._ticked_at < 2 * interval + CONTACT_GAP_MAX_SECONDS:
                 self._heartbeat(store, ledger)
@@ -168,9 +156,9 @@ class Heartbeat:
                 heartbeat_at = self._now() + interval
 
     def _pause(self, heartbeat_at: float) -> float:
-        """Seconds until there is something to do."""
+        """Return the seconds until there is something to do."""
         due = heartbeat_at
-        if self._store is not None and self._heir(self._ledger):
+        if self.store is not None and self._heir(self._ledger):
             takeover = takeover_at(self._ledger, self._signs(), self._place)
             due = min(due, max(takeover, self._tried_at + TAKEOVER_RETRY_SECONDS))
         return due - self._now()
@@ -190,7 +178,7 @@ class Heartbeat:
                     self._calls.take_leader(ledger, self._heard(ledger), self._why(ledger))
         except RendezvousConnectionError as exc:
             with self._changed:
-                self._store = None
+                self.store = None
             store.close()
             self._calls.lost(exc)
         except RendezvousStateError as exc:
@@ -213,7 +201,7 @@ class Heartbeat:
         self._count += 1
         gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
         if gap:
-            self._gap_at, self._cut_off = now, False
+            self.gap_at, self._cut_off = now, False
         if gap or self._watched != ledger.leader or reply.watched != self._leader_heartbeat:
             self._watched, self._leader_heartbeat, self._leader_changed_at = ledger.leader, reply.watched, now
         self._contact_at = now
@@ -225,7 +213,7 @@ class Heartbeat:
 
     def _signs(self) -> LeaderSigns:
         return LeaderSigns(
-            heartbeat_changed_at=self._leader_changed_at, reported_at=self._reported_at, gap_at=self._gap_at
+            heartbeat_changed_at=self._leader_changed_at, reported_at=self._reported_at, gap_at=self.gap_at
         )
 
     def _heard(self, ledger: Ledger) -> DeposedLeader:

@@ -55,26 +55,18 @@ class Applicant:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The run that a node takes part in.
-
-    Attributes:
-        ledger: The run's, as it was then.
-        row: What the roster says of the node: less than it will, if it had to find out which others are alive.
-    """
+    """The run that a node takes part in."""
 
     ledger: Ledger
     row: NodeRow
+    """What the roster says of the node: less than it will, if it had to find out which others are alive."""
 
 
 def arrive(store: RendezvousBackend, applicant: Applicant, runtime: Runtime, *, again: bool = False) -> Arrival:
     """Read the ledger for the first time, for a node that joins later.
 
-    Args:
-        store: Where the ledger is.
-        applicant: The node.
-        runtime: The node's.
-        again: Whether this node has just been in another run of the job, which the newest one has replaced (rule S3):
-            it belongs to the newest one then, also if that is over by now.
+    A node that comes ``again``, from another run of the job that the newest one has replaced (rule S3), belongs to the
+    newest one also if that is over by now.
 
     Raises:
         RendezvousRefusedError: The running job does not take this node.
@@ -86,19 +78,15 @@ def arrive(store: RendezvousBackend, applicant: Applicant, runtime: Runtime, *, 
 
 
 def run_takes(applicant: Applicant) -> Takes:
-    """Which runs take this node."""
-
-    def check(opener: Settings, uid: str | None) -> bool:
-        return can_take(
-            opener,
-            uid,
-            applicant.settings,
-            applicant.scheduler_uid,
-            allow_version_mismatch=applicant.allow_version_mismatch,
-            unnamed=applicant.unnamed,
-        )
-
-    return check
+    """Return the function that says which runs take this node."""
+    return lambda opener, run_uid: can_take(
+        opener,
+        run_uid,
+        applicant.settings,
+        applicant.scheduler_uid,
+        allow_version_mismatch=applicant.allow_version_mismatch,
+        unnamed=applicant.unnamed,
+    )
 
 
 def join(
@@ -106,11 +94,7 @@ def join(
 ) -> Joined | Closed:
     """Enter the roster and return the run, or the verdict on the run that this node belongs to.
 
-    Args:
-        store: Where roster and ledger are.
-        applicant: The node.
-        runtime: The node's.
-        arrival: What :func:`arrive` found; None for a node that reads the ledger for the first time now.
+    ``arrival`` is what :func:`arrive` found; None for a node that reads the ledger for the first time now.
 
     Raises:
         RendezvousRefusedError: The running job does not take this node.
@@ -137,11 +121,10 @@ def join(
 
 
 def _read(store: RendezvousBackend, applicant: Applicant, runtime: Runtime) -> Ledger | None:
-    """Return the ledger as it stands; None for an empty store. Members of a running job may be putting back what it
-    has lost.
+    """Return the ledger as it stands; None for an empty store.
 
     Raises:
-        HistoryChangedError: They have not within ``lost_after``.
+        HistoryChangedError: The store has lost entries, and no member has put them back within ``lost_after``.
     """
     deadline = runtime.now() + applicant.settings.timing.lost_after
     while True:
@@ -163,7 +146,6 @@ def _arrival(ledger: Ledger | None, applicant: Applicant, *, again: bool = False
 
 
 def _enter(store: RendezvousBackend, row: NodeRow, runtime: Runtime) -> NodeRow:
-    """Enter the roster with this row."""
     store.enter(row.info.node_id, runtime.codec.encode_row(row))
     return row
 
@@ -261,12 +243,10 @@ def _open(
 
     if abandoned and ledger is not None:
         why = "abandoned: nobody of this run is alive"
-        took = append(ledger, Leader(why=why))
         verdict = Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED, abandoned=True)
-        closed = took and append(took, verdict)
-        if closed is None:
+        took = append(ledger, Leader(why=why))
+        if took is None or (ledger := append(took, verdict)) is None:
             return None
-        ledger = closed
     return append(ledger, Open(scheduler_uid=applicant.scheduler_uid, settings=applicant.settings), runtime.new_id())
 
 
@@ -305,8 +285,7 @@ def _check_single(store: RendezvousBackend, applicant: Applicant, runtime: Runti
 def _alive(
     store: RendezvousBackend, ledger: Ledger, applicant: Applicant, runtime: Runtime, *, node_rank: int | None = None
 ) -> list[str]:
-    """Return the hosts of the run whose heartbeats move, watched for ``lost_after``; returns at once where there are
-    none.
+    """Return the hosts of the run whose heartbeats move, watched for ``lost_after``; at once where there are none.
 
     Nodes whose slots show that they are gone are watched for less (rule S8). With a ``node_rank`` only nodes that have
     that rank are watched.
@@ -335,9 +314,8 @@ def _alive(
             ignored = seen.node_id == me.node_id or shown
             left = row.leaving and row.phase is not Phase.RUNNING
             other_rank = node_rank is not None and row.info.node_rank != node_rank
-            if row.run not in runs or ignored or left or other_rank:
-                continue
-            here.add(seen.node_id)
+            if not (row.run not in runs or ignored or left or other_rank):
+                here.add(seen.node_id)
         if not here or runtime.now() >= deadline or here <= moving.keys():
             return sorted(moving[node_id] for node_id in here if node_id in moving)
         until_proved = proved_at - runtime.now()

@@ -78,7 +78,8 @@ class LeaderDriver:
     _thinking: Future[Verdict] | None = None
     _asking: Future[list[str]] | None = None
     _ask_at: float = -math.inf
-    _waiting_for: str = ""
+    waiting_for: str = ""
+    """The nodes that the job waits for, as far as the last look showed; '' for none."""
     _tell_at: float | None = None
     unread: tuple[str, ...] = ()
     """The ids of the rows that could not be read in the last look, at most MAX_UNREAD_ROWS."""
@@ -96,11 +97,6 @@ class LeaderDriver:
     _append_at: float = -math.inf
     """When it is asked again, if nothing new can be read there by then."""
     _backoff: Backoff = field(default_factory=Backoff)
-
-    @property
-    def waiting_for(self) -> str:
-        """The nodes that the job waits for, as far as the last look showed; '' for none."""
-        return self._waiting_for
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
@@ -134,15 +130,9 @@ class LeaderDriver:
             decision = decide(self._view(store, ledger))
         match decision:
             case Append(body, counters):
-                now = self.runtime.now()
+                now, new_id, kept = self.runtime.now(), self.runtime.new_id(), self._kept
                 entry = compose(
-                    ledger,
-                    body,
-                    entry_id=self.runtime.new_id(),
-                    author=self.node_id,
-                    now=now,
-                    counters=counters,
-                    kept=self._kept,
+                    ledger, body, entry_id=new_id, author=self.node_id, now=now, counters=counters, kept=kept
                 )
                 return self._append(store, ledger, entry)
             case LookAgain(at, waiting, silent):
@@ -204,12 +194,9 @@ class LeaderDriver:
         if self._thinking is not None and self._thinking.done() and self._judgement is not None:
             self._judgement = Judgement(round=self._judgement.round, verdict=self._thinking.result())
             self._thinking = None
+        judgement, may_forget = self._judgement, store.may_forget
         return LeaderView(
-            ledger=ledger,
-            watch=self.watch,
-            now=self._looked_at,
-            judgement=self._judgement,
-            may_forget=store.may_forget,
+            ledger=ledger, watch=self.watch, now=self._looked_at, judgement=judgement, may_forget=may_forget
         )
 
     def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
@@ -306,8 +293,8 @@ class LeaderDriver:
     def _tell(self, waiting: str) -> None:
         """Tell people once what the job waits for, after it has waited for a moment."""
         key, now = waiting.split(", for up to")[0], self.runtime.now()  # the time left changes at every look
-        if key != self._waiting_for:
-            self._waiting_for, self._tell_at = key, now + ANNOUNCE_WAIT_SECONDS
+        if key != self.waiting_for:
+            self.waiting_for, self._tell_at = key, now + ANNOUNCE_WAIT_SECONDS
         elif key and self._tell_at is not None and now >= self._tell_at:
             self._tell_at = None
             self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": key}))

@@ -71,16 +71,8 @@ def part(
 ) -> None:
     """Leave: give the leadership away, wait for nodes that need this node's store, take the row out.
 
-    It may be called again from the beginning after a failure.
-
-    Args:
-        store: The connection.
-        ledger: What this node has read.
-        heir_to: Returns the node that is to lead.
-        changed: Told the new leader, if there is one.
-        timeout: Seconds to wait for others, at most.
-        node_id: The node that leaves.
-        runtime: The node's.
+    ``heir_to`` returns the node that is to lead, and ``changed`` is told it. ``timeout`` is in seconds. It may be
+    called again from the beginning after a failure.
     """
     ledger, heir = hand_over(store, ledger, heir_to, node_id=node_id, runtime=runtime)
     if heir is not None:

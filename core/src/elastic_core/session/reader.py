@@ -74,7 +74,7 @@ class StoreReader:
             connection.close()
 
     def run(self) -> None:
-        """The thread's body."""
+        """Read, lead and wait until the session is over; the thread's body."""
         state, backoff, connected_before = self._state, Backoff(), False
         while not state.stopping.is_set():
             if (store := self._connections.connect("reader")) is None:

@@ -44,13 +44,7 @@ def restore(
 ) -> Restored:
     """Make the store's history and this node's one again.
 
-    Args:
-        store: A connection.
-        mine: What this node has read.
-        memory: The newest entries of it.
-        node_id: This node.
-        runtime: The node's.
-        unread: Why it could not read on, if it could not.
+    ``mine`` is what this node has read, ``memory`` the newest entries of that, and ``unread`` why it could not read on.
 
     Returns:
         None where they are one already, or change too fast to tell. Else what was lost, for people, and the ledger to
@@ -61,8 +55,7 @@ def restore(
         RendezvousStateError: The store holds something invalid.
         RendezvousConnectionError: It cannot be reached; what was being written may or may not have landed.
     """
-    lost = gone = None
-    codec = runtime.codec
+    lost, gone, codec = None, None, runtime.codec
     for _ in range(REPAIR_ATTEMPTS_MAX):
         head = store.wait(Cursor(), roster=False, timeout=0).head
         at = peek(store, index := min(head, mine.head.index), codec)

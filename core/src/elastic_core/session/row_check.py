@@ -72,7 +72,7 @@ class RowCheck:
 
 
 def _likely_reason(release: str, leader: str) -> str:
-    """Why a leader with this release of elastic-core cannot read the row, and what to do."""
+    """Say why a leader with this release of elastic-core cannot read the row, and what to do."""
     if release != __version__:
         return (
             f"It runs elastic-core {release or 'of an unknown release'}, and this node {__version__}: install one "

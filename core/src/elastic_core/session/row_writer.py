@@ -121,7 +121,7 @@ class RowWriter:
             self._wake.notify()
 
     def run(self) -> None:
-        """The thread's body."""
+        """Write rows and do jobs until the session is over; the thread's body."""
         backoff = Backoff()
         while True:
             with self._wake:
@@ -158,7 +158,7 @@ class RowWriter:
         self._hang_up()
 
     def _pause(self) -> float | None:
-        """Seconds until the row is to be written, or is looked at again; None where the store has the newest."""
+        """Return the seconds until the row is to be written or looked at again; None if the store has the newest."""
         if self._sent >= self._revision:
             return None
         return RETRY_FIRST if self._is_held() else max(0.0, self._due - self._runtime.now())

@@ -123,7 +123,7 @@ class Session:
             thread.start()
 
     def tick(self) -> None:
-        """The agent's loop is alive; heartbeats go on only while it says so."""
+        """Record that the agent's loop is alive, without which heartbeats stop."""
         self._heartbeat.tick()
 
     def check_answers(self, endpoint: str, *, within: float = ANSWER_WITHIN_SECONDS) -> None:

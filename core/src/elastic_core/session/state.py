@@ -94,7 +94,7 @@ class SessionState:
             self.calls.post(end)
 
     def guard(self, body: Callable[[], None]) -> None:
-        """StoreCall the body of a thread, and report a defect in it to the agent."""
+        """Call the body of a thread, and report a defect in it to the agent."""
         try:
             body()
         except Exception as exc:

@@ -27,27 +27,21 @@ WHAT = {"heartbeat": "a heartbeat to", "reader": "a read from", "writer": "a wri
 
 @dataclass(frozen=True, slots=True)
 class StoreCall:
-    """A call that is under way. Instants are the monotonic clock's.
-
-    Attributes:
-        who: The session's thread that made it, or :data:`JOINING`.
-        due: When its answer was to be expected: at once, or for a wait when its time is over.
-        store: Its connection; None for the call that makes one.
-    """
+    """A call that is under way. Instants are the monotonic clock's."""
 
     who: str
+    """The session's thread that made it, or :data:`JOINING`."""
     due: float
+    """When its answer was to be expected: at once, or for a wait when its time is over."""
     store: GuardedBackend | None = None
+    """Its connection; None for the call that makes one."""
 
 
 def call_of(who: str, store: object, unread_since: float | None = None) -> StoreCall | None:
     """Return the call that is under way over a connection; None where there is none, or where that cannot be known.
 
-    Args:
-        who: The thread that made it.
-        store: The connection.
-        unread_since: Since when the store is known to have entries which this thread has not read; None where it is not
-            known to have any. A wait should have brought them.
+    ``who`` made it. ``unread_since`` is since when the store is known to have entries that this thread has not read,
+    which a wait should have brought.
     """
     if not isinstance(store, GuardedBackend) or (asked := store.asked) is None:
         return None
@@ -60,14 +54,9 @@ def call_of(who: str, store: object, unread_since: float | None = None) -> Store
 def may_be_renewed(call: StoreCall, silence: float, heartbeat_at: float, *, within: float) -> bool:
     """Whether a call has been out for so long that its connection is to be made anew.
 
-    A reader or a writer is given up only where a heartbeat that began later has been answered: else the store itself is
+    Its answer is overdue for ``silence`` seconds; people are told after ``within`` seconds. A reader or a writer is
+    given up only where a heartbeat that began later (at ``heartbeat_at``) has been answered: else the store itself is
     silent, and another connection would be no better.
-
-    Args:
-        call: The call.
-        silence: Seconds for which its answer is overdue.
-        heartbeat_at: When the last heartbeat that was answered began.
-        within: Seconds after which a call without an answer is told of.
     """
     if call.store is None or call.store.embedded or silence < RENEW_CALL_FACTOR * within:
         return False
@@ -83,15 +72,7 @@ def silence_told(
     within: float = ANSWER_WITHIN_SECONDS,
     runtime: Runtime = RUNTIME,
 ) -> Iterator[None]:
-    """Have a thread tell, once, of a call without an answer, while the caller's own thread uses a connection.
-
-    Args:
-        store: The connection.
-        tell: Called on that thread.
-        endpoint: The store's, as the user gave it; '' for none.
-        within: Seconds after which a call without an answer is told of.
-        runtime: The node's.
-    """
+    """Have a thread ``tell``, once, of a call over ``store`` without an answer for ``within`` seconds."""
     over = runtime.event()
 
     def watch() -> None:
@@ -109,13 +90,9 @@ def silence_told(
 
 
 def unanswered(call: StoreCall, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:
-    """Return what people are told of a call without an answer.
+    """Return what people are told of a call whose answer is overdue for ``silence`` seconds.
 
-    Args:
-        call: The call.
-        silence: Seconds for which its answer is overdue.
-        endpoint: The store's, as the user gave it; '' for none.
-        fence: Seconds without contact after which workers are stopped; None where there are none.
+    ``fence`` is after how many seconds without contact workers are stopped; None where there are none.
     """
     where = f" at {without_passwords(endpoint)}" if endpoint else ""
     what = "a connection to" if call.store is None else WHAT[call.who]

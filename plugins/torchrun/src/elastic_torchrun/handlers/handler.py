@@ -50,7 +50,6 @@ from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.seal import protect
-from elastic_core.session.close import close_run
 from elastic_core.session.contact import (
     FENCE_SHARE,
     FIRST_CONNECTION_SECONDS,
@@ -65,6 +64,7 @@ from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
 from elastic_core.session.store_calls import silence_told
 from elastic_torchrun.handlers import stores
+from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of
 from elastic_torchrun.handlers.console import say
 from elastic_torchrun.handlers.errors import torchs_errors
