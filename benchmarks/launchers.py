@@ -120,7 +120,7 @@ def measure_idle(compared: Sequence[Launcher], runs: int, record: Book) -> None:
 
 
 def measure_floor(runs: int, record: Book) -> None:
-    """The floor, ``runs`` times."""
+    """Measure the floor ``runs`` times."""
     for _ in range(runs):
         for figure, value in floor.measure().items():
             record[figure]["median"].append(value)

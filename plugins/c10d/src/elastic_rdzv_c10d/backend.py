@@ -339,7 +339,7 @@ class C10dBackend(RendezvousBackend):
         return head
 
     def _has(self, index: int) -> None:
-        """The ledger has come so far at least."""
+        """Note that the ledger has this entry."""
         self._known.head = max(self._known.head, index)
 
     # Both ------------------------------------------------------------------------------------------------------------

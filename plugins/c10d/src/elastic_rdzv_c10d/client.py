@@ -114,7 +114,7 @@ class StoreClient:
             store.set(key, value)
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
-        """The same for several keys, in one request."""
+        """Set several keys in one request."""
         with self._asking() as store:
             store.multi_set(list(values), list(values.values()))
 
@@ -306,7 +306,7 @@ def _inodes(address: Address) -> set[int]:
 
 
 def _sockets_to(address: Address) -> dict[int, socket.socket]:
-    """This process's connections to ``address``: a duplicate of each, by inode.
+    """Return duplicates of this process's connections to ``address``, by inode.
 
     What a descriptor's number means can change at any time, since others open and close what they like.
     """

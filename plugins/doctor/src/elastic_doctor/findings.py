@@ -67,7 +67,7 @@ def wrong(
 
 
 def skipped(name: str, seen: str) -> Finding:
-    """It could not be tried."""
+    """Return the finding of a check that could not be made."""
     return Finding(name=name, state=State.SKIPPED, seen=seen)
 
 

@@ -117,7 +117,7 @@ class Client:
             raise
 
     def settle(self, read_timeout: float) -> None:
-        """The connection is made: from now on an answer may take so many seconds, and a silent peer is noticed."""
+        """Switch to the time limit for answers, once the connection is made; from now on a silent peer is noticed."""
         self._patience, self._doubt = read_timeout, None
         self._socket.settimeout(read_timeout)
         if self._plug.family != socket.AF_UNIX:

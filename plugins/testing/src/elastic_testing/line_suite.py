@@ -219,7 +219,7 @@ def hurt(line: BadLine, lost: Lost, job: str, operation: Callable[..., _T], *arg
 
 
 def still_right(store: RendezvousBackend) -> None:
-    """A connection that has met trouble is of no use, or answers what it is asked, and not what it was asked before."""
+    """Check that a connection that has met trouble fails, or answers this request and not an earlier one."""
     try:
         assert [store.read(1), store.read(2)] == [b"1", b"2"]
     except RendezvousConnectionError:

@@ -30,7 +30,7 @@ class ProcessConformance(LinearizabilityConformance):
 
     @pytest.fixture
     def sent(self, opener: MakeBackend) -> MakeBackend:
-        """``opener``, which can be sent to another process."""
+        """Return ``opener`` in a form that can be sent to another process."""
         try:
             ForkingPickler.dumps(opener)
         except (AttributeError, TypeError, pickle.PicklingError) as exc:

@@ -79,7 +79,7 @@ class _Files(FileSystemBase):
         return self._storage.size(str(path)) is not None
 
     def mkdir(self, path: Any) -> None:
-        """The folder is there already."""
+        """Do nothing: the folder is there already."""
 
     def rename(self, path: Any, new_path: Any) -> None:
         """Nothing is renamed."""

@@ -183,7 +183,7 @@ class Rescue:
         self._tell()
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this round is on disk. From any thread."""
+        """Record that a checkpoint of this round is on disk. May be called from any thread."""
         self._saved = [self._place.round, step]
         self._tell()
 

@@ -296,7 +296,7 @@ class TorchrunHandler(RendezvousHandler):
                 self._step(WorkersGone())
 
     def _finished(self) -> None:
-        """The agent enters its exit barrier, and will not start anything again."""
+        """Note that the agent enters its exit barrier, and will not start workers again."""
         with self._changed:
             self._last = self._state.round
             self._post(WorkersDone())

@@ -52,7 +52,7 @@ class Brought:
 def bring(
     transport: Transport, found: FoundState, mine: Mapping[int, Snapshot], present: Present, owner: Present
 ) -> Brought:
-    """Collective.
+    """Bring the parts of a found state to the ranks that need them. Collective.
 
     Args:
         transport: Of all ranks.
