@@ -55,7 +55,7 @@ def ok(name: str, seen: str, **measured: float) -> Finding:
 
 
 def warning(name: str, seen: str, advice: str, **measured: float) -> Finding:
-    """Return a job can run, and may meet trouble."""
+    """Return the finding that a job can run, and may meet trouble."""
     return Finding(name=name, state=State.WARNING, seen=seen, advice=advice, measured=measured)
 
 

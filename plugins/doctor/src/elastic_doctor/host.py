@@ -1,4 +1,4 @@
-"""This host: the address that it would advertise, what names stand for here, its limits, and what is installed."""
+"""Examine the host: the address that it would advertise, what names stand for here, its limits, what is installed."""
 
 from __future__ import annotations
 

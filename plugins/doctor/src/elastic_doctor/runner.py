@@ -39,7 +39,7 @@ _fork = multiprocessing.get_context("fork")
 
 
 class Signalled(BaseException):
-    """This process was told to end.
+    """A signal told the process to end.
 
     Attributes:
         signum: By which signal.

@@ -128,7 +128,7 @@ class Disk:
 
     @property
     def run(self) -> int:
-        """This run's number in the directory; 0 where nothing can be saved."""
+        """The number of the run in the directory; 0 where nothing can be saved."""
         return self._ownership.run
 
     def due(self, step: int, *, last: bool = False) -> bool:

@@ -351,7 +351,8 @@ def _remove_abandoned(directory: str, name: str) -> None:
 
 def _listed(directory: str, name: str) -> Iterable[Rescued]:
     """Return the snapshots of a state in a directory; entries that are not as they should be are skipped with a
-    warning."""
+    warning.
+    """
     for path in sorted(Path(directory).glob(f"*/{name}_round-*.json")):
         try:
             body = json.loads(path.read_bytes())

@@ -76,7 +76,8 @@ class MemoryTier:
 
     def replicated(self) -> Stamp | None:
         """Return the newest snapshot of this round that another node has a replica of; None where no replicas are
-        made."""
+        made.
+        """
         return None
 
     def named(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _PARTS = "state[1]['state']"
 
 
 class ShardedMemory(MemoryTier):
-    """This rank's part of a sharded state, and what it keeps of others'.
+    """A rank's part of a sharded state, and the replicas that it keeps of other ranks' parts.
 
     Args:
         model: The module.
