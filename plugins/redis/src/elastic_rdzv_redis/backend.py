@@ -31,7 +31,7 @@ from elastic_core.rendezvous.backend import (
 from elastic_rdzv_redis import scripts
 from elastic_rdzv_redis.capacity import capacity_warning
 from elastic_rdzv_redis.client import Client
-from elastic_rdzv_redis.dialling import Dialler
+from elastic_rdzv_redis.connect import Dialler
 
 LONGEST_SLEEP = 5.0
 """Seconds that a waiter sleeps at a time. Changes wake it; this is for a server that hangs and tells nobody."""

@@ -16,7 +16,7 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBack
 from elastic_testing.connections import Connect, MakeBackend, chain, long_wait, sleeping_wait
 from elastic_testing.faults import BadLine, Lost
 from elastic_testing.linearizability_suite import LinearizabilityConformance
-from elastic_testing.racing import PATIENCE, background, outcome, times_run
+from elastic_testing.race import PATIENCE, background, outcome, times_run
 
 MOST_REQUESTS = 50
 """Requests that one operation may take; more is no constant."""
