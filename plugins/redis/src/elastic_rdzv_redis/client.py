@@ -44,7 +44,7 @@ class _Line(AbstractConnection):
     """redis-py's side of a connection: a socket that is there already, once."""
 
     host = ""
-    """For redis-py's own records, which nobody reads."""
+    """For redis-py's own records, which are never read."""
 
     def __init__(self, sock: socket.socket, where: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -105,7 +105,7 @@ class Client:
         """Held while an answer is waited for."""
         self._socket = sock
         self._plug = socket.socket(fileno=socket.dup(sock.fileno()))
-        """The same, for other threads: a TLS socket is not theirs to touch."""
+        """A duplicate of the socket for other threads, which must not touch a TLS socket."""
         username, password = identity
         self._line: AbstractConnection = _Line(sock, where, db=db, username=username, password=password, protocol=2)
         try:

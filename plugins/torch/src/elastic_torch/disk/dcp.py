@@ -132,7 +132,7 @@ def write(
     """Write this rank's part of a state dict. Collective.
 
     Returns:
-        The sums of this rank's files; and, on the first rank, the content of the file ``.metadata``, which nobody has
+        The sums of this rank's files; and, on the first rank, the content of the file ``.metadata``, which no rank has
         written yet.
 
     Raises:

@@ -218,7 +218,7 @@ class TorchrunHandler(RendezvousHandler):
 
     def _enrol(self) -> None:
         params, versions = self._params, Versions(**installed_versions())
-        # First: whoever fails after it has joined ends the job for all.
+        # First: a node that fails after it has joined ends the job for all.
         self._address = advertised_address(
             params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1
         )
