@@ -9,7 +9,7 @@
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
 #   make mutants changes the rendezvous in every small way, and lists the changes that neither unit tests nor the simulator notice;
 #                `make mutants ARGS="leader --again"` tries one module, and what has survived before once more
-#   make lint    ruff and mypy, both strict
+#   make lint    ruff and mypy, both strict, and codespell
 #   make tox     every distribution alone with core, and core on every Python that is here
 #   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous,
 #                bench-snapshots and bench-silence, each of which takes arguments: `make bench-rendezvous ARGS="--sizes=64 --runs=5"`
@@ -91,6 +91,7 @@ mutants: setup
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell
 	$(BIN)/mypy $(TYPED)
 
 tox: setup

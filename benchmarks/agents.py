@@ -82,7 +82,7 @@ class Agent(ABC):
 
     @abstractmethod
     def fail(self) -> None:
-        """A worker has failed; with torchrun, where nobody is told, those of every node."""
+        """Let a worker fail; with torchrun, whose agents tell each other nothing, let those of every node fail."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -275,7 +275,7 @@ class TorchAgent(Agent):
         self._again.set()
 
     def leave(self) -> None:
-        """It cannot: whoever is gone is waited for, until its heartbeats are missed, or closes the rendezvous."""
+        """Raise: this agent waits for a lost node until its heartbeats are missed, or closes the rendezvous."""
         raise NotImplementedError
 
     def _run(self) -> None:

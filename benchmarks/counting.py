@@ -102,47 +102,47 @@ class CountedBackend(RendezvousBackend):
         self._inner.close()
 
     def enter(self, node_id: str, value: bytes) -> int:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, "enter"):
             return self._inner.enter(node_id, value)
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, "amend"):
             self._inner.amend(node_id, revision, value)
 
     def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, HEARTBEAT):
             return self._inner.heartbeat(node_id, count, watch)
 
     def remove(self, node_id: str) -> None:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, "remove"):
             self._inner.remove(node_id)
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, "roster" if ids is None else "look up"):
             return self._inner.roster(ids)
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, "append"):
             return self._inner.append(prev, entry, data)
 
     def read(self, index: int) -> bytes | None:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, "read"):
             return self._inner.read(index)
 
     def shrink(self, index: int) -> None:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, "shrink"):
             self._inner.shrink(index)
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
-        """Counted."""
+        """Count the request and pass it on."""
         with _counted(self._counts, "wait"):
             return self._inner.wait(cursor, roster=roster, timeout=timeout)
 

@@ -194,7 +194,7 @@ class Crowd:
 
 
 def serve(job: Job, orders: Connection) -> None:
-    """What a process of the benchmark does: orders are a method's name and its arguments; until the pipe's end."""
+    """Run a process of the benchmark: execute orders, each a method's name and its arguments, until the pipe ends."""
     sys.setswitchinterval(FAIR)
     gc.disable()  # each collection would look through what all agents of the process know
     crowd = Crowd(job)

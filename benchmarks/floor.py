@@ -31,7 +31,7 @@ def measure() -> dict[str, float]:
 
 
 def train(rank: int, listener: socket.socket, done: int) -> None:
-    """A worker: all-reduce until a peer is gone, and tell when the first one is done."""
+    """Run a worker: all-reduce until a peer is gone, and tell when the first all-reduce is done."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore

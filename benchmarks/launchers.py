@@ -120,7 +120,7 @@ def measure_idle(compared: Sequence[Launcher], runs: int, record: Book) -> None:
 
 
 def measure_floor(runs: int, record: Book) -> None:
-    """The floor, ``runs`` times."""
+    """Measure the floor ``runs`` times."""
     for _ in range(runs):
         for figure, value in floor.measure().items():
             record[figure]["median"].append(value)
@@ -145,7 +145,7 @@ def section(names: Sequence[str], runs: int, scenes: Book, idlers: Book, floor_r
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
     ratio_rows = ratios(scenes, floors(floor_record))
     shares = [f"{WARM.name}, as a share of", "torchrun's better", "torchrun", "torchrun, tuned", "the floor"]
-    never = f"*never* is not within {PATIENCE:.0f} s ({SHORT:.0f} s where nobody is waited for), or a job that ended"
+    never = f"*never* is not within {PATIENCE:.0f} s ({SHORT:.0f} s where no node is waited for), or a job that ended"
     unreached = "- was not reached in the time given"
     return paragraphs(
         [f"Medians of {runs} runs, with the least and the greatest; {never}; {unreached}."],

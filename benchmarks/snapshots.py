@@ -72,7 +72,7 @@ class Record:
     memory: Samples = field(default_factory=samples)
 
     def add(self, kind: str, copies: Sequence[float], took: Mapping[str, float]) -> None:
-        """What one process has measured."""
+        """Add what one process has measured."""
         copy = statistics.median(copies)
         for figure, value in {COPY: copy, **took}.items():
             self.times[figure][kind].append(value)
@@ -97,7 +97,7 @@ def reported(stage: Stage, agent: Agent, event: str) -> Report:
 
 
 def in_memory(kind: str, size: int, record: Record) -> None:
-    """A job of one worker commits, is killed, and restores.
+    """Measure a job of one worker that commits, is killed, and restores.
 
     Raises:
         RuntimeError: It did not come back.
@@ -120,7 +120,7 @@ def in_memory(kind: str, size: int, record: Record) -> None:
 
 
 def on_disk(kind: str, size: int, record: Record) -> None:
-    """A process saves and loads."""
+    """Measure how a process saves and loads."""
     with tempfile.TemporaryDirectory(prefix="elastic-bench-", dir="/var/tmp") as folder:  # /tmp may be memory
         command = [sys.executable, "-m", "benchmarks.checkpointing", kind, str(size), folder]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **CALM})

@@ -33,7 +33,7 @@ class Training:
     optimizer: torch.optim.Optimizer | None
 
     def begin(self) -> None:
-        """The optimizer's first step, from which on it has a state. It changes nothing."""
+        """Make the optimizer's first step, which creates its state and changes no parameter."""
         if self.optimizer is not None:
             for parameter in self.model.parameters():
                 parameter.grad = torch.zeros_like(parameter)

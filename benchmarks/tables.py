@@ -15,7 +15,8 @@ NEVER = "never"
 
 def median(samples: Samples) -> float:
     """Return the median, where never is longer than anything; infinite if that is the median, or nothing was
-    measured."""
+    measured.
+    """
     if not samples:
         return math.inf
     # median_high: halfway between a time and never there is nothing.
@@ -80,7 +81,8 @@ def figures(
     runs: int = 0,
 ) -> list[str]:
     """Return a table of medians: ``measured`` by row and column. Rows of which nothing was measured are left out, and
-    so is an empty table."""
+    so is an empty table.
+    """
     lines = [
         [row, *(cell(measured[row].get(name, ()), show, runs) for name in columns)] for row in rows if row in measured
     ]

@@ -64,10 +64,10 @@ def _hook(name: str, spec: Callable[..., Any]) -> str:
 
 def _asked(name: str, spec: Callable[..., Any]) -> str:
     if name in OBSERVING:
-        return "Everybody who implements it is told; nobody is waited for."
+        return "Every plugin that implements it is told; Elastic does not wait for any."
     if getattr(spec, f"{hookspecs.PROJECT}_spec")["firstresult"]:
         return "The first answer that is not `None` counts."
-    return "Everybody who implements it is asked."
+    return "Every plugin that implements it is asked."
 
 
 def _types(declared: str) -> str:

@@ -200,7 +200,8 @@ def events() -> str:
 
 def published(source: str) -> Iterator[tuple[str, str, str]]:
     """Yield the events that a module makes: the name, the level, and the fields in backquotes, as far as they are
-    literal."""
+    literal.
+    """
     tree = ast.parse(source)
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
     found = [(node.lineno, node.value) for node in assigned if isinstance(node.value, ast.Dict)]

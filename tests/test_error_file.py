@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_written_is_said(stage: Stage) -> None:
 
 @pytest.mark.parametrize("module", [TORCHS, "elastic_core"])
 def test_a_job_that_a_recorded_function_launches_is_recorded(stage: Stage, file: Path, module: str) -> None:
-    """torch's ``record`` knows nothing of our ChildFailedError, and has its text; ours has the worker's own error."""
+    """With torch's ``record`` the file has our ChildFailedError's text; with ours it has the worker's own error."""
     script = stage.folder / "launches.py"
     script.write_text(LAUNCHES.format(module=module))
     file.parent.mkdir()

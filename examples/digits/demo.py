@@ -352,7 +352,7 @@ def perform(stage: Stage, backend: str, store: Store) -> float:
 
 
 def print_table(stage: Stage, accuracy: float, proved: str) -> None:
-    """What happened, how long each recovery took, and what came of the samples."""
+    """Print what happened, how long each recovery took, and what came of the samples."""
     print(f"\n{'what happened':<24}{'workers':>10}{'training again after':>24}{'from epoch':>14}")
     for row in stage.recoveries:
         size = f"{row.before} -> {row.after}"

@@ -70,7 +70,8 @@ def store_for(backend: str, folder: Path) -> Iterator[Store]:
 @contextlib.contextmanager
 def redis_under_sentinel(folder: Path) -> Iterator[Store]:
     """Yield a Redis master, its replica, and a sentinel that makes the replica the master when the first one is
-    gone."""
+    gone.
+    """
     import redis  # only here: whoever runs this demo over another store need not have it
 
     program = installed("redis-server", "redis-server")

@@ -36,7 +36,7 @@ for _ in range(200):
 
 
 def test_jemallocs_thread_may_be_missing_in_a_fork() -> None:
-    """jemalloc's fork handlers take its locks before a fork, and renew them in the child."""
+    """The fork handlers of jemalloc take its locks before a fork, and renew them in the child."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS],
         capture_output=True,

@@ -14,7 +14,7 @@ IMPORTED_BY = os.getpid()
 
 
 def began(step: int) -> None:
-    """This life of the worker goes on from this step, which is 0 if it found no checkpoint."""
+    """Report the step from which this worker process goes on, 0 if it found no checkpoint."""
     _report("began", step=step, forked=os.getpid() != IMPORTED_BY)
 
 

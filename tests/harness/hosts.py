@@ -21,7 +21,7 @@ class Host:
     ipv6: str
 
     def command(self, *argv: str) -> list[str]:
-        """The same command, run there."""
+        """Return the command line that runs the command in this namespace."""
         return ["ip", "netns", "exec", self.name, *argv]
 
     def cut_off(self) -> None:

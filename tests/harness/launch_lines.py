@@ -59,7 +59,7 @@ GENERAL = {
 
 
 def table() -> str:
-    """The page's table: a row for each line."""
+    """Return the page's table: a row for each line."""
     rows = ["| seen in | line | nodes | what workers see |", "|---|---|---|---|"]
     for line in LINES:
         told = "; ".join(f"`{name}`: {why}" for name, why in line.differs.items()) or "same"

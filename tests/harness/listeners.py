@@ -14,7 +14,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 def listening_addresses(pids: Iterable[int]) -> dict[int, set[str]]:
-    """The addresses at which each process has a TCP socket that takes connections; none for one that has no such."""
+    """Return the addresses on which each process listens by TCP, without processes that do not listen."""
     return {pid: found for pid in pids if (found := _of(pid))}
 
 
@@ -34,6 +34,6 @@ def _of(pid: int) -> set[str]:
 
 
 def _address(text: str) -> str:
-    """An address as the kernel writes it: words of four bytes, each in this machine's order."""
+    """Return an address from the kernel's form: words of four bytes, each in this machine's order."""
     words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
     return str(ipaddress.ip_address(b"".join(words)))

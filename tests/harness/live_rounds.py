@@ -25,7 +25,7 @@ class Life:
 
 
 def lives(folder: Path) -> list[Life]:
-    """What all workers with ``--lives`` wrote there (``tests/workers/barrier.py``)."""
+    """Read what all workers with ``--lives`` wrote there (``tests/workers/barrier.py``)."""
     found = []
     for path in folder.iterdir():
         signs = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -51,6 +51,6 @@ def live_spans(found: Iterable[Life]) -> dict[int, tuple[float, float]]:
 
 
 def two_alive(found: Iterable[Life]) -> list[tuple[int, int]]:
-    """The pairs of rounds, the earlier first, of which the earlier was still alive when the later one came alive."""
+    """Return the pairs of rounds, the earlier first, of which the earlier still lived when the later one began."""
     spans = live_spans(found)
     return [(old, new) for old, new in combinations(spans, 2) if spans[old][1] >= spans[new][0]]

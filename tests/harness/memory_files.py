@@ -24,7 +24,7 @@ def memory_files(mark: str) -> Iterator[tuple[int, str]]:
 
 
 def _target(descriptor: str) -> str:
-    """What a descriptor is of; '' if it has been closed."""
+    """Return what a descriptor is of; '' if it has been closed."""
     try:
         return os.readlink(descriptor)
     except OSError:

@@ -41,7 +41,7 @@ class Command:
 
 
 def steps(page: str) -> list[File | Command]:
-    """What a reader of the page does, in order."""
+    """Return what a reader of the page does, in order."""
     found: list[File | Command] = []
     for block in BLOCK.finditer(page):
         if block["path"]:
@@ -89,14 +89,14 @@ class Reader:
                     )
 
     def type(self, command: str) -> str:
-        """What the command prints; it must succeed."""
+        """Return what the command prints; it must succeed."""
         shell = self._stage.start(["bash", "-c", f"cd {self.folder}\n{command}"], env=self._env)
         assert shell.exit_code(PATIENCE) == 0, f"$ {command}\n{shell.output}"
         return f"{shell.output}\n" if shell.lines else ""
 
 
 def make_environment(folder: Path) -> Path:
-    """A virtual environment that has all that this one has, for nothing can be downloaded into it."""
+    """Make a virtual environment that has all that this one has, for nothing can be downloaded into it."""
     venv.create(folder, symlinks=True)
     python, (packages,) = folder / "bin" / "python", folder.glob("lib/python*/site-packages")
     (packages / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")

@@ -151,7 +151,7 @@ class Daemon:
 
 
 def opened(endpoint: str, run_id: str = "job", **config: str) -> RedisBackend:
-    """A connection as an agent opens it; picklable, for other processes."""
+    """Open a connection as an agent does; picklable, for other processes."""
     parameters = RendezvousParameters(
         backend="redis", endpoint=endpoint, run_id=run_id, min_nodes=1, max_nodes=2, config=config
     )
@@ -159,14 +159,14 @@ def opened(endpoint: str, run_id: str = "job", **config: str) -> RedisBackend:
 
 
 def opened_in_silence(endpoint: str, run_id: str = "job") -> RedisBackend:
-    """The same in a fresh process, whose waiters look again only when a bell rings: one that is not heard is missed."""
+    """Open a connection, in a fresh process, whose waiters look again only when notified: a lost bell is missed."""
     backend.LONGEST_SLEEP = HOUR
     return opened(endpoint, run_id)
 
 
 @contextmanager
 def redis_server(folder: Path, *settings: str, durable: bool = False) -> Iterator[Daemon]:
-    """A server that runs; ``durable`` if it has its data again when it is started anew."""
+    """Start a server; ``durable`` if it has its data again when it is started anew."""
     kept = ["appendonly yes", "appendfsync always"] if durable else ["appendonly no"]
     port = [] if any(line.startswith(("port", "tls-port")) for line in settings) else ["port {port}"]
     server = Daemon(folder, ['save ""', *kept, *port, *settings])
@@ -188,7 +188,7 @@ def running(*servers: Daemon) -> Iterator[None]:
 
 @contextmanager
 def sentinel_set(folder: Path) -> Iterator[tuple[Daemon, Daemon, Daemon]]:
-    """A master, its replica, and a sentinel that makes the replica a master when the first one is gone."""
+    """Start a master, its replica, and a sentinel that makes the replica a master when the first one is gone."""
     with redis_server(folder / "master") as master:
         follow = f"replicaof 127.0.0.1 {master.port}"
         with redis_server(folder / "replica", follow, "repl-diskless-sync-delay 0") as replica:
@@ -211,7 +211,7 @@ def openssl(*arguments: str) -> None:
 
 
 def authority(folder: Path, name: str) -> Path:
-    """A certificate authority: the file with its certificate; ``NAME.key`` beside it."""
+    """Make a certificate authority; return the file with its certificate; its key is in ``NAME.key`` beside it."""
     made = folder / f"{name}.crt"
     subject = ["-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign"]
     openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
@@ -220,7 +220,7 @@ def authority(folder: Path, name: str) -> Path:
 
 
 def certificate(folder: Path, name: str, ca: Path, *, alternative: str = "IP:127.0.0.1") -> Path:
-    """A certificate that ``ca`` has signed; its key is in ``NAME.key`` beside it."""
+    """Make a certificate that ``ca`` has signed; its key is in ``NAME.key`` beside it."""
     made, request, extensions = (folder / f"{name}.{kind}" for kind in ("crt", "csr", "ext"))
     extensions.write_text(f"subjectAltName={alternative}\n")
     openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",

@@ -88,7 +88,7 @@ class Agent:
         return "\n".join(self.lines)
 
     def wait_for(self, pattern: str, *, count: int = 1) -> str:
-        """The ``count``-th line in which ``pattern`` is found."""
+        """Wait for the ``count``-th line in which ``pattern`` is found."""
 
         def found() -> list[str]:
             return [line for line in self.lines if re.search(pattern, line)]
@@ -97,12 +97,12 @@ class Agent:
         return found()[count - 1]
 
     def reports(self, event: str, **fields: object) -> list[Report]:
-        """What its workers have reported so far of this event, with these fields."""
+        """Return what its workers have reported so far of this event, with these fields."""
         said = [report for line in list(self.lines) if (report := parse(line)) is not None]
         return [r for r in said if r.event == event and fields.items() <= r.fields.items()]
 
     def wait_for_report(self, event: str, *, count: int = 1, **fields: object) -> list[Report]:
-        """The first ``count`` reports of this event with these fields."""
+        """Wait for the first ``count`` reports of this event with these fields."""
         self._wait(lambda: len(self.reports(event, **fields)) >= count, f"{count} report(s) {event} {fields}")
         return self.reports(event, **fields)[:count]
 
@@ -129,7 +129,7 @@ class Agent:
         self.process.send_signal(signum)
 
     def named(self, *parts: str) -> list[int]:
-        """Processes below it whose command line has all these parts; parents first.
+        """Return processes below it whose command line has all these parts; parents first.
 
         One that it has just forked, and that is to become another program, still has its own.
         """
@@ -138,7 +138,7 @@ class Agent:
         return [pid for pid, line in lines.items() if line != own and all(part in line for part in parts)]
 
     def workers(self) -> dict[int, int]:
-        """The process id of each rank that runs now."""
+        """Return the process id of each rank that runs now."""
         found: dict[int, int] = {}
         for pid in descendants(self.pid):  # a worker's own children carry its rank too, and come after it
             if (rank := variable(pid, "RANK")) is not None:
@@ -157,7 +157,7 @@ class Agent:
         self.process.wait()
 
     def vanish(self) -> None:
-        """The same, but for its warden, which is stopped and holds the slot: as if it was on a machine of its own."""
+        """Kill all but its warden, which is stopped and holds the slot: as if it was on a machine of its own."""
         self.stopped = [pid for pid in descendants(self.pid) if name_of(pid) == "elastic-warden"]
         for pid in self.stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -202,7 +202,7 @@ class Stage:
         return agent
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a launcher is started with: this process's variables without settings for it, the mark, and ``env``."""
+        """Return a launcher's variables: this process's without settings for it, the mark, and ``env``."""
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_"))}
         return {**environ, MARK: self.mark, **COLD, **FIRST_FAILURE_ENDS, **(env or {})}
 
@@ -245,7 +245,7 @@ class Stage:
 
 
 def parse(line: str) -> Report | None:
-    """A worker's report, if the line is one, or ends in one: another worker's last line may have come without its end.
+    """Return a worker's report, if the line is one or ends in one: another worker's last line may lack its end.
 
     (Python writes a traceback's lines and their ends one after the other.)
     """
@@ -276,7 +276,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def variable(pid: int, name: str) -> str | None:
-    """An environment variable of a process; None when it has none, or is not there any more."""
+    """Return an environment variable of a process; None when it has none, or is not there any more."""
     try:
         environ = Path("/proc", str(pid), "environ").read_bytes()
     except OSError:
@@ -286,7 +286,7 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def name_of(pid: int) -> str:
-    """The name that a process has given itself; '' when it is not there any more."""
+    """Return the name that a process has given itself; '' when it is not there any more."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -294,7 +294,7 @@ def name_of(pid: int) -> str:
 
 
 def command_line(pid: int) -> str:
-    """A process's command, for messages."""
+    """Return a process's command, for messages."""
     with contextlib.suppress(OSError):
         return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return "gone meanwhile"
@@ -320,7 +320,7 @@ def still_there(pids: Iterable[int], *, within: float) -> list[int]:
 
 
 def free_port() -> int:
-    """A port of this host on which nobody listens."""
+    """Return a port of this host on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -328,6 +328,6 @@ def free_port() -> int:
 
 
 def over(backend: str, folder: Path) -> list[str]:
-    """The flags with which the nodes of one job meet over a backend."""
+    """Return the flags with which the nodes of one job meet over a backend."""
     endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else str(folder)
     return [f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job"]

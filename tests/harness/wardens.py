@@ -29,12 +29,12 @@ class Listener:
         self._tags = 0
 
     def tag(self) -> int:
-        """A number for the next program."""
+        """Return a number for the next program."""
         self._tags += 1
         return self._tags
 
     def wait(self, kind: type[E], matches: Callable[[E], bool] = lambda _: True, *, since: int = 0) -> E:
-        """The first event of this kind that matches, past or to come; ``since`` is how many were heard before."""
+        """Wait for the first event of this kind that matches, past or to come; ``since`` skips the events before."""
         seen = since
         end = time.monotonic() + PATIENCE
         while True:

@@ -1,5 +1,6 @@
 """A worker that was forked from a fork server is what a fresh interpreter would be, to the script in it. Without
-torch."""
+torch.
+"""
 
 from __future__ import annotations
 

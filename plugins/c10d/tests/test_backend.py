@@ -36,7 +36,7 @@ from elastic_testing.backend_conformance import (
 )
 from elastic_testing.connections import MakeBackend, long_wait, woken
 from elastic_testing.faults import LossyProxy
-from elastic_testing.racing import PATIENCE, background
+from elastic_testing.race import PATIENCE, background
 from elastic_testing.run_suite import Plant, PlantRow
 
 FIRST = Link(1, "first")

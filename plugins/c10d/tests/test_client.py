@@ -17,7 +17,7 @@ from elastic_rdzv_c10d import client
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address
 from elastic_rdzv_c10d.server import StoreServer
-from elastic_testing.racing import PATIENCE, background
+from elastic_testing.race import PATIENCE, background
 
 THREADS = 16
 READ_TIMEOUT = 20.0

@@ -25,9 +25,9 @@ from elastic_rdzv_etcd import options, plugin, plugin_v2
 from elastic_rdzv_etcd.backend import EtcdBackend
 from elastic_rdzv_etcd.options import DEFAULTS, Options
 from elastic_rdzv_etcd.records import Keys
-from elastic_rdzv_etcd.watching import View, Watch
+from elastic_rdzv_etcd.watch import View, Watch
 from elastic_testing.connections import long_wait, woken
-from elastic_testing.racing import PATIENCE, background
+from elastic_testing.race import PATIENCE, background
 
 PASSWORD = "open, Sesame!"
 FIRST = Link(1, "first")

@@ -19,7 +19,7 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBack
 from elastic_rdzv_etcd import client, plugin
 from elastic_rdzv_etcd.client import ATTEMPT
 from elastic_rdzv_etcd.records import EXPIRY, Keys, pack_newest
-from elastic_rdzv_etcd.watching import Held, View, Watch
+from elastic_rdzv_etcd.watch import Held, View, Watch
 from elastic_testing.connections import chain, long_wait, woken
 
 Open = Callable[[str, str, str], RendezvousBackend]

@@ -13,7 +13,7 @@ from elastic_rdzv_etcd import members
 from elastic_rdzv_etcd.endpoint import DEFAULT_PORT, Endpoint
 from elastic_rdzv_etcd.members import Members
 from elastic_rdzv_etcd.options import DEFAULTS
-from elastic_testing.racing import asleep
+from elastic_testing.race import asleep
 
 KNOWN, OTHER = Endpoint("127.0.0.1"), Endpoint("other.example")
 PATIENCE = 30.0

@@ -26,7 +26,7 @@ from elastic_testing.backend_conformance import (
 )
 from elastic_testing.connections import MakeBackend, long_wait
 from elastic_testing.faults import Data, Keeper, LossyCalls
-from elastic_testing.racing import PATIENCE
+from elastic_testing.race import PATIENCE
 from elastic_testing.run_suite import Plant, PlantRow
 
 FIRST = Link(1, "first")

@@ -12,7 +12,7 @@ import pytest
 
 from elastic_rdzv_file import inotify
 from elastic_rdzv_file.inotify import Alarm, told
-from elastic_testing.racing import PATIENCE, background
+from elastic_testing.race import PATIENCE, background
 
 
 def test_only_file_systems_known_to_be_local_are_trusted(tmp_path: Path) -> None:

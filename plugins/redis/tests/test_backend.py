@@ -19,7 +19,7 @@ from elastic_rdzv_redis.backend import Keys, RedisBackend
 from elastic_rdzv_redis.scripts import EXPIRY
 from elastic_testing.backend_conformance import BackendConformance, ProcessConformance
 from elastic_testing.connections import MakeBackend, long_wait, woken
-from elastic_testing.racing import PATIENCE
+from elastic_testing.race import PATIENCE
 
 FIRST, SECOND = Link(1, "first"), Link(2, "second")
 LEDGER, ROSTER, *_ = Keys("elastic", "job").all

@@ -14,7 +14,7 @@ from elastic_testing import linearizability_suite
 from elastic_testing.connections import MakeBackend
 from elastic_testing.history import Call, check_history
 from elastic_testing.linearizability_suite import LinearizabilityConformance
-from elastic_testing.racing import PATIENCE
+from elastic_testing.race import PATIENCE
 
 A, B, AFTER_A = Link(1, "a"), Link(1, "b"), Link(2, "c")
 

@@ -33,7 +33,7 @@ from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo, R
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import Runtime
-from elastic_testing.racing import PATIENCE, background
+from elastic_testing.race import PATIENCE, background
 from elastic_torchrun import handlers
 from elastic_torchrun.handlers import TorchrunHandler, errors, stores
 from elastic_torchrun.handlers.close import close_run

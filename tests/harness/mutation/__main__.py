@@ -75,7 +75,7 @@ class Result:
 
 
 def main() -> int:
-    """The command line; 1 if too many survive, or a mutant is listed as equivalent that there is not."""
+    """Run the command line; return 1 if too many survive, or if a mutant listed as equivalent does not exist."""
     parser = argparse.ArgumentParser(prog="mutation", description=__doc__)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"the last names of some of [{' '.join(MODULES)}]")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name has this")
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def find(ending: str) -> tuple[str, Path]:
-    """The module of core whose name ends so, by its full name, and its file.
+    """Find the module of core whose name ends so; return its full name, and its file.
 
     Raises:
         SystemExit: There is none, or more than one.

@@ -71,7 +71,7 @@ class Edit:
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """The functions of a module and the methods of its classes, but not those that return text, which is for people."""
+    """Yield a module's functions and its classes' methods, but not those that return text, which is for people."""
 
     def within(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
         for stmt in body:
@@ -110,7 +110,7 @@ _Place = tuple[ast.AST, str, int | None, ast.AST, tuple[ast.AST, ...]]
 
 
 def _places(parent: ast.AST, above: tuple[ast.AST, ...]) -> Iterator[_Place]:
-    """What may be mutated, from the outside in, each with its parents; no annotation, default or text for people."""
+    """Yield what may be mutated, outermost first, each with its parents; no annotation, default or text for people."""
     above = (*above, parent)
     for field, value in ast.iter_fields(parent):
         if field in ("decorator_list", "returns", "annotation", "exc", "pattern"):
@@ -125,7 +125,7 @@ def _places(parent: ast.AST, above: tuple[ast.AST, ...]) -> Iterator[_Place]:
 
 
 def _variants(node: ast.AST, definition: ast.FunctionDef) -> Iterator[ast.AST | None]:
-    """What may stand in the place of a node."""
+    """Yield what may stand in the place of a node."""
     if _removable(node, definition):
         yield ast.Pass()
     match node:
@@ -206,7 +206,7 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
 
 
 def _quoted(node: ast.AST, above: tuple[ast.AST, ...]) -> ast.AST:
-    """The smallest part around a node that says where it is."""
+    """Return the smallest part around a node that says where it is."""
     for part in (node, *reversed(above)):
         if isinstance(part, ast.stmt | ast.match_case) or (isinstance(part, ast.expr) and len(_text(part)) >= READABLE):
             return part
@@ -214,5 +214,5 @@ def _quoted(node: ast.AST, above: tuple[ast.AST, ...]) -> ast.AST:
 
 
 def _text(node: ast.AST | None) -> str:
-    """The first line of a node, as Python."""
+    """Return the first line of a node, as Python."""
     return ast.unparse(node).splitlines()[0] if node is not None else ""

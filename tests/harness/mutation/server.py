@@ -164,7 +164,7 @@ class Server:
 
 @contextmanager
 def _child(line: socket.socket) -> Iterator[None]:
-    """What a forked process does is silent, in a group of its own, and the last thing that it does."""
+    """Silence a forked process, put it in a group of its own, and exit it when its work is done."""
     try:
         os.setsid()
         silence = os.open(os.devnull, os.O_RDWR)

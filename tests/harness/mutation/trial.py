@@ -38,7 +38,7 @@ def install(mutant: Mutant, tree: ast.Module) -> None:
 
 
 def function_of(module: str, qualified: str) -> FunctionType:
-    """A function or method of a module that is imported, without what it is wrapped in."""
+    """Return a function or method of an imported module, without what it is wrapped in."""
     found: object = sys.modules[module]
     for name in qualified.split("."):
         found = inspect.getattr_static(found, name)
@@ -49,7 +49,7 @@ def function_of(module: str, qualified: str) -> FunctionType:
 
 
 def plans(count: int) -> Iterator[tuple[str, Plan]]:
-    """The plans that were found once, then so many of a campaign; each with its name."""
+    """Yield the plans that were found once, then so many of a campaign; each with its name."""
     for path in sorted(FOUND.glob("*.json")) if count else ():
         yield f"found plan {path.stem}", Plan.load(path.read_text())
     for number in range(count):
@@ -57,7 +57,7 @@ def plans(count: int) -> Iterator[tuple[str, Plan]]:
 
 
 def noticed_by_plans(count: int, tell: Callable[[str], None]) -> str | None:
-    """The name of the first plan that is violated, or raises, and what came of it; None if none does.
+    """Return the name of the first plan that is violated, or raises, and what came of it; None without one.
 
     Args:
         count: Plans of a campaign to play.

@@ -13,7 +13,7 @@ from simulation.plan import Plan
 
 
 def main() -> int:
-    """The command line; 1 if a plan was violated."""
+    """Run the command line; return 1 if a plan was violated."""
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
     parser.add_argument("--plans", type=int, default=2000, help="how many to play [2000]")
     parser.add_argument("--first", type=int, default=0, help="the number of the first one [0]")

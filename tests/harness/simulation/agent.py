@@ -40,7 +40,7 @@ TERM = 15
 
 
 def config_of(plan: Plan) -> RunConfig:
-    """The command line that all agents of a plan have."""
+    """Return the command line that all agents of a plan have."""
     timing = Timing(
         join_timeout=plan.join_timeout,
         fence_after=plan.fence_after,
@@ -68,7 +68,7 @@ class Stores:
         self._address, self._new_id, self._port = address, new_id, 29500
 
     def offer(self, _in_use: Offer | None = None) -> Offer:
-        """A new place."""
+        """Return a new place."""
         self._port += 1
         return Offer(self._address, self._port, self._new_id())
 
@@ -172,7 +172,7 @@ class SimAgent:
             world.hub.at(world.hub.now + TICK, self._rejoin)
 
     def _rejoin(self) -> None:
-        """The same process begins again, as a node that was never there."""
+        """Begin again in the same process, as a node that was never there."""
         if self.host.suspended:
             self.host.held.append(self._rejoin)
         else:

@@ -68,7 +68,7 @@ def _fenced(lots: random.Random) -> dict[str, Any]:
 
 
 def _clocks(lots: random.Random) -> dict[str, Any]:
-    """Some run twice as fast as others, or four times."""
+    """Draw clocks of which some run twice as fast as others, or four times."""
     return {
         **_fenced(lots),
         "fence_after": 40.0,
@@ -97,7 +97,7 @@ def _fences(plan: Plan) -> float:
 
 
 def _apart(plan: Plan) -> float:
-    """The slowest clock's fence comes later than the fastest clock's wait ends."""
+    """Return by how much the slowest clock's fence comes after the end of the fastest clock's wait."""
     return plan.fence_after * max(0.0, 0.8 / min(plan.rates) - 1 / max(plan.rates)) + KILLING
 
 
@@ -261,7 +261,7 @@ ASSUMPTIONS: dict[str, Assumption] = {
 
 
 def numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float] | None:
-    """A span and a value that are worth trying; None for a fault that other profiles have, and as they have it."""
+    """Draw a span and a value that are worth trying; None for a fault that other profiles have, and as they have it."""
     fence = plan.fence_after
     short, long = lots.uniform(0.05, 1.5), lots.uniform(2.0, 14.0)
     match kind:

@@ -43,7 +43,7 @@ def _loose(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _overwritten(world: World) -> None:
-    """Some have read an entry that is not the ledger's."""
+    """Make some read an entry that is not the ledger's."""
     world.count("S2 an entry takes the place of another")
     world.forgot = True
     for host in world.hosts:
@@ -51,7 +51,7 @@ def _overwritten(world: World) -> None:
 
 
 def tighten(world: World) -> None:
-    """An append is what it must be."""
+    """Make appends conditional again, as the contract demands."""
     world.store.master.loose = Loose.NO
 
 
@@ -121,7 +121,7 @@ def _answer(host: Host, copy: Replica) -> bool:
 
 
 def catch_up(world: World, host: Host) -> None:
-    """The copy is like the server again."""
+    """Make the copy like the server again."""
     behind, host.line.behind, host.line.read_only = host.line.behind, None, False
     for call in behind.waiting if behind is not None else ():
         world.hub.at(world.hub.now, world.store.execute, call)

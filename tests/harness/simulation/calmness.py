@@ -16,7 +16,7 @@ CALM = 20.0
 
 
 def calm(world: World, node_id: str) -> SimAgent | None:
-    """The agent of this id, if it runs and nothing has happened to it for long; else None."""
+    """Return the agent of this id, if it runs and nothing has happened to it for long; else None."""
     agent = world.agent(node_id)
     if agent is None or agent.over or agent.leaving or agent.process.frozen or agent.state is None:
         return None

@@ -45,12 +45,12 @@ class Result:
 
 
 def numbered(number: int) -> tuple[int, str, bool]:
-    """The seed, the profile and the mode of a campaign's plan: all profiles take turns, and so do the two modes."""
+    """Return the seed, profile and mode of a campaign's plan: all profiles take turns, and so do the two modes."""
     return number, ORDER[number // 2 % len(ORDER)], number % 2 == 1
 
 
 def pool(jobs: int | None = None) -> ProcessPoolExecutor:
-    """The processes that play: one for each CPU, unless another number is given."""
+    """Return the processes that play: one for each CPU, unless another number is given."""
     # Forking a process that has threads is asking for trouble, and a test runner may have some.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, initializer=thaw)

@@ -48,7 +48,7 @@ class Crowd:
             self.rows[name] = RosterRow(name, FIRST_SERIAL + number, 0, Wire.of(NodeRow(info=info)), 0)
 
     def roster(self) -> list[RosterRow]:
-        """What a read of the whole roster finds of them now."""
+        """Return what a read of the whole roster finds of them now."""
         now, interval, silent = self.world.hub.now, TIMING.beat_interval, self.silent
         heartbeats = {
             name: int(silent.get(name, now) / interval + row.serial % 97 / 97) for name, row in self.rows.items()
@@ -56,7 +56,7 @@ class Crowd:
         return [RosterRow(name, row.serial, 0, row.value, heartbeats[name]) for name, row in self.rows.items()]
 
     def remove(self, name: str) -> None:
-        """A leader has found one of them to be lost."""
+        """Record that a leader has found one of them to be lost."""
         if self.rows.pop(name, None) is None:
             return
         if name not in self.silent:

@@ -59,7 +59,7 @@ class _Place:
 
 
 def plant_in_source(defect: Defect) -> Source:
-    """The module that the defect is planted in, with the defect.
+    """Return the module that the defect is planted in, with the defect.
 
     Raises:
         LookupError: No definition of that name has the piece of code, or it is there more than once.
@@ -115,7 +115,7 @@ def _parse(*texts: str) -> Iterator[list[ast.AST]]:
 
 
 def _definitions(node: ast.Module | ast.ClassDef, name: str) -> Iterator[ast.stmt]:
-    """The functions, classes and constants of a qualified name."""
+    """Yield the functions, classes and constants of a qualified name."""
     first, _, rest = name.partition(".")
     for stmt in node.body:
         match stmt:

@@ -28,7 +28,7 @@ class Departures:
     """Those who had read all that the store held of such a round when it was emptied."""
 
     def exited(self, agent: SimAgent) -> None:
-        """An agent has ended; had it left in order, all will know of it soon."""
+        """Record that an agent has ended; had it left in order, all will know of it soon."""
         state = agent.state
         if agent.leaving and state is not None and state.phase is Phase.STOPPED and state.ledger.round is not None:
             offer = state.ledger.round.offer.id
@@ -44,7 +44,7 @@ class Departures:
         self.known.add(offer)
 
     def wiped(self) -> None:
-        """The store is about to lose everything."""
+        """Record that the store is about to lose everything."""
         for agent in self.world.living():
             state = agent.state
             if state is None or agent.process.frozen or state.ledger.round is None or state.ledger.halt is None:
@@ -53,7 +53,7 @@ class Departures:
                 self.survivors.setdefault(offer, []).append(agent)
 
     def said(self, agent: SimAgent, event: Event) -> None:
-        """A leader tells people for whom the job waits."""
+        """Record that a leader tells people for whom the job waits."""
         if event.name != "waiting" or "may still be training" not in event.message or agent.state is None:
             return
         current = agent.state.ledger.round

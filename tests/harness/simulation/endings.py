@@ -45,7 +45,7 @@ def check_slots(world: World, entry: Entry, body: Round) -> None:
 
 
 def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, planned: HaltReason | None) -> None:
-    """A STOP_AT says whether a node of the round leaves, even if it does so only since the PLAN."""
+    """Check that a STOP_AT says whether a node of the round leaves, even if it does so only since the PLAN."""
     members = {member.node_id for member in current.members}
     rows = read_before(world, entry.id, entry.run)
     leaving = [row.info.node_id for row in rows if row.leaving and row.info.node_id in members]
@@ -87,7 +87,7 @@ def _check_heeded(world: World, agent: SimAgent) -> None:
 
 
 def read_before(world: World, what: str, run: str) -> list[NodeRow]:
-    """What nodes of a run said when somebody had last read the roster before sending an entry, by its id, or the like.
+    """Return the rows of a run's nodes as they were last read before an entry was sent, by its id, or the like.
 
     Rows that strangers have forged are none of that.
     """

@@ -105,7 +105,7 @@ class Task:
         self.glet.switch(value)
 
     def expire(self, ticket: int, deadline: float, value: object) -> None:
-        """The same for a deadline by the process's clock, which may not have come after all."""
+        """Wake a task at a deadline by the process's clock, unless it was woken before."""
         if ticket != self.ticket or self.done or self.process.dead:
             return
         if self.process.frozen:
@@ -137,7 +137,7 @@ class Hub:
         heapq.heappush(self._due, (when, next(self._order), function, args))
 
     def task(self) -> Task:
-        """The thread that is running."""
+        """Return the task of the thread that is running."""
         assert self.current is not None, "only a simulated thread may block"
         return self.current
 

@@ -6,7 +6,7 @@ from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, Leader, Op
 
 
 def told(entry: Entry) -> str:
-    """An entry in a line."""
+    """Describe an entry in a line."""
     match entry.body:
         case Open(scheduler_uid=uid):
             return f"OPEN of run {entry.run}, scheduler's uid {uid}"
@@ -35,7 +35,7 @@ def told(entry: Entry) -> str:
 
 
 def kind_of(why: str) -> str:
-    """What brought a LEADER about, by its reason."""
+    """Return what brought a LEADER about, by its reason."""
     for sign, kind in (
         ("leaves", "by the one that leaves"),
         ("no heartbeat", "after silence"),

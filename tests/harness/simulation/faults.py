@@ -96,7 +96,7 @@ def replenish(world: World) -> None:
 
 
 def _start(world: World, host: Host, fault: Fault) -> bool:
-    """An agent is started; with ``value`` 1 even where one runs, with ``value`` 2 by another job of that name.
+    """Start an agent; with ``value`` 1 even where one runs, with ``value`` 2 by another job of that name.
 
     With 3 it runs another program, with 4 the same one with other arguments.
     """
@@ -112,7 +112,7 @@ def _start(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _crash(world: World, host: Host, fault: Fault) -> bool:
-    """An agent is killed by SIGKILL; its warden notices after ``span`` and kills the workers."""
+    """Kill an agent by SIGKILL; its warden notices after ``span`` and kills the workers."""
     agent = _newest(host)
     if agent is None:
         return False
@@ -122,7 +122,7 @@ def _crash(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _power(world: World, host: Host, fault: Fault) -> bool:
-    """The host loses its power, and comes up after ``span`` without anything running on it."""
+    """Cut the host's power; it comes up after ``span`` without anything running on it."""
     if not host.living and not host.slots:
         return False
     host.power_off()
@@ -130,7 +130,7 @@ def _power(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _freeze(world: World, host: Host, fault: Fault) -> bool:
-    """An agent stands still (SIGSTOP) for ``span``; its warden and workers do not."""
+    """Stop an agent (SIGSTOP) for ``span``; its warden and workers go on."""
     agent = _newest(host)
     if agent is None or agent.process.frozen:
         return False
@@ -145,7 +145,7 @@ def _freeze(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _suspend(world: World, host: Host, fault: Fault) -> bool:
-    """The whole machine stands still for ``span``; with ``value`` 1 its monotonic clock does, too."""
+    """Suspend the whole machine for ``span``; with ``value`` 1 its monotonic clock stands still, too."""
     if host.suspended:
         return False
     host.suspended = True
@@ -165,7 +165,7 @@ def _suspend(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _leave(world: World, host: Host, fault: Fault) -> bool:
-    """An agent gets SIGTERM."""
+    """Send an agent SIGTERM."""
     agent = _newest(host)
     if agent is None or agent.leaving:
         return False
@@ -219,7 +219,7 @@ def _wall(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _fail(world: World, host: Host, fault: Fault) -> bool:
-    """A worker exits with 1."""
+    """Let a worker exit with 1."""
     gang = _gang(host)
     if gang is None:
         return False
@@ -228,7 +228,7 @@ def _fail(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _hang(world: World, host: Host, fault: Fault) -> bool:
-    """A worker hangs; after ``span`` somebody notices, and it is killed."""
+    """Hang a worker; after ``span`` this is noticed, and it is killed."""
     gang = _gang(host)
     if gang is None or gang.training.broken:
         return False
@@ -237,7 +237,7 @@ def _hang(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _stuck(world: World, host: Host, fault: Fault) -> bool:
-    """A worker waits in the kernel, where no signal reaches it, for ``span``."""
+    """Let a worker wait in the kernel, where no signal reaches it, for ``span``."""
     gang = _gang(host)
     if gang is None:
         return False

@@ -20,13 +20,13 @@ ENOUGH = 1.0
 
 
 def heartbeat_of(replica: Replica, node_id: str) -> int:
-    """What a server has of a node's heartbeats."""
+    """Return what a server has of a node's heartbeats."""
     row = replica.rows.get(node_id)
     return 0 if row is None else row.heartbeat
 
 
 def note_restart(world: World, entry: Entry, body: Round, earlier: Round) -> None:
-    """A failure after somebody has finished starts all again, and others may join."""
+    """Record that a failure after a member has finished starts all again, and that others may join."""
     halt = world.truth.histories.halt_before(entry)
     before, after = earlier.group_ranks.keys(), body.group_ranks.keys()
     rows = [row for row in read_before(world, entry.id, entry.run) if row.info.node_id in before]

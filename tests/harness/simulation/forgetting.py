@@ -46,7 +46,7 @@ def served(world: World, replica: Replica, offer: str) -> bool:
 
 
 def overdue(world: World, training: Training) -> str:
-    """A member of a round that trains, who must know that it is not the newest any more; '' if nobody must."""
+    """Return a member of a round that trains, and must know that it is not the newest any more; '' without one."""
     for node_id, gang in training.gangs.items():
         agent, host = world.agent(node_id), gang.host
         if agent is None or agent.over or agent.process.frozen or not aware(world, host):

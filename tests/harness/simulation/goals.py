@@ -79,14 +79,14 @@ def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) 
 
 
 def unrest(world: World, rounds: int, leaders: int) -> str:
-    """What happens again and again, if anything does (P5), since there were so many rounds and leaders; else ''."""
+    """Return what happens again and again (P5), since there were so many rounds and leaders; '' if nothing does."""
     if len(world.truth.rounds) - rounds > MANY:
         return f"{MANY} rounds"
     return f"{MANY} leaders" if world.truth.leaders - leaders > MANY else ""
 
 
 def missing(world: World) -> str:
-    """What is not as it must be, for people."""
+    """Describe what is not as it must be, for people."""
     whole = [training.round.number for training in world.truth.whole_now.values()]
     who = [f"{agent.node_id} ({_doing(agent)})" for agent in world.living()]
     dead = f"; rows of the dead: {', '.join(ghosts(world))}" if ghosts(world) else ""

@@ -136,7 +136,7 @@ class Hands:
     # The warden
 
     def fence(self, seconds: float | None) -> None:
-        """The dead-man's switch (rule S4), by the host's clock."""
+        """Set the dead-man's switch (rule S4), by the host's clock."""
         self._fences += 1
         if seconds is not None:
             clock = self.host.clock
@@ -167,7 +167,7 @@ class Hands:
         return self._heard == self._asked
 
     def wake(self) -> None:
-        """It never sleeps here."""
+        """Do nothing: the simulated warden never sleeps."""
 
     def kill(self) -> None:
         """Everything, now."""
@@ -183,7 +183,7 @@ class Hands:
                 self.host.left(self.agent)
 
     def orphaned(self) -> None:
-        """The agent is gone."""
+        """Kill the workers, as a warden does when its agent is gone."""
         if self.gang is not None and self.gang.stuck:
             self.host.world.hub.at(self.host.world.hub.now + 1.0, self.orphaned)
         elif self.host.suspended:

@@ -70,12 +70,12 @@ class Histories:
         return run in self._begun
 
     def newest(self, replica: Replica) -> Entry | None:
-        """The newest entry by a node on a server."""
+        """Return the newest entry by a node on a server."""
         ids = (entry_id for entry_id, _ in reversed(replica.entries))
         return next((self.written[entry_id] for entry_id in ids if entry_id in self.written), None)
 
     def newest_round(self, replica: Replica, run: str, *, but: int = 0) -> Round | None:
-        """The newest round of a run on a server, while that run is the newest there; without the last entries."""
+        """Return a run's newest round on a server, while that run is the newest there; without the last entries."""
         for place in range(len(replica.entries) - 1 - but, -1, -1):
             entry = self.written.get(replica.entries[place][0])
             if entry is None:  # by a stranger
@@ -89,7 +89,7 @@ class Histories:
         return None
 
     def halt_before(self, entry: Entry) -> Halt | None:
-        """The HALT that stood when an entry was written, whoever has become leader since; None without one."""
+        """Return the HALT that stood when an entry was written, even if another node leads since; None without one."""
         while (before := self.written.get(entry.prev)) is not None:
             if isinstance(before.body, Halt):
                 return before.body

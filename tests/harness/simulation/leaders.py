@@ -19,7 +19,7 @@ DRIFT = 1.06
 
 
 def _cut_members(world: World, host: Host, fault: Fault) -> bool:
-    """The hosts of all members of the newest round lose sight of the store for ``span``; their workers train on."""
+    """Cut the hosts of the newest round's members off from the store for ``span``; their workers train on."""
     current = newest(world)
     if current is None:
         return False
@@ -34,7 +34,7 @@ def _cut_members(world: World, host: Host, fault: Fault) -> bool:
 
 
 def hosts_of_members(world: World) -> list[Host]:
-    """The hosts of the members of the newest round."""
+    """Return the hosts of the members of the newest round."""
     entry = newest(world)
     current = None if entry is None else world.newest_round(entry.run)
     agents = [world.agent(member.node_id) for member in (() if current is None else current.members)]
@@ -65,12 +65,12 @@ def leader(world: World) -> SimAgent | None:
 
 
 def newest(world: World) -> Entry | None:
-    """The newest entry by a node, on the server that everybody will ask in the end."""
+    """Return the newest entry by a node, on the server that all nodes will ask in the end."""
     return world.truth.histories.newest(world.store.master)
 
 
 def expect_end(world: World, replica: Replica, halt: Entry) -> None:
-    """A round was halted: by when another one must have begun, or the run have ended, whoever decides meanwhile."""
+    """Set by when another round must have begun after a HALT, or the run have ended, whichever node leads then."""
     if world.plan.reign:
         within = DRIFT * world.plan.fence_after + 2 * world.plan.reign  # nobody may decide when it is over
         world.hub.at(world.hub.now + within, check_end, world, replica, halt, f"{within:g} s after")

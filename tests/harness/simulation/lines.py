@@ -16,7 +16,7 @@ class Wire(bytes):
 
     @classmethod
     def of(cls, value: object, data: bytes = b"") -> Wire:
-        """A new one; with the ``data`` that others read, where that matters."""
+        """Make a new one; with the ``data`` that others read, where that matters."""
         wire = cls(data)
         wire.value = value
         return wire
@@ -59,5 +59,5 @@ class Line:
     """In that second of the hub's."""
 
     def begin_anew(self) -> None:
-        """The server is another one from now on, or has forgotten; what it said before, it has not said."""
+        """Treat the server as another one from now on, or as one that has forgotten: old answers do not count."""
         self.met_at, self.lives = None, self.lives + 1

@@ -276,7 +276,7 @@ ORDER = (
 
 
 def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
-    """The plan of a seed; the same on every machine and Python.
+    """Draw the plan of a seed; it is the same on every machine and Python.
 
     Without ``liveness`` it ends with its faults, and has more of them: all that must hold then is what must always.
     """
@@ -341,7 +341,7 @@ def _trouble(lots: random.Random, plan: Plan, kind: Profile) -> list[Fault]:
 
 
 def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
-    """A span and a value that are worth trying."""
+    """Draw a span and a value that are worth trying."""
     if plan.profile in ASSUMPTIONS and (found := numbers(lots, kind, plan)) is not None:
         return found
     short, long = lots.uniform(0.05, 1.5), lots.uniform(2.0, 14.0)

@@ -71,7 +71,7 @@ def measure(profile: str, numbers: range) -> Consequence:
 
 
 def spread(profile: str, plans: int, players: ProcessPoolExecutor, first: int = 0) -> Consequence:
-    """The same on all cores."""
+    """Measure the plans on all cores."""
     total = Consequence()
     chunks = [range(at, min(at + campaign.CHUNK, first + plans)) for at in range(first, first + plans, campaign.CHUNK)]
     for found in players.map(measure, [profile] * len(chunks), chunks):
@@ -80,7 +80,7 @@ def spread(profile: str, plans: int, players: ProcessPoolExecutor, first: int = 
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="simulation.measure", description=__doc__)
     parser.add_argument("profiles", nargs="*", help="those to measure [all that break an assumption]")
     parser.add_argument("--plans", type=int, default=2000, help="how many plans of each [2000]")

@@ -39,7 +39,7 @@ def find_broken(world: World, host: Host) -> None:
 
 
 def uncut(world: World, host: Host) -> None:
-    """The line is whole again; what was held up by it comes when it would have come anyway."""
+    """Make the line whole again; what was held up by it comes when it would have come anyway."""
     host.line.to_cut = min(host.line.to_cut, world.hub.now)
     host.line.from_cut = min(host.line.from_cut, world.hub.now)
 
@@ -52,7 +52,7 @@ def _slow(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _lossy(world: World, host: Host, fault: Fault) -> bool:
-    """A share of ``value`` of this host's calls to the store is broken off, for ``span``."""
+    """Break off a share of ``value`` of this host's calls to the store, for ``span``."""
     host.line.lossy = fault.value
     world.hub.at(world.hub.now + fault.span, _end, host.line, "lossy")
     return True
@@ -63,7 +63,7 @@ def _end(line: object, what: str) -> None:
 
 
 def _read_only(world: World, host: Host, fault: Fault) -> bool:
-    """The store takes no writes from anybody, for ``span``: its disk is full."""
+    """Let the store refuse all writes, for ``span``: its disk is full."""
     for one in world.hosts:
         one.line.read_only = True
         world.hub.at(world.hub.now + fault.span, _end, one.line, "read_only")
@@ -71,7 +71,7 @@ def _read_only(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _restart(world: World, host: Host, fault: Fault) -> bool:
-    """The store is down for ``span``, and comes back with its data."""
+    """Take the store down for ``span``; it comes back with its data."""
     if world.store.down or world.store.embedded:
         return False
     world.store.stop()
@@ -80,7 +80,7 @@ def _restart(world: World, host: Host, fault: Fault) -> bool:
 
 
 def store_up(world: World) -> None:
-    """The store answers again, unless it went with its host."""
+    """Let the store answer again, unless it went with its host."""
     if not world.store.embedded:
         world.store.down = False
 
@@ -91,18 +91,18 @@ def remember(world: World, fault: Fault) -> None:
 
 
 def _wipe(world: World, host: Host, fault: Fault) -> bool:
-    """The store is down for ``span``, and comes back empty."""
+    """Take the store down for ``span``; it comes back empty."""
     world.truth.departures.wiped()
     return come_back(world, fault, Replica(world.truth.appended, world.truth.shrunk))
 
 
 def _rollback(world: World, host: Host, fault: Fault) -> bool:
-    """The store is down for ``span``, and comes back as it was ``LAG`` before."""
+    """Take the store down for ``span``; it comes back as it was ``LAG`` before."""
     return come_back(world, fault, world.remembered[fault])
 
 
 def come_back(world: World, fault: Fault, replica: Replica) -> bool:
-    """The store is down for a while, and holds then what this replica does."""
+    """Take the store down for a while; it holds then what this replica does."""
     if world.store.down or world.store.embedded:
         return False
     world.store.stop()
@@ -131,7 +131,7 @@ def _masters(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _split(world: World, host: Host, fault: Fault) -> bool:
-    """The same as two masters; the old one refuses writes from then on where the plan says so."""
+    """Split the store into two masters; the old one refuses writes from then on where the plan says so."""
     if world.split_at is not None or not _masters(world, host, fault):
         return False
     world.split_at = world.hub.now
@@ -139,7 +139,7 @@ def _split(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _refuse(world: World, host: Host, fault: Fault) -> bool:
-    """The store takes no writes from this host alone, for ``span``, and answers all else."""
+    """Let the store refuse writes from this host alone, for ``span``, and answer all else."""
     host.line.read_only = True
     world.hub.at(world.hub.now + fault.span, _end, host.line, "read_only")
     return True
@@ -168,7 +168,7 @@ def one_master(world: World) -> None:
 
 
 def _ask(world: World, host: Host, replica: Replica) -> None:
-    """The host's clients find out that another server is the one to ask."""
+    """Let the host's clients find out that another server is the one to ask."""
     if host.line.replica is not replica:
         world.store.reset(lambda one: one.line is host.line)
         host.line.replica = replica

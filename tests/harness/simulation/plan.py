@@ -116,7 +116,7 @@ class Plan:
 
     @classmethod
     def load(cls, text: str) -> Plan:
-        """The plan that :meth:`dump` wrote."""
+        """Return the plan that :meth:`dump` wrote."""
         plain = json.loads(text)
         plain["faults"] = tuple(Fault(*fault) for fault in plain["faults"])
         plain["rates"] = tuple(plain["rates"])

@@ -69,7 +69,7 @@ def hunt(defect: Defect, most: int) -> str:
 
 
 def main() -> int:
-    """The command line; 1 if the defect survives."""
+    """Run the command line; return 1 if the defect survives."""
     parser = argparse.ArgumentParser(prog="simulation.plant", description=__doc__)
     parser.add_argument("name", choices=[defect.name for defect in DEFECTS])
     parser.add_argument("--most", type=int, help="plans that it may survive")

@@ -46,7 +46,7 @@ CONTRADICTIONS = 2
 
 
 def _outlive(world: World, host: Host, fault: Fault) -> bool:
-    """An agent and its warden are killed at once, and what its workers have started trains on for ``span``."""
+    """Kill an agent and its warden at once; what its workers have started trains on for ``span``."""
     agent = next((one for one in host.living if one.hands.alive() and not host.suspended), None)
     if agent is None:
         return False
@@ -99,7 +99,7 @@ def _deaf(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _lose_members(world: World, host: Host, fault: Fault) -> bool:
-    """The hosts of all members of the newest round lose their power for good."""
+    """Cut the power of the newest round's members' hosts for good."""
     hosts = leaders.hosts_of_members(world)
     for one in hosts:
         one.power_off()
@@ -148,7 +148,7 @@ class Proofs:
         return self.world.plan.twins is not None or self.world.plan.vouching in ("wrong", "people")
 
     def heartbeat(self, node_id: str) -> None:
-        """A heartbeat has arrived."""
+        """Record that a heartbeat has arrived."""
         now, heartbeats = self.world.hub.now, self._heartbeats.setdefault(node_id, _Heartbeats())
         if now - heartbeats.last >= SILENCE:
             heartbeats.still_until = now
@@ -160,7 +160,7 @@ class Proofs:
             self._readers.pop(entry.leader, None)
 
     def listed(self, reader: str, rows: Sequence[RosterRow]) -> None:
-        """An agent has read the whole roster."""
+        """Record that an agent has read the whole roster."""
         if not self.deceptive:
             return
         known = self._readers.setdefault(reader, _Reader())
@@ -227,7 +227,7 @@ class Proofs:
         return True
 
     def ended(self, training: Training) -> None:
-        """A round trains no more."""
+        """Record that a round trains no more."""
         if (since := self._excused.get(id(training))) is not None:
             self.overlaps.append(self.world.hub.now - since)
 
@@ -263,7 +263,7 @@ class Proofs:
         return silent and agent.boot_id not in self._contradicted(entry.author)
 
     def _contradicted(self, reader: str) -> set[str]:
-        """The host ids that a leader must know to be two hosts'."""
+        """Return the host ids that a leader must know to be two hosts'."""
         known = self._readers.get(reader)
         often = [] if known is None else [one for one, count in known.grown.items() if count >= CONTRADICTIONS]
         return {agent.boot_id for node_id in often if (agent := self.world.agent(node_id)) is not None}

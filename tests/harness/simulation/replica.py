@@ -112,7 +112,7 @@ class Replica:
             self.shrunk(self, index)
 
     def ping(self) -> None:
-        """A new connection is made."""
+        """Do nothing: the simulated server needs no first request."""
 
     def wait(self, cursor: Cursor, roster: bool, timeout: float) -> Cursor | None:
         """None while there is no news."""

@@ -146,7 +146,7 @@ def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
 
 
 def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
-    """The verdicts on runs that an agent could take part in when it had first read the ledger, or later.
+    """Return the verdicts on an agent's possible runs when it had first read the ledger, or later.
 
     It came for the run of the first one.
     """
@@ -163,7 +163,7 @@ def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
 
 
 def check_obedience(world: World, agent: SimAgent) -> None:
-    """What the ledger says, all do: once an agent has dealt with an entry, no workers run that it does not want."""
+    """Check that once an agent has dealt with an entry, no workers run that the entry forbids."""
     state = agent.state
     if state is None or state.work is not Work.RUNNING:
         return
@@ -186,7 +186,7 @@ def check_exit(world: World, agent: SimAgent, why: str) -> None:
 
 
 def row_of(replica: Replica, node_id: str) -> NodeRow | None:
-    """A node's row, as the store has it."""
+    """Return a node's row, as the store has it."""
     row = replica.rows.get(node_id)
     found: NodeRow | None = None if row is None else row.value.value  # type: ignore[attr-defined]
     return found

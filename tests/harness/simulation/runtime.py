@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def of(world: World, now: Callable[[], float], sleep: Callable[[float], None]) -> Runtime:
-    """A runtime for one agent.
+    """Return a runtime for one agent.
 
     Args:
         world: Its threads are those of this world's hub.
@@ -63,7 +63,7 @@ def _unwrap(data: bytes) -> Any:
 
 
 def _encoded(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: object) -> Wire:
-    """What a value is read as that was encoded."""
+    """Return the value that is read of what was encoded."""
     return Wire.of(decode(encode(value)))
 
 

@@ -9,7 +9,7 @@ from simulation.plan import Fault, Plan
 
 
 def leaders_job(lots: random.Random) -> dict[str, Any]:
-    """A job whose only members lose sight of the store, and spares that decide one after another."""
+    """Draw a job whose only members lose sight of the store, and spares that decide one after another."""
     return {
         "min_nodes": 1,
         "max_nodes": lots.choice([1, 1, 2]),
@@ -33,7 +33,7 @@ def leaders(lots: random.Random, plan: Plan) -> list[Fault]:
 
 
 def slots_job(lots: random.Random) -> dict[str, Any]:
-    """A job on hosts of which two may have one host id."""
+    """Draw a job on hosts of which two may have one host id."""
     return {
         "min_nodes": 1,
         "max_nodes": lots.choice([1, 1, 2, 3]),
@@ -45,7 +45,7 @@ def slots_job(lots: random.Random) -> dict[str, Any]:
 
 
 def vouched_job(lots: random.Random) -> dict[str, Any]:
-    """A job of which all members are lost at once, or seem to be, and others that wait."""
+    """Draw a job of which all members are lost at once, or seem to be, and others that wait."""
     return {
         "min_nodes": 1,
         "max_nodes": lots.choice([1, 1, 2]),
@@ -73,7 +73,7 @@ def vouched(lots: random.Random, plan: Plan) -> list[Fault]:
 
 
 def departed_job(lots: random.Random) -> dict[str, Any]:
-    """A job that needs two nodes, over a store that forgets."""
+    """Draw a job that needs two nodes, over a store that forgets."""
     return {
         "min_nodes": 2,
         "max_nodes": 2,
@@ -86,7 +86,7 @@ def departed_job(lots: random.Random) -> dict[str, Any]:
 
 
 def departed(lots: random.Random, plan: Plan) -> list[Fault]:
-    """A member leaves, the other stands still, two agents come in the place of the first, and the store is emptied."""
+    """Draw faults: a member leaves, the other stands still, two agents replace the first, and the store is emptied."""
     host, at = lots.randrange(2), lots.uniform(7.0, 9.0)
     still = at + lots.uniform(5.5, 8.0)
     found = [
@@ -99,7 +99,7 @@ def departed(lots: random.Random, plan: Plan) -> list[Fault]:
 
 
 def strangers_job(lots: random.Random) -> dict[str, Any]:
-    """A job whose store somebody else writes to; mostly it has a token. What is forged can end it, so it only ends."""
+    """Draw a job whose store a stranger writes to; mostly it has a token. A forged entry can end the job."""
     return {
         "token": lots.random() < 0.7,
         "liveness": False,
@@ -109,7 +109,7 @@ def strangers_job(lots: random.Random) -> dict[str, Any]:
 
 
 def programs_job(lots: random.Random) -> dict[str, Any]:
-    """A job under whose id other programs are started."""
+    """Draw a job under whose id other programs are started."""
     return {
         "programs": True,
         "unnamed": lots.random() < 0.5,
@@ -122,7 +122,7 @@ def programs_job(lots: random.Random) -> dict[str, Any]:
 
 
 def crowd_job(lots: random.Random) -> dict[str, Any]:
-    """A job with a thousand nodes that wait, whose roster takes its time to be read."""
+    """Draw a job with a thousand nodes that wait, whose roster takes its time to be read."""
     return {
         "crowd": lots.choice([100, 100, 300, 1000]),
         "look": lots.choice([0.05, 0.6, 1.3, 3.3]),
@@ -134,6 +134,6 @@ def crowd_job(lots: random.Random) -> dict[str, Any]:
 
 
 def crowd(lots: random.Random, plan: Plan) -> list[Fault]:
-    """Some of them fall silent, one after another."""
+    """Draw faults: some of the waiting nodes fall silent, one after another."""
     times = [round(lots.uniform(8.0, 18.0), 3) for _ in range(3)]
     return [Fault(at, "hush", 0, 0.0, float(lots.randrange(plan.crowd))) for at in times]

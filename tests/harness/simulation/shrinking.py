@@ -30,7 +30,7 @@ PLAIN: dict[str, object] = {
 
 
 def shrink(plan: Plan) -> Plan:
-    """The smallest plan found that is violated in the same way; the plan itself, if it is not violated."""
+    """Return the smallest plan found that is violated in the same way; the plan itself, if it is not violated."""
     violation = play(plan).violation
     if violation is None:
         return plan
@@ -72,7 +72,7 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
 
 
 def _rounder(fault: Fault) -> Iterator[Fault]:
-    """The same fault in rounder numbers."""
+    """Yield the same fault in rounder numbers."""
     for digits in (0, 1):
         rounder = replace(fault, at=round(fault.at, digits), span=round(fault.span, digits))
         if rounder != fault and rounder.at > 0:

@@ -76,7 +76,7 @@ def _is_behind(row: NodeRow, entry: Entry) -> bool:
 
 
 def _proofs(world: World, entry: Entry, earlier: Round) -> set[str]:
-    """What has shown that a round is over, where nothing but a slot has, and the fence had not yet passed."""
+    """Return what has shown that a round is over, where only a slot has, and the fence had not yet passed."""
     if world.truth.histories.halted_for(entry) >= world.plan.fence_after:
         return set()
     rows = {row.info.node_id: row for row in read_before(world, entry.id, entry.run)}

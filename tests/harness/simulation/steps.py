@@ -40,7 +40,7 @@ class Stepper:
         self._stop_at: int | None = None
 
     def call(self, step: int) -> None:
-        """The rank calls ``should_checkpoint(step)``."""
+        """Let the rank call ``should_checkpoint(step)``."""
         if not self.gang.steps:
             return
         if self.gang.host.suspended:
@@ -54,13 +54,13 @@ class Stepper:
         self._read()
 
     def tell(self, notice: Notice | None) -> None:
-        """The agent writes a notice."""
+        """Let the agent write a notice."""
         self.notices.append(notice)
         if self.holding:
             self.world.hub.at(self.world.hub.now, self._wake)
 
     def take(self) -> int | None:
-        """The agent takes in the reports; the newest, if there is one."""
+        """Let the agent take in the reports; return the newest, if there is one."""
         sent, self.sent = self.sent, []
         return sent[-1] if sent else None
 
@@ -115,7 +115,7 @@ class Plans:
     stop_at: dict[str, int] = field(default_factory=dict)
 
     def written(self, replica: Replica, entry: Entry, body: Plan | StopAt) -> None:
-        """A PLAN or a STOP_AT."""
+        """Record that a PLAN or a STOP_AT was written."""
         current = self.world.truth.histories.newest_round(replica, entry.run)
         if current is None:
             self.world.truth.violated("PLAN", f"entry {entry.index} is for no round")
@@ -137,25 +137,25 @@ class Plans:
                 self.world.truth.violated("PLAN", f"{gang.node_id} is at {stepper.at}, beyond STOP_AT {body.step}")
 
     def told(self, gang: Gang) -> None:
-        """A rank learns that its round is to stop."""
+        """Record that a rank learns that its round is to stop."""
         if gang.training.round.offer.id not in self.planned:
             self.world.truth.violated("PLAN", f"{gang.node_id} is told of a PLAN that is for no round of its")
 
     def left(self, gang: Gang, step: int) -> None:
-        """A rank saves and stops."""
+        """Record that a rank saves and stops."""
         agreed = self.stop_at.get(gang.training.round.offer.id)
         if step != agreed:
             self.world.truth.violated("PLAN", f"{gang.node_id} stops at {step}, and not at {agreed}")
         self.world.count("PLAN a rank stops")
 
     def passed(self, gang: Gang, step: int) -> None:
-        """A rank goes on after a step."""
+        """Record that a rank goes on after a step."""
         agreed = self.stop_at.get(gang.training.round.offer.id)
         if agreed is not None and step >= agreed:
             self.world.truth.violated("PLAN", f"{gang.node_id} goes on after {step}, beyond STOP_AT {agreed}")
 
     def halted(self, replica: Replica, entry: Entry, body: Halt) -> None:
-        """A HALT; where it follows a PLAN and says nothing else, every rank has stopped at the step agreed on."""
+        """Check a HALT: if it follows a PLAN and says nothing else, every rank has stopped at the step agreed on."""
         current = self.world.truth.histories.newest_round(replica, entry.run)
         if current is None or current.offer.id not in self.planned:
             if body.reason is HaltReason.RESIZE:

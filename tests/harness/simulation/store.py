@@ -148,7 +148,7 @@ class SimStore:
             hub.at(hub.now + GHOST_LATEST * hub.random.random(), self.execute, call)
 
     def execute(self, call: Call) -> None:
-        """The call has arrived."""
+        """Execute the call, which has arrived."""
         hub, line = self.hub, call.line
         if self.down or call.life != line.lives:  # it was on its way to the server that was, and to no other
             call.fail("the connection was reset")
@@ -216,7 +216,7 @@ class Call:
         self.watches_roster: bool = name == "wait" and args[1]
 
     def reply(self, value: object) -> None:
-        """The store answers."""
+        """Send the store's answer."""
         if (crowd := self.store.crowd) is not None and self.name == "roster" and self.args[0] is None:
             value = [*cast("list[RosterRow]", value), *crowd.roster()]
         elif crowd is not None and self.name == "remove":
@@ -232,7 +232,7 @@ class Call:
             hub.at(arrival, self.done, value, line.lives)
 
     def done(self, value: object, life: int) -> None:
-        """The answer has arrived, which the server gave in this one of its lives."""
+        """Take the answer, which has arrived, and which the server gave in this one of its lives."""
         if not self.over:
             self.over = True
             if self.line.met_at is None and life == self.line.lives:
@@ -240,7 +240,7 @@ class Call:
             self.task.wake(self.ticket, value)
 
     def fail(self, why: str) -> None:
-        """The caller gives up, or is told that there is no connection any more."""
+        """Fail the call: the caller gives up, or is told that there is no connection any more."""
         if not self.over:
             self.over = True
             lost = self.store.embedded and why == REFUSED
@@ -249,7 +249,7 @@ class Call:
 
 
 def _travelling(data: bytes, decode: Callable[[bytes], object]) -> bytes:
-    """A value as it travels; one that is sealed is encoded."""
+    """Return a value as it travels; one that is sealed is encoded."""
     return data if isinstance(data, Wire) else Wire.of(decode(data[SEAL_BYTES:]), data)
 
 
@@ -316,7 +316,7 @@ class Connection(RendezvousBackend):
         return rows
 
     def _looked(self) -> list[RosterRow]:
-        """The roster as who asks here has read it last; another thread of the agent may have read it for them."""
+        """Return the roster as the asking thread has read it last; another thread of the agent may have read it."""
         return self.store.looks.get(self.process.name, []) if self._look is None else self._look
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:

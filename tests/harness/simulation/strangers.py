@@ -36,7 +36,7 @@ HEEDED = 4.0
 
 
 def connection(store: Connection, sealed: bool, now: Callable[[], float]) -> RendezvousBackend:
-    """A node's first connection, as it uses it: sealed where the job has a token."""
+    """Open a node's first connection, as it uses it: sealed where the job has a token."""
     return protect(store, "simulated store", TOKEN, JOB, now) if sealed else store
 
 
@@ -67,7 +67,7 @@ class Forgeries:
 
 
 def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
-    """A stranger appends an entry: a ROUND elsewhere, a HALT or a CLOSED, by ``value`` modulo 3.
+    """Append an entry as a stranger: a ROUND elsewhere, a HALT or a CLOSED, by ``value`` modulo 3.
 
     Without a token it has their own name; else it has the leader's, and another job's seal or, with ``value`` 3 and
     more, none.
@@ -107,7 +107,7 @@ def _closed() -> Closed:
 
 
 def _forge_row(world: World, host: Host, fault: Fault) -> bool:
-    """A stranger makes the row of a member say that its workers have stopped, or that it leaves (``value`` 1)."""
+    """Forge the row of a member to say that its workers have stopped, or that it leaves (``value`` 1)."""
     replica = world.store.master
     agents = [agent for agent in host.living if agent.node_id in replica.rows]
     row = row_of(replica, agents[0].node_id) if agents else None

@@ -119,7 +119,7 @@ class Truth:
     # The ledger ------------------------------------------------------------------------------------------------------
 
     def appended(self, replica: Replica, data: Any) -> None:
-        """An entry was written."""
+        """Record that an entry was written."""
         entry: Entry = data.value
         if entry.id in self.histories.written:
             self.world.count("S3 an entry is put back")
@@ -163,7 +163,7 @@ class Truth:
                 self.world.count("OPEN" if before is None else "OPEN of the next run")
 
     def shrunk(self, replica: Replica, index: int) -> None:
-        """An entry becomes a tombstone."""
+        """Record that an entry became a tombstone."""
         self.world.count("an entry is shrunk")
         head = self.histories.newest(replica)
         assert head is not None  # whoever shrinks an entry has read a newer one
@@ -242,7 +242,7 @@ class Truth:
     # Nodes -----------------------------------------------------------------------------------------------------------
 
     def joined(self, agent: SimAgent, ledger: Ledger) -> None:
-        """An agent has come in."""
+        """Record that an agent has joined."""
         node = self._node(agent)
         node.newest = ledger.round
         self.forgeries.check_read(agent, ledger.head)
@@ -250,11 +250,11 @@ class Truth:
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
 
     def reported_verdict(self, agent: SimAgent, closed: Closed) -> None:
-        """An agent that has not joined reports a verdict."""
+        """Record that an agent that has not joined reports a verdict."""
         rules.check_reported(self.world, agent, closed)
 
     def read(self, agent: SimAgent, entries: Sequence[Entry]) -> None:
-        """An agent's loop will be told of these."""
+        """Record the entries that an agent's loop will be told of."""
         node = self._node(agent)
         for entry in entries:
             self.forgeries.check_read(agent, entry)
@@ -268,7 +268,7 @@ class Truth:
             self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
 
     def adopted(self, agent: SimAgent, ledger: Ledger) -> None:
-        """An agent's loop will be told that the store has lost what it had read, and of what the run has come to."""
+        """Record that an agent's loop will be told of a lost history, and of what the run has come to."""
         node = self._node(agent)
         node.newest = ledger.round
         if node.closed is None:
@@ -278,7 +278,7 @@ class Truth:
         self.world.note(agent.node_id, f"goes on from entry {ledger.head.index} in epoch {ledger.head.epoch}")
 
     def started(self, agent: SimAgent, current: Round, restart_count: int) -> None:
-        """An agent starts workers."""
+        """Record that an agent starts workers."""
         node, who = self._node(agent), agent.node_id
         self.world.note(who, f"starts workers of round {current.number}, restart count {restart_count}")
         sealed = self.histories.rounds.get(current.offer.id)
@@ -313,23 +313,23 @@ class Truth:
         return later.number > current.number
 
     def done(self, agent: SimAgent) -> None:
-        """An agent has learnt that its workers have all exited with 0, be it too late for that to count."""
+        """Record that an agent has learnt that its workers have all exited with 0, be it too late for that to count."""
         if (state := agent.state) is not None and state.phase is Phase.FINISHED:
             self._node(agent).finished = state.round
             self.heartbeats[agent.node_id] = finishing.heartbeat_of(agent.host.line.replica, agent.node_id)
 
     def settled(self, agent: SimAgent) -> None:
-        """An agent has dealt with all that has happened to it."""
+        """Record that an agent has dealt with all that has happened to it."""
         if agent.state is not None:
             endings.check_lasting(self.world, agent, self._node(agent).finished)
             endings.check_parting(self.world, agent)
 
     def failed(self, gang: Gang, why: str) -> None:
-        """A worker exited with 1."""
+        """Record that a worker exited with 1."""
         self.world.note(gang.node_id, f"a worker of round {gang.number} fails: {why}")
 
     def reported(self, agent: SimAgent, incident: Incident) -> None:
-        """An agent reports a failure."""
+        """Record that an agent reports a failure."""
         offer = agent.hands.offer
         if incident.kind is not IncidentKind.WORKER_FAILED:
             self.uncharged.add(offer)
@@ -338,7 +338,7 @@ class Truth:
             self._failures[agent.run] += 1
 
     def exited(self, agent: SimAgent, code: int, why: str) -> None:
-        """An agent has ended by itself."""
+        """Record that an agent has ended by itself."""
         self.world.note(agent.node_id, f"exits with {code}: {why}")
         self.world.reached[f"exit {code}"] += 1
         rules.check_exit(self.world, agent, why)
@@ -371,7 +371,7 @@ class Truth:
         self.whole_now[id(training)] = training
 
     def resumed(self) -> None:
-        """A machine that stood still has been running for a moment: it must not train on what others train."""
+        """Check a machine that stood still and runs again for a moment: it must not train on what others train."""
         trainings = self.whole_now.values()
         runs = Counter(one.run for one in trainings if not one.still and not self.proofs.excused(one))
         for run, count in runs.items():
@@ -379,7 +379,7 @@ class Truth:
                 self.violated("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")
 
     def no_longer_whole(self, training: Training) -> None:
-        """It cannot go on, or is done."""
+        """Record that a training cannot go on, or is done."""
         self.world.note("training", f"round {training.round.number} trains no more")
         self.whole_now.pop(id(training), None)
         self.proofs.ended(training)

@@ -29,7 +29,7 @@ def check_seal(world: World, before: Entry | None, entry: Entry, body: Round, ea
 
 
 def check_closed(world: World, entry: Entry, body: Closed) -> None:
-    """A round that failed because one member does not reach the others does not end a job that can do without it."""
+    """Check that a round that failed because a member does not reach the others leaves a job that can go on."""
     current = world.newest_round(entry.run)
     if body.success or current is None or body.incident is None or "--on_node_loss" in body.why:
         return
@@ -65,7 +65,7 @@ def _check_patience(world: World, before: Entry | None, body: Round) -> None:
 
 
 def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]) -> set[str]:
-    """The newest rounds up to this entry, by their offers, that were all of these members and all failed.
+    """Return the newest rounds up to this entry, by their offers, that were all of these members and all failed.
 
     One that ended otherwise, or was of others, ends the row: what was found out before it is of no account any more.
     """

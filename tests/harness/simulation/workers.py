@@ -111,7 +111,7 @@ class Training:
             self.take_step()
 
     def take_step(self) -> None:
-        """A collective of all, then each rank asks whether to stop."""
+        """Take a step: a collective of all, then each rank asks whether to stop."""
         if not self.whole:
             return
         hub, pace = self.world.hub, self.world.plan.pace
@@ -122,14 +122,14 @@ class Training:
                 hub.at(hub.now + 0.5 * pace * hub.random.random(), gang.stepper.call, self.step)
 
     def returned(self, gang: Gang) -> None:
-        """A rank goes on to the next step."""
+        """Record that a rank goes on to the next step."""
         self._stepping.discard(gang.node_id)
         if not self._stepping:
             hub, pace = self.world.hub, self.world.plan.pace
             hub.at(hub.now + pace * (0.5 + hub.random.random()), self.take_step)
 
     def lose(self, why: str) -> None:
-        """A member's workers are no more: the rest cannot go on."""
+        """Break the training: a member's workers are no more, and the rest cannot go on."""
         if self.broken:
             return
         self.broken = True
@@ -144,7 +144,7 @@ class Training:
                 hub.at(hub.now + wait, gang.fail, f"{what}: {why}")
 
     def settle(self) -> None:
-        """The first member has done its part: what the others still do, they do without it."""
+        """Record that the first member has done its part: what the others still do, they do without it."""
         if self.whole:
             self._ended()
 
@@ -201,7 +201,7 @@ class Gang:
             self._report(event)
 
     def fail(self, message: str, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> None:
-        """A worker exits with 1."""
+        """Let a worker exit with 1."""
         self._end(WorkerFailed(self.blame(message, kind)), State.FAILED, message, (State.STARTING, State.RUNNING))
 
     def finish(self) -> None:
@@ -225,12 +225,12 @@ class Gang:
                 self.training.lose(f"{self.node_id} was stopped")
 
     def free(self) -> None:
-        """It comes back from the kernel, if it was there."""
+        """Bring a worker back from the kernel, if it was there."""
         if self.stuck:
             self.stuck, self.freed_at = False, self.host.world.hub.now
 
     def blame(self, message: str, kind: IncidentKind) -> Incident:
-        """The incident that its failure is."""
+        """Return the incident that its failure is."""
         after = max(0.0, self.host.clock.now() - self.started_at)
         return Incident(
             kind=kind,

@@ -80,7 +80,7 @@ class Host:
         return f"10.0.0.{self.number + 1}"
 
     def now(self) -> float:
-        """What its agents take for the time."""
+        """Return what its agents take for the time."""
         return self.clock.now()
 
     @property
@@ -101,11 +101,11 @@ class Host:
         return agent
 
     def look(self, own: int) -> Slots:
-        """What an agent sees of the slots that are not its own."""
+        """Return what an agent sees of the slots that are not its own."""
         return Slots(int(self.clock.now() * 1e9), tuple(sorted(self.slots.keys() - {own})))
 
     def left(self, agent: SimAgent) -> None:
-        """The last process of an agent's slot is gone."""
+        """Record that the last process of an agent's slot is gone."""
         if agent.over and self.slots.get(agent.slot) is agent:
             del self.slots[agent.slot]
             agent.gone_at = self.world.hub.now
@@ -128,7 +128,7 @@ class Host:
         self.suspended = False
 
     def resume(self) -> None:
-        """The machine goes on."""
+        """Let the machine go on."""
         self.world.hub.at(self.world.hub.now + FENCING, self.world.truth.resumed)
         self.suspended = False
         held, self.held = self.held, []
@@ -192,7 +192,7 @@ class World:
         return self.hosts[-1] if self.plan.broken not in (0, LONELY) else None
 
     def count(self, what: str) -> None:
-        """A rule or a fault was reached."""
+        """Count that a rule or a fault was reached."""
         self.reached[what] += 1
 
     def note(self, who: str, what: str) -> None:
@@ -201,7 +201,7 @@ class World:
             self.trace.append((self.hub.now, who, what))
 
     def said(self, agent: SimAgent, event: Event) -> None:
-        """An agent tells its observers something."""
+        """Record that an agent tells its observers something."""
         self.reached[f"says {event.name}"] += 1
         forged = self.truth.forgeries
         if event.name == "store_lost" and not (self.store.embedded or self.forgot or forged.entries or forged.rows):
@@ -217,38 +217,38 @@ class World:
             self.note(agent.node_id, event.message)
 
     def new_id(self) -> str:
-        """A random id, as far as anybody can tell."""
+        """Return an id that agents cannot tell from a random one."""
         self._ids += 1
         return f"#{self._ids}"
 
     def new_entry_id(self) -> str:
-        """The same, for entries."""
+        """Return an entry id that agents cannot tell from a random one."""
         return f"~{self.store.master.head}" if self.same_ids else self.new_id()
 
     def training(self, run: str, current: Round) -> Training:
-        """What the workers of a round take part in."""
+        """Return what the workers of a round take part in."""
         key = (run, current.number, current.offer.id)
         if key not in self._trainings:
             self._trainings[key] = Training(self, run, current)
         return self._trainings[key]
 
     def gang(self, run: str, current: Round | None, node_id: str) -> Gang | None:
-        """A node's workers of a round, if they were ever started."""
+        """Return a node's workers of a round, if they were ever started."""
         if current is None:
             return None
         training = self._trainings.get((run, current.number, current.offer.id))
         return training.gangs.get(node_id) if training is not None else None
 
     def agent(self, node_id: str) -> SimAgent | None:
-        """The agent of this id."""
+        """Return the agent of this id."""
         return self._agents.get(node_id)
 
     def at_address(self, address: str) -> Host:
-        """The host that is reached there."""
+        """Return the host that is reached there."""
         return self._addresses[address]
 
     def newest_round(self, run: str) -> Round | None:
-        """The newest round of a run on the server that everybody will ask in the end."""
+        """Return the newest round of a run on the server that all nodes will ask in the end."""
         return self.truth.histories.newest_round(self.store.master, run)
 
     def trainings(self) -> list[Training]:
@@ -256,7 +256,7 @@ class World:
         return list(self._trainings.values())
 
     def saved(self, seconds: float) -> None:
-        """A training that was whole for so long has left a checkpoint."""
+        """Record the checkpoint that a training leaves that was whole for so long."""
         self.work_left = max(0.5, self.work_left - seconds)
 
     def enlist(self, agent: SimAgent) -> None:

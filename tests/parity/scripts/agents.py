@@ -114,7 +114,7 @@ def answers() -> None:
 
 
 class Node:
-    """This process: one node of each job."""
+    """One node of each job, which this process is."""
 
     def __init__(self, side: str, number: int, places: dict[str, tuple[str, str]], folder: str) -> None:
         self.side, self.number, self.places, self.folder = side, number, places, folder

@@ -264,7 +264,7 @@ def agents() -> dict[str, Any]:
     shut: list[str] = []
 
     def counted(parameters: Any) -> Any:
-        """torch's handler, which notes when it is shut down, and cannot be after a failure."""
+        """Return torch's handler, which notes when it is shut down, and cannot be after a failure."""
         handler: Any = get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", parameters.run_id, 1, 1))
         shut_down, handler.get_backend = handler.shutdown, lambda: "counted"
 

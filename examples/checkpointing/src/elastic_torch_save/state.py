@@ -13,7 +13,7 @@ from elastic_core.worker.graceful_stop import should_checkpoint
 
 
 def init_process_group(*args: Any, **options: Any) -> None:
-    """torch's own; and the agent hears that this worker has met its peers."""
+    """Call torch's function of this name, and tell the agent that this worker has met its peers."""
     dist.init_process_group(*args, **options)
     report(INITIALIZED)
 

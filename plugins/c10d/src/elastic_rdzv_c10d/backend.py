@@ -240,7 +240,8 @@ class C10dBackend(RendezvousBackend):
 
     def _find(self, node_id: str) -> tuple[int, bytes] | None:
         """Return the serial and the record of a node's row: one round trip where that was seen before and still
-        stands."""
+        stands.
+        """
         serial = self._known.serials.get(node_id)
         record = None if serial is None else self._client.peek(self._keys.row(serial))
         if record is None or record == REMOVED:
@@ -339,7 +340,7 @@ class C10dBackend(RendezvousBackend):
         return head
 
     def _has(self, index: int) -> None:
-        """The ledger has come so far at least."""
+        """Note that the ledger has this entry."""
         self._known.head = max(self._known.head, index)
 
     # Both ------------------------------------------------------------------------------------------------------------

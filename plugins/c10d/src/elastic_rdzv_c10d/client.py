@@ -44,7 +44,7 @@ _taking_turns = threading.Lock()
 
 
 class _Store(Protocol):
-    """What we use of TCPStore. (Its own annotations say that values are ``str``; bytes are what it keeps.)"""
+    """What we use of TCPStore, whose annotations say that values are ``str``: it keeps bytes."""
 
     def set(self, key: str, value: bytes, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -100,7 +100,8 @@ class StoreClient:
 
     def peek(self, key: str) -> bytes | None:
         """Return the value of a key, or None; in one round trip and without waiting, which TCPStore's own ``get`` is
-        not."""
+        not.
+        """
         value = self.swap_seen(key, _ABSENT, _ABSENT)
         return None if value == _ABSENT else value
 
@@ -114,7 +115,7 @@ class StoreClient:
             store.set(key, value)
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
-        """The same for several keys, in one request."""
+        """Set several keys in one request."""
         with self._asking() as store:
             store.multi_set(list(values), list(values.values()))
 
@@ -198,7 +199,8 @@ class StoreClient:
 
 def _pieces(timeout: float) -> Iterator[timedelta]:
     """Yield the time left, again and again until ``timeout`` seconds are over; on the main thread not all of it at
-    once."""
+    once.
+    """
     most = INTERRUPTIBLE if threading.current_thread() is threading.main_thread() else math.inf
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
@@ -306,7 +308,7 @@ def _inodes(address: Address) -> set[int]:
 
 
 def _sockets_to(address: Address) -> dict[int, socket.socket]:
-    """This process's connections to ``address``: a duplicate of each, by inode.
+    """Return duplicates of this process's connections to ``address``, by inode.
 
     What a descriptor's number means can change at any time, since others open and close what they like.
     """

@@ -36,7 +36,7 @@ _TOWARDS_ALL = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One numeric address and a port. (Names are for people: looking one up can stall a thread for seconds.)"""
+    """One numeric address and a port; not a name, since looking one up can stall a thread for seconds."""
 
     family: socket.AddressFamily
     host: str
@@ -198,8 +198,7 @@ def _listen(address: Address) -> socket.socket:
 
 
 def _forced(addresses: Sequence[Address], local_addr: str | None) -> Site:
-    """Return the store is to be here, although none of the endpoint's addresses is: it is translated (NAT) on the
-    way."""
+    """Return the site of a store here, although none of the endpoint's addresses is: NAT translates it on the way."""
     named = addresses[0]
     address = _outward(named, local_addr)
     if address is None:
@@ -226,7 +225,8 @@ def _cannot_listen(address: Address, exc: OSError) -> RendezvousConnectionError:
 
 def _outward(named: Address, local_addr: str | None) -> Address | None:
     """Return the address at which other hosts reach this one: the given one, or the source of the route to
-    everywhere."""
+    everywhere.
+    """
     if local_addr is not None:
         family, _, _, _, at = socket.getaddrinfo(local_addr, named.port, type=socket.SOCK_STREAM)[0]
         return Address(family, str(at[0]), named.port)

@@ -27,7 +27,8 @@ def describe(backend: str) -> str:
 
 def advice(port: int) -> str:
     """Return a sentence for who waits at a port that etcd or Redis usually has, to stand after another one; ''
-    elsewhere."""
+    elsewhere.
+    """
     if (backend := _USUAL_PORTS.get(port)) is None:
         return ""
     return f" Port {port} is usually {_NAMES[backend]}'s: to meet there, add --rdzv_backend={backend}."

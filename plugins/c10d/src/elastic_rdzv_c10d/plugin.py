@@ -110,7 +110,8 @@ def connect(params: RendezvousParameters, options: Options, *, serves_workers: b
 
 def exposure_warning(address: Address) -> StoreWarning | None:
     """Return what follows where the store of a job without a token listens at ``address``; None where only this host
-    can."""
+    can.
+    """
     if address.is_loopback:
         return None
     return StoreWarning(

@@ -23,7 +23,7 @@ _FATAL = 3
 
 @contextmanager
 def _environment_for_import() -> Iterator[None]:
-    """torch reads these variables when it is loaded, and never again."""
+    """Set the variables that torch reads when it is loaded, and never again."""
     before = dict(os.environ)
     # An extension module that is being loaded can swallow a KeyboardInterrupt, and then Ctrl-C was pressed in vain.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

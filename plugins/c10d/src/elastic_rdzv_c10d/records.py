@@ -48,7 +48,7 @@ _HINT = "Something that is not part of this job has written to the store. It has
 
 
 class Keys:
-    """The keys of one job. (The leader names all rows' at every look.)
+    """The keys of one job; the leader names those of all rows at every look.
 
     Attributes:
         prefix: What the names of all of them begin with.

@@ -42,10 +42,10 @@ class Listener(Protocol):
     """Who is told of an examination while it goes on."""
 
     def at(self, check: str, during: str, limit: float) -> None:
-        """What is tried next, as ``during`` of a check, may take so many seconds."""
+        """Set what is tried next, as ``during`` of a check, and how many seconds it may take."""
 
     def found(self, finding: Finding) -> None:
-        """A check has ended."""
+        """Report that a check has ended."""
 
     def made(self, leaves: bool) -> None:
         """Whether, from now on, something would be left if this process were killed."""
@@ -294,7 +294,7 @@ def _no_connection(subject: Subject, error: ElasticError) -> Finding:
 
 
 def _examine_handler(subject: Subject, listener: Listener) -> None:
-    """The little that can be known of a handler without joining with it."""
+    """Examine what can be known of a handler without joining with it."""
     endpoint = subject.params.endpoint
     port = re.search(r":(\d+)/?$", endpoint.partition(",")[0])
     name = endpoint_host(endpoint)

@@ -55,7 +55,7 @@ def ok(name: str, seen: str, **measured: float) -> Finding:
 
 
 def warning(name: str, seen: str, advice: str, **measured: float) -> Finding:
-    """Return a job can run, and may meet trouble."""
+    """Return the finding that a job can run, and may meet trouble."""
     return Finding(name=name, state=State.WARNING, seen=seen, advice=advice, measured=measured)
 
 
@@ -67,7 +67,7 @@ def wrong(
 
 
 def skipped(name: str, seen: str) -> Finding:
-    """It could not be tried."""
+    """Return the finding of a check that could not be made."""
     return Finding(name=name, state=State.SKIPPED, seen=seen)
 
 

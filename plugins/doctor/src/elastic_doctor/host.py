@@ -1,4 +1,4 @@
-"""This host: the address that it would advertise, what names stand for here, its limits, and what is installed."""
+"""Examine the host: the address that it would advertise, what names stand for here, its limits, what is installed."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _loopback(shown: str, host: str | None, local_addr: str | None) -> Finding:
-    """This host would be looked for, by each other one, on itself."""
+    """Return the finding that every other host would look for this host on itself."""
     name = "address"
     if local_addr:
         seen = f"other nodes are told {_MASTER_ADDR}={shown}, loopback, and would look for this one on themselves"

@@ -39,7 +39,7 @@ _fork = multiprocessing.get_context("fork")
 
 
 class Signalled(BaseException):
-    """This process was told to end.
+    """A signal told the process to end.
 
     Attributes:
         signum: By which signal.
@@ -231,7 +231,7 @@ def _tidy(subject: Subject, listener: Listener) -> None:
 
 
 def _body(subject: Subject, body: Examine, line: Connection, watcher: Connection) -> None:
-    """What the process does."""
+    """Run the examination in its process."""
     watcher.close()
     for signum in (signal.SIGINT, signal.SIGHUP):  # whoever watches tells us
         signal.signal(signum, signal.SIG_IGN)

@@ -1,5 +1,6 @@
 """How long a heartbeat and a wake-up take, and whether that is fast enough for the limits that a job judges its nodes
-by."""
+by.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def check_ledger(store: RendezvousBackend, second: RendezvousBackend, at: At) ->
 
 
 def check_wake_up(store: RendezvousBackend, second: RendezvousBackend, at: At) -> Finding:
-    """Return a wait must end when another connection appends or amends."""
+    """Check that a wait ends when another connection appends or amends."""
     at("wait for a row")
     before = store.wait(Cursor(), roster=True, timeout=0)
     waiting = Waiter(store, before, roster=True)

@@ -10,7 +10,7 @@ General layout, from the command line down to the wire:
 * ``records``: the names of the keys, and the bytes that they hold.
 * ``cluster`` and ``client``: one connection to whichever member answers, with every wait bounded.
 * ``gateway``: one socket to one member: JSON out, JSON or a stream of it back. ``refusals`` reads the members' errors.
-* ``watching``: a watch, which a thread listens to.
+* ``watch``: a watch, which a thread listens to.
 * ``client_v2``: python-etcd, kept to one member at a time and to errors of ours.
 * ``torchrun``: the same for plain ``torchrun --rdzv_backend=elastic-etcd``.
 * ``sidecar`` and ``sidecar_main``: an etcd of this agent's own, for ``--standalone``.

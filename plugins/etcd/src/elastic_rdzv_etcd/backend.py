@@ -49,7 +49,7 @@ from elastic_rdzv_etcd.records import (
     unpack_newest,
     unquoted,
 )
-from elastic_rdzv_etcd.watching import View, Watcher
+from elastic_rdzv_etcd.watch import View, Watcher
 
 if TYPE_CHECKING:
     from elastic_rdzv_etcd.sidecar import Sidecar

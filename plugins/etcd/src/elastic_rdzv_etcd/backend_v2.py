@@ -316,7 +316,8 @@ def _entry(link: Link) -> str:
 
 def _name(name: str) -> str:
     """Return a name as a part of a path, where a dot, a leading underscore and a percent sign have meanings of their
-    own."""
+    own.
+    """
     return "-" + quoted(name).replace("%", "=")
 
 

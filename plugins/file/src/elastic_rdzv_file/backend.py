@@ -11,7 +11,7 @@ On one host the kernel tells of changes; on a network mount every agent looks fi
 
 The empty file in ``roster`` *is* the row. Renaming it from one revision to a greater is a compare-and-set, which no
 late writer wins and which brings no removed row back; and the names alone tell a waiter whether anything has changed.
-Heartbeats are files that nobody watches.
+Heartbeats are files that no process watches.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class FileBackend(RendezvousBackend):
 
         Raises:
             RendezvousConnectionError: It cannot be made.
-            RendezvousStateError: Somebody else has put something else there.
+            RendezvousStateError: Another user has put something else there.
         """
         store = JobDirectory(os.path.join(parent, safe_name(run_id)), parent_is_ours=made, shared=shared)
         store.make()
         return cls(store, poll_interval)
 
     def connect(self) -> FileBackend:
-        """Another connection to the same directory, which is made anew where somebody has deleted it."""
+        """Another connection to the same directory, which is made anew where it has been deleted."""
         self._store.make()
         with self._io():
             self._store.ledger.last()

@@ -32,7 +32,8 @@ _T = TypeVar("_T")
 
 def safe_name(text: str) -> str:
     """Return a file name for any text: readable, without dots in front or slashes, and different for different
-    texts."""
+    texts.
+    """
     name = quote(text, safe="", errors="surrogateescape") or "%"
     if name.startswith("."):
         name = "%2E" + name[1:]
@@ -45,7 +46,7 @@ def publish(scratch: str, target: str, content: bytes, *, durable: bool = False)
     """Make the file ``target``, complete from its first instant; False, and nothing is changed, when it is there.
 
     Args:
-        scratch: A directory on the same file system, where nobody looks.
+        scratch: A directory on the same file system that no other process reads.
         target: The file.
         content: All of it.
         durable: Whether it must survive a power failure once this has returned.
@@ -105,7 +106,7 @@ def republish(scratch: str, target: str, content: bytes) -> None:
     """Replace a file, or make it, at one instant: who reads it finds all of the old content or all of the new.
 
     Args:
-        scratch: A directory on the same file system, where nobody looks.
+        scratch: A directory on the same file system that no other process reads.
         target: The file.
         content: All of it.
 
@@ -225,7 +226,7 @@ class Numbered:
         """Return the greatest number there is, 0 for none; costs the same however many there are, but for the first
         call.
 
-        It can be a smaller one than before, if somebody has deleted files, or put an older copy in their place.
+        It can be a smaller one than before, if files were deleted, or an older copy was put in their place.
 
         Raises:
             OSError: The directory cannot be read.

@@ -36,13 +36,13 @@ class JobDirectory:
         """The file system that it was on when it was first seen."""
 
     def make(self) -> None:
-        """Make the directories that are not there, also when somebody has deleted them under a running job.
+        """Make the directories that are not there, also when they were deleted under a running job.
 
         Only this job's user may enter: who can write here decides what the job does, and incidents quote its output.
         Users that share a job make the directory themselves, with the mode they want, and say that it is shared.
 
         Raises:
-            RendezvousStateError: The job's directory is not one, or was planted by somebody else.
+            RendezvousStateError: The job's directory is not one, or was planted by another user.
             RendezvousConnectionError: It cannot be made, or its file system is no longer mounted there.
         """
         with store_errors(self.directory):
@@ -59,7 +59,7 @@ class JobDirectory:
                 Path(part).mkdir(exist_ok=True)
 
     def erase(self) -> None:
-        """Delete it, with all that is in it; and its parent if that was made for it, and nobody else is there.
+        """Delete it, with all that is in it; and its parent if that was made for it, and no other job is there.
 
         Raises:
             OSError: That is not permitted.
@@ -67,11 +67,11 @@ class JobDirectory:
         with suppress(FileNotFoundError):
             shutil.rmtree(self.directory)
         if self._parent_is_ours:
-            with suppress(OSError):  # somebody else is there
+            with suppress(OSError):  # another process is there
                 os.rmdir(self._parent)
 
     def _check_private(self, status: os.stat_result) -> None:
-        """Refuse a directory in which others decide: they own it, or everybody may write there."""
+        """Refuse a directory in which others decide: they own it, or all users may write there."""
         mode, fault = stat.S_IMODE(status.st_mode), ""
         if status.st_uid not in (os.geteuid(), 0):
             fault = f"belongs to another user ({status.st_uid})"

@@ -37,7 +37,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
     Raises:
         UsageError: The endpoint is no directory and cannot become one, or the interval is no number of seconds.
         RendezvousConnectionError: The job's directory cannot be made.
-        RendezvousStateError: Somebody else has put something else there.
+        RendezvousStateError: Another user has put something else there.
     """
     interval = params.config.get("poll_interval")
     parent, made = _directory(params.endpoint)

@@ -1,7 +1,7 @@
 """The numbers in Prometheus's words, over HTTP. This module imports ``prometheus_client``, and nothing else does.
 
 The server waits without polling, looks up no names, and gives each request a thread of its own with a time limit, so
-that a client that stalls holds up nobody.
+that a client that stalls holds up no other.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class Measures:
 
 def after(measures: Measures, event: Event) -> Measures:
     """Return what is known after one more event. Events and fields that it does not know change nothing but the
-    count."""
+    count.
+    """
     key = (event.name, event.level.name)
     measures = replace(measures, events={**measures.events, key: measures.events.get(key, 0) + 1})
     match event.name:

@@ -5,8 +5,8 @@ entry is written only onto the very entry that it was built on, also on a server
 
 A waiter looks, with one script, and then blocks on the streams that ring whenever something changes (XREAD BLOCK).
 Nothing can come between the two: it waits for the stroke after the last one that it saw. Each stroke tells what is new,
-a new entry included, so that whoever is woken need neither ask for it nor look again before it sleeps the next time. A
-failover or a restart ends the wait with an error, and whoever connects anew looks again; and so does whoever was not
+a new entry included, so that a woken waiter need neither ask for it nor look again before it sleeps the next time. A
+failover or a restart ends the wait with an error, and a new connection looks again; so does a waiter that was not
 woken for long.
 """
 
@@ -31,10 +31,10 @@ from elastic_core.rendezvous.backend import (
 from elastic_rdzv_redis import scripts
 from elastic_rdzv_redis.capacity import capacity_warning
 from elastic_rdzv_redis.client import Client
-from elastic_rdzv_redis.dialling import Dialler
+from elastic_rdzv_redis.connect import Dialler
 
 LONGEST_SLEEP = 5.0
-"""Seconds that a waiter sleeps at a time. Changes wake it; this is for a server that hangs and tells nobody."""
+"""Seconds that a waiter sleeps at a time. Changes wake it; this is for a server that hangs and closes no connection."""
 _LAYOUT = 2
 """The version of what the keys hold; it is in their names, so that others never read each other's."""
 
@@ -214,7 +214,7 @@ class RedisBackend(RendezvousBackend):
         return data
 
     def shrink(self, index: int) -> None:
-        """Let go of an entry's data; its id stays, so that nobody else's entry can take its place."""
+        """Let go of an entry's data; its id stays, so that no other entry can take its place."""
         self._run(scripts.SHRINK, index)
 
     def erase(self) -> bool:
@@ -255,7 +255,7 @@ class RedisBackend(RendezvousBackend):
                 if bell == 0 and end and len(data) <= MAX_VALUE_BYTES:
                     self._told = int(now), data
         except (ValueError, TypeError):
-            return None  # a bell is only a hint: whoever is woken by what cannot be looks, and sleeps on after that
+            return None  # a bell is only a hint: after an impossible value a waiter looks, and sleeps on
         return look if rung else None
 
     def _run(self, script: scripts.Script, *arguments: str | bytes | int) -> Any:

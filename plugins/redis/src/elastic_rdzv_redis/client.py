@@ -44,7 +44,7 @@ class _Line(AbstractConnection):
     """redis-py's side of a connection: a socket that is there already, once."""
 
     host = ""
-    """For redis-py's own records, which nobody reads."""
+    """For redis-py's own records, which are never read."""
 
     def __init__(self, sock: socket.socket, where: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -105,7 +105,7 @@ class Client:
         """Held while an answer is waited for."""
         self._socket = sock
         self._plug = socket.socket(fileno=socket.dup(sock.fileno()))
-        """The same, for other threads: a TLS socket is not theirs to touch."""
+        """A duplicate of the socket for other threads, which must not touch a TLS socket."""
         username, password = identity
         self._line: AbstractConnection = _Line(sock, where, db=db, username=username, password=password, protocol=2)
         try:
@@ -117,7 +117,7 @@ class Client:
             raise
 
     def settle(self, read_timeout: float) -> None:
-        """The connection is made: from now on an answer may take so many seconds, and a silent peer is noticed."""
+        """Switch to the time limit for answers, once the connection is made; from now on a silent peer is noticed."""
         self._patience, self._doubt = read_timeout, None
         self._socket.settimeout(read_timeout)
         if self._plug.family != socket.AF_UNIX:
@@ -215,7 +215,8 @@ class Client:
 
 def _said(exc: Exception) -> str:
     """Return the server's own words, on one line. redis-py cuts off the first of them where it knows it; put it
-    back."""
+    back.
+    """
     said = " ".join(str(exc).split()).partition(_ECHO)[0]
     prefixes: dict[type[Exception], str] = {
         redis.exceptions.NoPermissionError: "NOPERM",

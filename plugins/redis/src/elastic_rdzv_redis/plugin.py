@@ -30,7 +30,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RedisBackend:
     """
     options = Options.read(params.endpoint, params.config)
     from elastic_rdzv_redis.backend import RedisBackend  # imports redis-py
-    from elastic_rdzv_redis.dialling import Dialler
+    from elastic_rdzv_redis.connect import Dialler
 
     backend = RedisBackend(Dialler(options), params.run_id)
     try:

@@ -4,7 +4,7 @@
 * ``KEYS[2]``, the roster: a hash of ``n:ID`` → ``SERIAL REVISION``, ``v:ID`` → the value, ``b:ID`` → the heartbeat;
   and ``arrivals`` and ``version``, two counters.
 * ``KEYS[3]`` and ``KEYS[4]``, the bells of the ledger and of the roster: streams of one element each, ``now`` → the
-  newest index or the roster's version, and ``what`` → the entry, which whoever is woken so need not ask for. A waiter
+  newest index or the roster's version, and ``what`` → the entry, which a woken waiter need not ask for. A waiter
   blocks on the element after the last one that it knows of, so that no change can come between its look and its sleep.
 
 Every change of a key sets the expiry of all four anew, and so does a heartbeat.

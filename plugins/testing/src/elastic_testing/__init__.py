@@ -11,7 +11,7 @@ General layout:
   network, with answers held back, and with a store that is restarted.
 * ``linearizability_suite``: the calls of several processes fit one order. ``workload`` makes them, ``history`` says
   what a backend promises of them, ``linearizability`` searches for the order.
-* ``faults``, ``racing``, ``connections``: what the suites share.
+* ``faults``, ``race``, ``connections``: what the suites share.
 * ``memory``: a store in this process, which can be stopped, restarted and emptied.
 * ``distributions``: a fixture that installs a distribution, with its entry points, for one test.
 """
@@ -28,5 +28,5 @@ pytest.register_assert_rewrite(
         for suite in ("ledger", "roster", "wait", "process", "line", "held", "restart", "run")
     ),
     "elastic_testing.connections",
-    "elastic_testing.racing",
+    "elastic_testing.race",
 )

@@ -120,7 +120,7 @@ class BadLine(ABC):
         return self._silent or self._held is connection
 
     def _asked(self, connection: object) -> Lost | None:
-        """Return a request has come on a connection; what is to be lost of it."""
+        """Count a request that has come on a connection; return what is to be lost of it."""
         with self._lock:
             self.requests += 1
             self._hold_in = max(0, (due := self._hold_in) - 1)

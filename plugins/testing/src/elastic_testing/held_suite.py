@@ -16,7 +16,7 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBack
 from elastic_testing.connections import Connect, Connections, MakeBackend, long_wait
 from elastic_testing.faults import BadLine
 from elastic_testing.line_suite import at_every_request
-from elastic_testing.racing import PATIENCE, background, outcome
+from elastic_testing.race import PATIENCE, background, outcome
 
 FIRST, SECOND, THIRD, RIVAL = Link(1, "first"), Link(2, "second"), Link(3, "third"), Link(2, "rival")
 

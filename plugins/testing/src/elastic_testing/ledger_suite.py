@@ -11,7 +11,7 @@ import pytest
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import Connect, Connections, MakeBackend, chain
-from elastic_testing.racing import RACERS, race
+from elastic_testing.race import RACERS, race
 
 
 class LedgerConformance(Connections):

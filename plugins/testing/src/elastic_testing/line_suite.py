@@ -16,7 +16,7 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBack
 from elastic_testing.connections import Connect, MakeBackend, chain, long_wait, sleeping_wait
 from elastic_testing.faults import BadLine, Lost
 from elastic_testing.linearizability_suite import LinearizabilityConformance
-from elastic_testing.racing import PATIENCE, background, outcome, times_run
+from elastic_testing.race import PATIENCE, background, outcome, times_run
 
 MOST_REQUESTS = 50
 """Requests that one operation may take; more is no constant."""
@@ -219,7 +219,7 @@ def hurt(line: BadLine, lost: Lost, job: str, operation: Callable[..., _T], *arg
 
 
 def still_right(store: RendezvousBackend) -> None:
-    """A connection that has met trouble is of no use, or answers what it is asked, and not what it was asked before."""
+    """Check that a connection that has met trouble fails, or answers this request and not an earlier one."""
     try:
         assert [store.read(1), store.read(2)] == [b"1", b"2"]
     except RendezvousConnectionError:

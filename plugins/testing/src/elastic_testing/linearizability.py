@@ -93,7 +93,8 @@ def _linearized(
     steps: Sequence[Step], configurations: Iterable[Configuration], pending: set[int], number: int
 ) -> set[Configuration]:
     """Return the configurations in which a call has taken effect, perhaps after others that are pending; without that
-    call."""
+    call.
+    """
     explored, to_explore = set(configurations), list(configurations)
     found: set[Configuration] = set()
     while to_explore:

@@ -14,7 +14,7 @@ import pytest
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import Connect, MakeBackend, await_head, long_wait, woken
 from elastic_testing.linearizability_suite import LinearizabilityConformance
-from elastic_testing.racing import PATIENCE, Crew
+from elastic_testing.race import PATIENCE, Crew
 
 
 class ProcessConformance(LinearizabilityConformance):
@@ -30,7 +30,7 @@ class ProcessConformance(LinearizabilityConformance):
 
     @pytest.fixture
     def sent(self, opener: MakeBackend) -> MakeBackend:
-        """``opener``, which can be sent to another process."""
+        """Return ``opener`` in a form that can be sent to another process."""
         try:
             ForkingPickler.dumps(opener)
         except (AttributeError, TypeError, pickle.PicklingError) as exc:

@@ -11,7 +11,7 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBack
 from elastic_testing.connections import ALL_BYTES, MakeBackend, chain, long_wait
 from elastic_testing.faults import Data, Keeper
 from elastic_testing.linearizability_suite import LinearizabilityConformance
-from elastic_testing.racing import PATIENCE, outcome
+from elastic_testing.race import PATIENCE, outcome
 
 
 class RestartConformance(LinearizabilityConformance):

@@ -13,7 +13,7 @@ import pytest
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, RendezvousBackend, RosterRow
 from elastic_testing.connections import ALL_BYTES, Connect, Connections, chain
-from elastic_testing.racing import PATIENCE, RACERS, background, outcome, race
+from elastic_testing.race import PATIENCE, RACERS, background, outcome, race
 
 
 class RosterConformance(Connections):

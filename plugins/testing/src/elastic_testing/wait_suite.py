@@ -13,7 +13,7 @@ import pytest
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import Connect, Connections, chain, long_wait, woken
-from elastic_testing.racing import RACERS, race
+from elastic_testing.race import RACERS, race
 
 
 class WaitConformance(Connections):

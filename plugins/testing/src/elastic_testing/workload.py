@@ -23,7 +23,7 @@ from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.faults import BadLine, Data, Keeper, Lost
 from elastic_testing.history import Call
-from elastic_testing.racing import PATIENCE, background
+from elastic_testing.race import PATIENCE, background
 
 JOB = "job"
 WORKERS = 3

@@ -1,5 +1,6 @@
 """Graceful stops, for a training loop; all of it is core's (``elastic_core.worker.graceful_stop``), and none of it
-needs torch."""
+needs torch.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This worker, as its launcher names it."""
+    """A worker, as its launcher names it."""
 
     run: str
     """The run's uid; under torchrun, the job's id."""
@@ -79,7 +79,8 @@ class Position:
 
 def parse(folder: str) -> Position | None:
     """Return the position that a folder's name says (on URLs a random suffix follows it), or None for any other
-    name."""
+    name.
+    """
     found = _FOLDER.fullmatch(folder)
     return None if found is None else Position(*(int(found[i]) for i in (2, 3, 4)))
 

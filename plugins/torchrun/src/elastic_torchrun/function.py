@@ -13,7 +13,7 @@ from elastic_core.errors import UsageError
 from elastic_core.worker import function
 
 TORCHS_TIMEOUT = 900
-"""What torch's LaunchConfig writes into ``rdzv_configs`` where nobody has given a timeout, in seconds."""
+"""What torch's LaunchConfig writes into ``rdzv_configs`` where no timeout was given, in seconds."""
 TORCHS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 TORCHS_LOGS = "DefaultLogsSpecs"
 

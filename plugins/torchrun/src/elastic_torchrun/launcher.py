@@ -146,7 +146,7 @@ def _serve(name: str, prepare: Callable[[], Job[T]], torchs: Job[T]) -> T:
         except ElasticError as exc:
             from elastic_torchrun.failure import NodeRefused
 
-            say(f"error: {reason(exc)}")  # a SystemExit that nobody catches is not printed
+            say(f"error: {reason(exc)}")  # a SystemExit that is not caught is not printed
             raise NodeRefused(str(exc), exc.exit_code) from exc
 
 
@@ -181,13 +181,14 @@ def replaced(name: str = LAUNCHER) -> tuple[str, str]:
     """
     if sys.orig_argv[1:3] != ["-m", __package__]:
         return name, f", called by {program(sys.orig_argv)}"
-    # The process that has become the command itself was started by nobody that needs a name.
+    # The process that has become the command itself has no caller that needs a name.
     return "torchrun", "" if os.environ.get(VARIABLE) == str(os.getpid()) else f", started by {_parent()}"
 
 
 def program(line: Sequence[str]) -> str:
     """Return a command line in one or two words: ``accelerate launch`` for ``/env/bin/python /env/bin/accelerate
-    launch``."""
+    launch``.
+    """
     words = [word for word in line if word]
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
         while words[1:] and words[1].startswith("-"):

@@ -34,7 +34,7 @@ def is_torchrun(argv: Sequence[str], orig_argv: Sequence[str]) -> bool:
 
 
 def _calls_torch(script: str) -> bool:
-    """Whether it is the script that torch installs, and not somebody's own of that name."""
+    """Whether it is the script that torch installs, and not another one of that name."""
     try:
         with open(script, "rb") as file:
             return f"from {LAUNCHER} import".encode() in file.read(_SCRIPT_BYTES)

@@ -83,7 +83,7 @@ class AuditLog:
         self._failed = False
 
     def step(self, step: Step, own: range) -> None:
-        """A step is committed, in which this rank took the places ``own``."""
+        """Record that a step is committed, in which this rank took the places ``own``."""
         self._write({**asdict(step), "own": [own.start, own.stop]})
 
     def resumption(self, *, step: int, epoch: int, cursor: int, previous: Step | None) -> None:

@@ -77,7 +77,8 @@ class Order:
 
     def _network(self, words: Words) -> Words:
         """Return a bijection of all words of as many bits as a place has: each half is changed by what the other one
-        says."""
+        says.
+        """
         bits = max(2, (self.length - 1).bit_length())
         low_bits = np.uint64(bits - bits // 2)
         low_mask, high_mask = (np.uint64((1 << size) - 1) for size in (bits - bits // 2, bits // 2))

@@ -198,7 +198,7 @@ class ElasticDistributedSampler(Sampler[int]):
         return whole * self.batch_size + last
 
     def batches(self) -> ElasticBatchSampler:
-        """This rank's part of each step, as a ``batch_sampler`` for ``DataLoader``."""
+        """Return this rank's part of each step, as a ``batch_sampler`` for ``DataLoader``."""
         return ElasticBatchSampler(self)
 
     def _batches(self) -> Iterator[list[int]]:

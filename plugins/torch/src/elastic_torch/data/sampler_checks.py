@@ -42,7 +42,8 @@ def start_in(start_index: int, length: int) -> int:
 
 def rank_or_else(given: int | None, variable: str, in_group: Callable[[], int], alone: int) -> int:
     """Return what is given; else what the process group says, then what the launcher's variable says, then
-    ``alone``."""
+    ``alone``.
+    """
     if given is not None:
         return operator.index(given)
     if dist.is_available() and dist.is_initialized():

@@ -148,7 +148,8 @@ def _line(error: Exception) -> str:
 
 def collective_of(ranks: Sequence[int] | None) -> Collective:
     """Return a collective of these global ranks, or of this process alone. Collective: all of them call it, in one
-    order."""
+    order.
+    """
     if ranks is None:
         return Collective([0], None, 0)
     group = dist.new_group(list(ranks), timeout=TIMEOUT, backend="gloo", use_local_synchronization=True)

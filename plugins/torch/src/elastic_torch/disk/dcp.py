@@ -79,7 +79,7 @@ class _Files(FileSystemBase):
         return self._storage.size(str(path)) is not None
 
     def mkdir(self, path: Any) -> None:
-        """The folder is there already."""
+        """Do nothing: the folder is there already."""
 
     def rename(self, path: Any, new_path: Any) -> None:
         """Nothing is renamed."""
@@ -132,7 +132,7 @@ def write(
     """Write this rank's part of a state dict. Collective.
 
     Returns:
-        The sums of this rank's files; and, on the first rank, the content of the file ``.metadata``, which nobody has
+        The sums of this rank's files; and, on the first rank, the content of the file ``.metadata``, which no rank has
         written yet.
 
     Raises:

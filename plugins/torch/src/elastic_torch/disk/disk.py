@@ -128,7 +128,7 @@ class Disk:
 
     @property
     def run(self) -> int:
-        """This run's number in the directory; 0 where nothing can be saved."""
+        """The number of the run in the directory; 0 where nothing can be saved."""
         return self._ownership.run
 
     def due(self, step: int, *, last: bool = False) -> bool:
@@ -331,7 +331,7 @@ class Disk:
         return any(self._front.agree(stays)) or found.passed
 
     def _follow(self, line: str | None, *, note: bool = True) -> None:
-        """What is saved from here on is of this lineage, or of a new one."""
+        """Save from here on under this lineage, or under a new one."""
         self._lineage = lineage.begun(self._front) if line is None else line
         if (note or line is None) and self._ownership.saver is not None and self._ownership.shared_dirs.first:
             lineage.note(self._storage, (self.run, self._me.round), self._lineage)

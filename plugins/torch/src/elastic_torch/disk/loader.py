@@ -158,7 +158,8 @@ class Loader:
 
     def _verified(self, holdings: dict[int, Holding], damage: list[Damage], retry: Retry) -> dict[int, Holding]:
         """Return the holdings without the files whose checksums are wrong; each rank reads a part of its
-        directory's."""
+        directory's.
+        """
         mine = holdings.get(self.shared_dirs.mine)
         wrong: dict[str, Fault] = {}
         if mine is not None:

@@ -1,6 +1,6 @@
 """A checkpoint's list of contents: every file with its size and SHA-256, and a checksum of the list itself.
 
-It is JSON, so that anybody can read it, and the last file of a checkpoint to be written.
+It is JSON, so that any program can read it, and the last file of a checkpoint to be written.
 """
 
 from __future__ import annotations

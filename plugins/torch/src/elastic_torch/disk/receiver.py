@@ -40,7 +40,7 @@ class Receiver:
             self._fail(error)
 
     def begin(self, name: str) -> None:
-        """A file comes."""
+        """Begin to receive a file."""
         try:
             if self._error is None:
                 sink = self._storage.write(f"{self._staging}/{name}")
@@ -57,7 +57,7 @@ class Receiver:
             self._fail(error)
 
     def end(self, name: str) -> None:
-        """That was all of it."""
+        """Finish the file that is being received."""
         if self._open is None:
             return
         sink, stream = self._open

@@ -97,11 +97,11 @@ class _File(io.RawIOBase):
         retry(self._opened)
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:

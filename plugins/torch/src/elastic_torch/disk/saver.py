@@ -113,7 +113,7 @@ class Saver:
             raise self._failure(position, error) from error
 
     def _prune(self, line: str) -> None:
-        """The checkpoint is there, whatever comes of this."""
+        """Remove old checkpoints; an error here does not undo the new checkpoint."""
         try:
             catalog.prune(self.storage, self.keep, line)
         except OSError as error:

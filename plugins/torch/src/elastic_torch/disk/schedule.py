@@ -98,20 +98,20 @@ class Schedule:
         return look if isinstance(look, SaveNow) else look.steps
 
     def saved(self, cost: float) -> None:
-        """A checkpoint was begun, and kept training waiting for ``cost`` seconds."""
+        """Record that a checkpoint was begun, and kept training waiting for ``cost`` seconds."""
         self._exposure += self._now() - self._saved_at
         self._saved_at = self._now()
         self._cost = cost if self._cost is None else (self._cost + cost) / 2
 
     def written(self, seconds: float) -> None:
-        """It took so long until it was published. Called on the writer's thread."""
+        """Record how long a checkpoint took until it was published. Called on the writer's thread."""
         self._written = seconds
 
     def failed(self, seconds: float) -> None:
-        """It was not published, after so long: the next one is due as usual. Called on the writer's thread."""
+        """Record after how long a checkpoint failed: the next one is due as usual. Called on the writer's thread."""
         self._written = max(self._written or 0.0, seconds)
 
     def learnt(self, failures: int, exposure: float) -> None:
-        """What was seen before this process: failures, in so many seconds of training."""
+        """Record what was seen before this process: failures, in so many seconds of training."""
         self._failures, self._exposure = failures, exposure
         self._saved_at = self._now()

@@ -53,7 +53,7 @@ class Sink(io.RawIOBase):
         self._keep = True
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:

@@ -149,7 +149,7 @@ class Buffers:
             self._second = asked(partial(Buffer.sized, self._names[other], written.size), name=_THREAD)
 
     def _settle_adopted(self) -> None:
-        """The newest snapshot is about to be read, and the other buffer to be written to."""
+        """Make the newest snapshot ready to be read, and the other buffer to be written to."""
         stamps = {index: found.stamp for index, found in self._read()}
         order = sorted(range(len(self._buffers)), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
         self._settle([buffer for index in order if (buffer := self._buffers[index]) is not None])

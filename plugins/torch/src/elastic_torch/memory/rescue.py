@@ -183,7 +183,7 @@ class Rescue:
         self._tell()
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this round is on disk. From any thread."""
+        """Record that a checkpoint of this round is on disk. May be called from any thread."""
         self._saved = [self._place.round, step]
         self._tell()
 
@@ -351,7 +351,8 @@ def _remove_abandoned(directory: str, name: str) -> None:
 
 def _listed(directory: str, name: str) -> Iterable[Rescued]:
     """Return the snapshots of a state in a directory; entries that are not as they should be are skipped with a
-    warning."""
+    warning.
+    """
     for path in sorted(Path(directory).glob(f"*/{name}_round-*.json")):
         try:
             body = json.loads(path.read_bytes())

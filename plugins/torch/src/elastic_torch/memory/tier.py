@@ -72,11 +72,12 @@ class MemoryTier:
         """All ranks have their state, wherever from: the end of restoring."""
 
     def leave(self) -> None:
-        """A node leaves after this step: wait until other nodes have all that it has."""
+        """Wait until other nodes have all that this node has: a node leaves after this step."""
 
     def replicated(self) -> Stamp | None:
         """Return the newest snapshot of this round that another node has a replica of; None where no replicas are
-        made."""
+        made.
+        """
         return None
 
     def named(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -40,13 +40,13 @@ class Accumulation:
         return self._done + 1 >= self._of
 
     def batch(self) -> None:
-        """A batch is in hand."""
+        """Begin a batch."""
         if self._done == 0:
             self._of = self._size if self._left is None else max(1, min(self._size, self._left))
             self._samples = self._sampler.samples_ahead(self._of) if self._weighs else 0
 
     def batch_done(self) -> bool:
-        """It is done; whether the step is."""
+        """Count a finished batch; return whether the step is finished."""
         self._done += 1
         if self._left is not None:
             self._left -= 1

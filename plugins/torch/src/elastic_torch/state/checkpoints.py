@@ -32,7 +32,7 @@ class Checkpoints:
         """The step that was saved or loaded last."""
 
     def after(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
-        """A step is done: save it, if it is time to."""
+        """Save a finished step, if a checkpoint is due."""
         if self._tier is not None and self._tier.due(step):
             self._save(step, state)
 
@@ -58,7 +58,7 @@ class Checkpoints:
             self._tier.wait()
 
     def begin_last(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
-        """The first half of :meth:`last`: it is written while something else is done."""
+        """Begin :meth:`last`: the checkpoint is written while something else is done."""
         if self._tier is not None and step not in (0, self._there) and self._tier.due(step, last=True):
             self._save(step, state)
 

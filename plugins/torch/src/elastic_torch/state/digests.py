@@ -91,7 +91,8 @@ _weights: dict[torch.device, torch.Tensor] = {}
 
 def _digest(tensor: torch.Tensor) -> int | torch.Tensor:
     """Return a checksum of a tensor's bytes; on a GPU a sum of them, each four with a weight of their own, made
-    there."""
+    there.
+    """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return 0  # cannot be kept, which keeping it says
     form = f"{tensor.dtype} {tuple(tensor.shape)}".encode()

@@ -1,5 +1,6 @@
 """What :class:`~elastic_torch.state.train_state.TrainState` asks of the tier that outlives the job: checkpoints on
-disk."""
+disk.
+"""
 
 from __future__ import annotations
 

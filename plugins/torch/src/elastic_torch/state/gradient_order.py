@@ -59,7 +59,7 @@ class GradientOrder:
         self.end_recording()
 
     def end_recording(self) -> None:
-        """A step is done: the order is known, or will never be."""
+        """Stop recording at the end of a step: the order is known, or will never be."""
         while self._hooks:
             self._hooks.pop().remove()
         if not self._complete(self.known):

@@ -43,7 +43,7 @@ def reseed(*seeds: int) -> None:
 
 
 class Generators:
-    """This rank's random generators, and where they were when the epoch's loader began.
+    """The rank's random generators, and where they were when the epoch's loader began.
 
     Args:
         kept: Whether they belong to the state; if not, :meth:`state` is None, and nothing is set.

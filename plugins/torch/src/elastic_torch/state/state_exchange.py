@@ -29,7 +29,7 @@ class Peers:
 
     @property
     def rank(self) -> int:
-        """This one's number."""
+        """The rank of this process."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     @property

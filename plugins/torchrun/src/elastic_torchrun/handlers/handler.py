@@ -218,7 +218,7 @@ class TorchrunHandler(RendezvousHandler):
 
     def _enrol(self) -> None:
         params, versions = self._params, Versions(**installed_versions())
-        # First: whoever fails after it has joined ends the job for all.
+        # First: a node that fails after it has joined ends the job for all.
         self._address = advertised_address(
             params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1
         )
@@ -296,7 +296,7 @@ class TorchrunHandler(RendezvousHandler):
                 self._step(WorkersGone())
 
     def _finished(self) -> None:
-        """The agent enters its exit barrier, and will not start anything again."""
+        """Note that the agent enters its exit barrier, and will not start workers again."""
         with self._changed:
             self._last = self._state.round
             self._post(WorkersDone())

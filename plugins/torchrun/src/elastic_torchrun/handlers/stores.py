@@ -36,7 +36,7 @@ class AgentStore:
 
 
 def open_store(offer: Offer, port: HeldPort | None) -> Any:
-    """torch's TCPStore at an offer: serving it, where the port is held here; else a client."""
+    """Open torch's TCPStore at an offer: as its server where the port is held here, else as a client."""
     distributed = import_module("torch.distributed")
     if port is None:
         client = distributed.TCPStore(offer.address, offer.port, is_master=False, timeout=CONNECT_WITHIN)

@@ -40,7 +40,7 @@ class Leaf:
 
 
 def local_part(tensor: DTensor) -> torch.Tensor:
-    """This rank's part: the very memory, without a gradient."""
+    """Return this rank's part of a tensor: the memory itself, without a gradient."""
     with torch.no_grad():
         return tensor.to_local()
 
@@ -129,7 +129,7 @@ def _described(
 def _place(
     shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """This rank's part: its size and where it begins."""
+    """Return the size of this rank's part, and where it begins."""
     size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return tuple(size), tuple(offset)
 

@@ -52,7 +52,7 @@ class Brought:
 def bring(
     transport: Transport, found: FoundState, mine: Mapping[int, Snapshot], present: Present, owner: Present
 ) -> Brought:
-    """Collective.
+    """Bring the parts of a found state to the ranks that need them. Collective.
 
     Args:
         transport: Of all ranks.
@@ -91,7 +91,8 @@ def _bring_base(
     transport: Transport, found: FoundState, mine: Mapping[int, Snapshot]
 ) -> tuple[Any, list[torch.dtype], dict[int, torch.Tensor]]:
     """Return the tree, the types of its tensors, and the tensors that are not sharded: this rank's, or sent by another
-    one."""
+    one.
+    """
     bases = [found.base(rank, transport.world) for rank in range(transport.world)]
     givers = [found.giver(old, rank) for rank, old in enumerate(bases)]
     takers = [rank for rank, giver in enumerate(givers) if giver == transport.rank != rank]

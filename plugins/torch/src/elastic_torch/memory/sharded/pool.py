@@ -60,7 +60,8 @@ class Pool(Buffers):
 
     def _next(self) -> int:
         """Return the buffer to write to: the oldest that is not needed; one more where there is none, or only one so
-        far."""
+        far.
+        """
         keep = {*self._pinned(), self._last}
         free = [index for index, buffer in enumerate(self._buffers) if buffer and self._stamps.get(index) not in keep]
         new = [index for index, buffer in enumerate(self._buffers) if buffer is None]

@@ -68,7 +68,7 @@ class Replicas:
         return buffer
 
     def came(self, buffer: Buffer, stamp: Stamp) -> None:
-        """A buffer is finished."""
+        """Record that a buffer is finished."""
         self._stamps.update({place: stamp for place, its in self._buffers.items() if its is buffer})
 
     def let_go(self, first: int) -> None:

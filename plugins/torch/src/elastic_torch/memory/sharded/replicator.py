@@ -138,7 +138,7 @@ class Replicator:
             return None
 
     def _bring(self, buffer: Buffer, size: int, into: Sequence[Buffer], sizes: Sequence[int]) -> None:
-        """This rank's to its partner, its sources' to here; the headers last, which say that all is there."""
+        """Send this rank's snapshot to its partner and receive its sources'; the headers go last and mark the end."""
         taken = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
         given = buffer.bytes()[HEADER_BYTES:size]
         self._transport.pass_on({self._partner: given}, dict(zip(self._sources, taken, strict=True)))

@@ -32,7 +32,7 @@ _PARTS = "state[1]['state']"
 
 
 class ShardedMemory(MemoryTier):
-    """This rank's part of a sharded state, and what it keeps of others'.
+    """A rank's part of a sharded state, and the replicas that it keeps of other ranks' parts.
 
     Args:
         model: The module.
@@ -83,7 +83,7 @@ class ShardedMemory(MemoryTier):
         return self._found[0].stamp if self._found else None
 
     def take(self, state: State) -> TakenState:
-        """It, as this rank needs it: the sharded tensors that are there are filled.
+        """Return the found state as this rank needs it; fill the sharded tensors that are there.
 
         Raises:
             ValueError: The snapshot does not fit the model.

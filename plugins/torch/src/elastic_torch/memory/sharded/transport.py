@@ -56,7 +56,8 @@ class Transport:
 
     def gather_rows(self, rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:
         """Return the rows of all ranks, by rank; a row has ``width`` numbers, and each rank gives any number of
-        rows."""
+        rows.
+        """
         counts = [count for [count] in self.gather([len(rows)])]
         flat = [number for row in rows for number in row]
         everybodys = self.gather(flat + [0] * (max(counts) * width - len(flat)))

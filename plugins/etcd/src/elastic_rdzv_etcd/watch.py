@@ -183,7 +183,8 @@ class Watcher:
 
     def view(self, first: bytes, end: bytes | None) -> View | None:
         """Return these keys, as far as has been told; None where nobody tells of them, and nobody has looked just
-        before."""
+        before.
+        """
         watch, seen, self._seen = self._watch, self._seen, None
         if watch is not None and watch.keys == (first, end) and watch.ended is None:
             return watch.view

@@ -101,7 +101,8 @@ def race(bodies: Iterable[Callable[[], _T]]) -> list[_T]:
 
 def outcome(future: Future[_T], within: float, otherwise: str) -> _T:
     """Return what a thread returned or raised; fails, saying ``otherwise``, if it does neither within that many
-    seconds."""
+    seconds.
+    """
     done, _ = wait([future], within)
     assert done, otherwise
     return future.result()

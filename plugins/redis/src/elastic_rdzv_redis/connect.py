@@ -1,7 +1,7 @@
 """From an endpoint to a connection: names, sentinels, TLS, and whether the server will do.
 
 Names are looked up once, when the first connection is made, and again only after an attempt has failed: a resolver can
-stall for seconds, and a managed server may have moved, while at its old address a replica answers, or nobody.
+stall for seconds, and a managed server may have moved, while at its old address a replica answers, or no server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Dialler:
         """Return a new connection.
 
         Raises:
-            RendezvousConnectionError: Nobody answers, lets us in, or is fit to hold the store.
+            RendezvousConnectionError: No server answers, lets us in, or is fit to hold the store.
         """
         deadline = time.monotonic() + self.options.connect_timeout
         if self.options.sentinel is not None:

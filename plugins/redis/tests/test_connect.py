@@ -19,12 +19,12 @@ from redis_servers import Daemon, authority, certificate, opened, redis_server, 
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
-from elastic_rdzv_redis.dialling import Dialler, Master
+from elastic_rdzv_redis.connect import Dialler, Master
 from elastic_rdzv_redis.endpoint import Endpoint, Host
 from elastic_rdzv_redis.options import Options
 from elastic_testing.backend_conformance import BackendConformance
 from elastic_testing.connections import MakeBackend, long_wait, woken
-from elastic_testing.racing import PATIENCE, background
+from elastic_testing.race import PATIENCE, background
 
 FIRST, SECOND = Link(1, "first"), Link(2, "second")
 PASSWORD = "s3cret/with@all:kinds%of=letters"
