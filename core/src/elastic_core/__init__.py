@@ -69,42 +69,6 @@ if TYPE_CHECKING:
         init_process_group as init_process_group,
     )
 
-_HOME = {
-    "ElasticError": "errors",
-    "PluginError": "errors",
-    "RendezvousBackend": "rendezvous.backend",
-    "RendezvousClosedError": "errors",
-    "RendezvousConnectionError": "errors",
-    "RendezvousError": "errors",
-    "RendezvousHandler": "rendezvous.handler",
-    "RendezvousInfo": "rendezvous.handler",
-    "RendezvousOptions": "rendezvous.options",
-    "RendezvousParameters": "rendezvous.handler",
-    "RendezvousRefusedError": "errors",
-    "RendezvousStateError": "errors",
-    "RendezvousTimeoutError": "errors",
-    "RunConfig": "config.run",
-    "StoreLostError": "errors",
-    "UsageError": "errors",
-    "__version__": "version",
-    "hookimpl": "hookspecs",
-    "record": "worker.error_file",
-}
-"""Where each public name lives."""
-
-_SUBMODULES = {
-    "agent": "agent",
-    "errors": "errors",
-    "hookspecs": "hookspecs",
-    "launch": "api.launch",
-    "multiprocessing": "api.multiprocessing",
-    "rendezvous": "rendezvous",
-}
-"""Modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``."""
-
-_OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")
-"""What a library brings (``worker.library``). Not in ``__all__``: ``import *`` works without any."""
-
 __all__ = [
     "ElasticError",
     "PluginError",
@@ -126,6 +90,33 @@ __all__ = [
     "hookimpl",
     "record",
 ]
+
+_HOME = {
+    **{name: "errors" for name in __all__ if name.endswith("Error")},
+    "RendezvousBackend": "rendezvous.backend",
+    "RendezvousHandler": "rendezvous.handler",
+    "RendezvousInfo": "rendezvous.handler",
+    "RendezvousOptions": "rendezvous.options",
+    "RendezvousParameters": "rendezvous.handler",
+    "RunConfig": "config.run",
+    "__version__": "version",
+    "hookimpl": "hookspecs",
+    "record": "worker.error_file",
+}
+"""Where each public name lives."""
+
+_SUBMODULES = {
+    "agent": "agent",
+    "errors": "errors",
+    "hookspecs": "hookspecs",
+    "launch": "api.launch",
+    "multiprocessing": "api.multiprocessing",
+    "rendezvous": "rendezvous",
+}
+"""Modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``."""
+
+_OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")
+"""What a library brings (``worker.library``). Not in ``__all__``: ``import *`` works without any."""
 
 
 def __getattr__(name: str) -> Any:

@@ -23,15 +23,6 @@ from elastic_core.worker import function
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]
 
-_OPTIONAL = (
-    "local_addr",
-    "event_log_handler",
-    "numa_options",
-    "duplicate_stdout_filters",
-    "duplicate_stderr_filters",
-    "virtual_local_rank",
-)
-"""The fields of a :class:`WorkerSpec` that :class:`LaunchConfig` has too, and that may be left out."""
 _NO_EFFECT = {
     "health_check_server": "an agent serves no health checks of that kind",
     "uninterruptible_state_timeout": "a worker that cannot be killed is said, and its node leaves the job",
@@ -175,11 +166,9 @@ class LocalElasticAgent:
             "shutdown_timeout": shutdown_timeout,
             "log_dir": log_dir,
         }
-        ignored = {
-            "health_check_server": health_check_server,
-            "uninterruptible_state_timeout": uninterruptible_state_timeout or None,
-        }
-        self._ignored = [name for name, value in ignored.items() if value is not None]
+        self._ignored = ["health_check_server"] if health_check_server is not None else []
+        if uninterruptible_state_timeout:
+            self._ignored.append("uninterruptible_state_timeout")
 
     def run(self, role: str | None = None) -> RunResult:
         """Run to the end, on the main thread.
@@ -220,14 +209,17 @@ class LocalElasticAgent:
         return RunResult(state=WorkerState.SUCCEEDED, return_values=returned)
 
     def _of_spec(self, role: str | None) -> dict[str, Any]:
-        """Return what the spec says; where it leaves a field at its default, ``launch`` does."""
-        spec = self.spec
-        given = {
+        """Return what the spec says; where it leaves a field that may be left out, ``launch`` says it."""
+        spec, shared = self.spec, {item.name for item in fields(LaunchConfig)}
+        differing = {
+            item.name: value
+            for item in fields(spec)
+            if item.name in shared and (value := getattr(spec, item.name)) != item.default
+        }
+        return {
+            **differing,
             "role": role or spec.role,
             "nproc_per_node": spec.local_world_size,
             "max_restarts": spec.max_restarts,
             "monitor_interval": spec.monitor_interval,
         }
-        others = {item.name: getattr(spec, item.name) for item in fields(spec) if item.name in _OPTIONAL}
-        defaults = {item.name: item.default for item in fields(spec)}
-        return {**given, **{name: value for name, value in others.items() if value != defaults[name]}}

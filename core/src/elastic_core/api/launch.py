@@ -134,8 +134,7 @@ def launch_agent(
     args: Sequence[Any],
     health_check_server: object = None,
 ) -> dict[int, Any]:
-    """Return the same as ``elastic_launch(config, entrypoint, health_check_server)(*args)``; torch's other name for
-    it."""
+    """Return ``elastic_launch(config, entrypoint, health_check_server)(*args)``; torch's other name for it."""
     return elastic_launch(config, entrypoint, health_check_server)(*args)
 
 

@@ -31,26 +31,13 @@ Streams = int | Mapping[int, int]
 """Flags of :class:`Stream` or of torch's ``Std``: one for all local ranks, or one for each."""
 
 _DEFAULT_LOGS = "DefaultLogsSpecs"
-_TYPES: Sequence[tuple[tuple[type, ...], str, tuple[str, ...]]] = (
-    (
-        (str,),
-        "a text",
-        (
-            "run_id",
-            "role",
-            "rdzv_endpoint",
-            "rdzv_backend",
-            "start_method",
-            "log_line_prefix_template",
-            "local_addr",
-            "event_log_handler",
-            "signals_to_handle",
-        ),
-    ),
-    ((Mapping,), "a mapping", ("rdzv_configs", "metrics_cfg")),
-    ((Real,), "a number of seconds", ("rdzv_timeout",)),
-    ((bool,), "True or False", ("virtual_local_rank",)),
-    ((str, os.PathLike), "a path", ("log_dir",)),
+_TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
+    ((str,), "a text", "run_id role rdzv_endpoint rdzv_backend start_method log_line_prefix_template local_addr"),
+    ((str,), "a text", "event_log_handler signals_to_handle"),
+    ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
+    ((Real,), "a number of seconds", "rdzv_timeout"),
+    ((bool,), "True or False", "virtual_local_rank"),
+    ((str, os.PathLike), "a path", "log_dir"),
 )
 """The types of :class:`LaunchConfig`'s fields, in words, and the fields; other numbers are RunConfig's to check."""
 _LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
@@ -117,8 +104,7 @@ class Logs:
 
 
 def configure(config: LaunchConfig) -> RunConfig:
-    """Return what the agent takes, from what torch's callers write; what has no effect is said on stderr, in a line
-    each.
+    """Return what the agent takes, from what torch's callers write; warn on stderr of what has no effect.
 
     Raises:
         UsageError: A value cannot be meant.
@@ -199,7 +185,7 @@ def check_types(config: LaunchConfig) -> None:
     shown = {item.name: item.repr for item in fields(config)}
     optional = {*_MAY_BE_NONE, *(item.name for item in fields(config) if item.default is None)}
     for kinds, what, names in _TYPES:
-        for name in names:
+        for name in names.split():
             value = getattr(config, name)
             if not isinstance(value, kinds) and not (value is None and name in optional):
                 given = f"={value!r}" if shown[name] else ""  # others may hold a password

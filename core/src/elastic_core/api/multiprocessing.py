@@ -344,11 +344,7 @@ class PContext:
         return bool(self._errors) or any(self._codes.values())
 
     def _expect(self, timeout: float | None) -> None:
-        """Hear of the processes, for ``timeout`` seconds at most; there is nobody to hear of when all have been killed.
-
-        Raises:
-            ElasticError: They have been, as the warden has died.
-        """
+        """Take in events for ``timeout`` seconds at most; the warden's death, which kills all, is an ElasticError."""
         if self._died is None:
             self._take(timeout)
         if self._died is not None:

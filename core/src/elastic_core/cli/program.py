@@ -33,9 +33,7 @@ def find(
     if no_python:
         return Program(ProgramKind.EXECUTABLE, _executable(target), arguments)
     _check_script(target)
-    if run_path:
-        return Program(ProgramKind.RUN_PATH, target, arguments)
-    return Program(ProgramKind.SCRIPT, target, arguments)
+    return Program(ProgramKind.RUN_PATH if run_path else ProgramKind.SCRIPT, target, arguments)
 
 
 def _check_script(target: str) -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from elastic_core.config.run import DEVICES, NUMA_BINDINGS, OnNodeLoss, Stream, StreamMap
 
@@ -70,21 +71,6 @@ def port(text: str) -> int:
     if number > 65535:
         raise Wrong("is greater than 65535, the last port")
     return number
-
-
-def numa_binding(text: str) -> str:
-    """Parse ``node``, ``socket``, ``exclusive`` or ``core-complex``."""
-    return _one_of(text, NUMA_BINDINGS)
-
-
-def start_method(text: str) -> str:
-    """Parse ``spawn``, ``fork`` or ``forkserver``."""
-    return _one_of(text, START_METHODS)
-
-
-def event_log_handler(text: str) -> str:
-    """Parse ``null`` or ``console``."""
-    return _one_of(text, EVENT_LOGS)
 
 
 def signals(text: str) -> tuple[signal.Signals, ...]:
@@ -186,14 +172,19 @@ def modules(text: str) -> tuple[str, ...]:
 
 def on_node_loss(text: str) -> OnNodeLoss:
     """Parse ``replace`` or ``fail``."""
-    return OnNodeLoss(_one_of(text, [choice.value for choice in OnNodeLoss]))
+    return OnNodeLoss(_one_of([choice.value for choice in OnNodeLoss], text))
 
 
-def _one_of(text: str, known: Sequence[str]) -> str:
+def _one_of(known: Sequence[str], text: str) -> str:
     if text in known:
         return text
     wrong = f"is neither {' nor '.join(known)}" if len(known) == 2 else f"is none of {', '.join(known)}"
     raise Wrong(wrong, _nearest(text, list(known)))
+
+
+numa_binding = partial(_one_of, NUMA_BINDINGS)
+start_method = partial(_one_of, START_METHODS)
+event_log_handler = partial(_one_of, EVENT_LOGS)
 
 
 def _nearest(text: str, known: list[str]) -> str:

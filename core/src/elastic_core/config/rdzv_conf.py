@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -91,23 +92,10 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
                 f"--rdzv_conf: part {number} has no key that is known." if after else f"--rdzv_conf: {what}",
                 hint=f"With the {backend} backend the keys are: {', '.join(sorted(known))}.",
             )
-    run_uid = pairs.get(RUN_UID)
-    if run_uid == "":
-        raise UsageError("--rdzv_conf 'run_uid=': the run's uid is empty.")
-    if pairs.get(TOKEN_FILE) == "":
-        raise UsageError("--rdzv_conf 'token_file=': the path is empty.")
+    for key, what in ((RUN_UID, "run's uid"), (TOKEN_FILE, "path")):
+        if pairs.get(key) == "":
+            raise UsageError(f"--rdzv_conf '{key}=': the {what} is empty.")
     timing = Timing(**{key: _seconds(key, pairs[key]) for key in TIMING_KEYS if key in pairs})
-    _check_fence(timing)
-    return RendezvousConf(
-        timing=timing,
-        run_uid=run_uid,
-        token_file=pairs.get(TOKEN_FILE),
-        backend={key: value for key, value in pairs.items() if key not in (*own, *ignored)},
-        without_effect=tuple(f"--rdzv_conf {key}={pairs[key]} has no effect: {reasons[key]}." for key in ignored),
-    )
-
-
-def _check_fence(timing: Timing) -> None:
     if timing.fence_after < FENCE_FACTOR * timing.lost_after:
         raise UsageError(
             f"--rdzv_conf fence_after={timing.fence_after:g} is less than {FENCE_FACTOR:g} times "
@@ -115,6 +103,13 @@ def _check_fence(timing: Timing) -> None:
             hint="A short outage of the store would stop healthy workers. Set fence_after to at least "
             f"{FENCE_FACTOR * timing.lost_after:g}, or lost_after to at most {timing.fence_after / FENCE_FACTOR:g}.",
         )
+    return RendezvousConf(
+        timing=timing,
+        run_uid=pairs.get(RUN_UID),
+        token_file=pairs.get(TOKEN_FILE),
+        backend={key: value for key, value in pairs.items() if key not in (*own, *ignored)},
+        without_effect=tuple(f"--rdzv_conf {key}={pairs[key]} has no effect: {reasons[key]}." for key in ignored),
+    )
 
 
 def no_ledger(backend: str) -> UsageError:
@@ -165,12 +160,12 @@ def check_reach(
             f"--rdzv_endpoint {endpoint!r}: the {backend} backend takes no endpoint.",
             hint="Leave it out. A plugin declares what its backend takes by elastic_rendezvous_options.",
         )
-    if (options.single_node or standalone) and nnodes.most > 1:
-        if standalone:
-            raise UsageError(
-                f"--nnodes {str(nnodes)!r}: with --standalone nobody can join.",
-                hint="Did you mean to leave out --standalone?",
-            )
+    if nnodes.most > 1 and standalone:
+        raise UsageError(
+            f"--nnodes {str(nnodes)!r}: with --standalone nobody can join.",
+            hint="Did you mean to leave out --standalone?",
+        )
+    if nnodes.most > 1 and options.single_node:
         raise UsageError(
             f"--nnodes {str(nnodes)!r}: with the {backend} backend nobody can join.",
             hint="Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
@@ -239,11 +234,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _seconds(key: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        pair = f"{key}={text}"
-        raise UsageError(f"--rdzv_conf {pair!r}: {text!r} is not a number of seconds.")
-    return value
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is not a number of seconds.")

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 _FAR_AWAY = ("192.0.2.1", "2001:db8::1")
 """Addresses that nobody has (RFC 5737, RFC 3849), so the way to them is the default route."""
-_PORT = 9  # any will do: connecting a datagram socket chooses a route and sends nothing
+PROBE_PORT = 9  # any will do: connecting a datagram socket chooses a route and sends nothing
 
 
 def endpoint_host(endpoint: str) -> str | None:
@@ -35,8 +35,7 @@ def endpoint_host(endpoint: str) -> str | None:
 
 
 def parts(endpoint: str) -> list[str]:
-    """Return what an endpoint has between its commas, less the user and the password, where a comma separates
-    nothing."""
+    """Return the parts of an endpoint between commas, without the user and the password, which may have a comma."""
     return re.sub(r"^(\w+://).*@", r"\1", endpoint, flags=re.DOTALL).split(",")
 
 
@@ -98,12 +97,11 @@ def _look_up(host: str) -> list[str]:
 
 
 def _source(target: str) -> str | None:
-    """Return the address that packets to ``target`` leave from; None without a route, or where it means nothing to
-    others."""
+    """Return the address that packets to ``target`` leave from; None without a route, or for a link-local one."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((target, _PORT))
+            probe.connect((target, PROBE_PORT))
             source = str(probe.getsockname()[0])
     except OSError:
         return None

@@ -32,7 +32,7 @@ def boot_id() -> str:
 
 
 def host_name() -> str:
-    """This host's name as it knows itself, for people; nobody looks it up."""
+    """Return this host's own name, for messages; it is not resolved."""
     return socket.gethostname()
 
 

@@ -6,9 +6,7 @@ import socket
 from pathlib import Path
 
 from elastic_core.errors import ElasticError
-from elastic_core.host.addresses import LOOPBACK
-
-_PORT = 9  # any will do: connecting a datagram socket chooses a route and sends nothing
+from elastic_core.host.addresses import LOOPBACK, PROBE_PORT
 
 
 class HeldPort:
@@ -102,7 +100,9 @@ def own_address(address: str) -> tuple[socket.AddressFamily, str] | None:
     if address == "localhost":
         address = LOOPBACK
     try:
-        [(family, *_, at)] = socket.getaddrinfo(address, _PORT, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+        [(family, *_, at)] = socket.getaddrinfo(
+            address, PROBE_PORT, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+        )
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((at[0], 0, *at[2:]))
         if _binds_anything(family):

@@ -7,7 +7,7 @@ from importlib import metadata
 
 
 def installed_versions() -> dict[str, str]:
-    """This interpreter's: the fields of :class:`elastic_core.protocol.settings.Versions`."""
+    """Return this interpreter's versions, the fields of :class:`elastic_core.protocol.settings.Versions`."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:

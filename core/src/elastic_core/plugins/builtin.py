@@ -30,7 +30,7 @@ class MaxRestartsPolicy:
 
     @hookimpl
     def elastic_judge_failure(self, incident: Incident, history: History) -> Verdict:
-        """Always gives a verdict, so that somebody does when every other policy abstains."""
+        """Return a verdict in every case, also when every other policy abstains."""
         if incident.kind not in self.SPENDS_A_RESTART:
             return Verdict(Action.RESTART, f"{incident.kind.value.replace('_', ' ')} spends no restart")
         if history.restarts < history.max_restarts:
@@ -138,8 +138,7 @@ class PlainWorkerStart:
 
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
-        """Return the contract with training scripts; each variable's meaning is in
-        ``elastic_core.config.environment``."""
+        """Return the contract with training scripts; ``config.environment`` has each variable's meaning."""
         place = {
             "RANK": assignment.rank,
             "LOCAL_RANK": assignment.local_rank,

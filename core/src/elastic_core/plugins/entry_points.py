@@ -48,11 +48,8 @@ class Group(str, enum.Enum):
 
 
 _FLAGS: Mapping[Group, str] = {
-    Group.RENDEZVOUS: "--rdzv_backend",
-    Group.HANDLERS: "--rdzv_backend",
-    Group.PLUGINS: "--plugin",
-    Group.AUTOLOAD: "--plugin",
-    Group.WORKER: "--plugin",
+    **dict.fromkeys((Group.RENDEZVOUS, Group.HANDLERS), "--rdzv_backend"),
+    **dict.fromkeys((Group.PLUGINS, Group.AUTOLOAD, Group.WORKER), "--plugin"),
 }
 """How a run names a member of the group."""
 

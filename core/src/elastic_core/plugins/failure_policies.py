@@ -44,7 +44,8 @@ def judge(
     verdicts = []
     for policy, answer in answers.items():
         if not answer.done():
-            report(_too_slow(policy, timeout))
+            message = f"The plugin {policy.plugin!r} gave no verdict within {timeout:g} s. It abstains."
+            report(Event("policy_timed_out", message, Level.WARNING, {"plugin": policy.plugin, "timeout_s": timeout}))
         elif (exc := answer.exception()) is not None:
             for event in failure_events("policy_failed", policy, exc, "It abstains."):
                 report(event)
@@ -98,12 +99,7 @@ def _ask_gone(plugin: Implementation, node: NodeInfo) -> bool | None:
 
 
 def _checked(verdict: object) -> Verdict | None:
-    """Check the types of a policy's verdict: a dataclass takes values of any type.
-
-    Raises:
-        TypeError: It is neither a Verdict nor None, or one of its fields is not of its type.
-        ValueError: Its action is a number that no action has.
-    """
+    """Check the types of a policy's verdict: a dataclass takes values of any type."""
     if verdict is None:
         return None
     if not isinstance(verdict, Verdict):
@@ -114,12 +110,3 @@ def _checked(verdict: object) -> Verdict | None:
             wanted = "an Action" if kind is int else f"a {kind.__name__}"
             raise TypeError(f"the verdict's {name} is {reprlib.repr(value)}, which is not {wanted}")
     return Verdict(Action(verdict.action), verdict.reason[:LONGEST_REASON], verdict.requeue)
-
-
-def _too_slow(policy: Implementation, timeout: float) -> Event:
-    return Event(
-        "policy_timed_out",
-        f"The plugin {policy.plugin!r} gave no verdict within {timeout:g} s. It abstains.",
-        Level.WARNING,
-        {"plugin": policy.plugin, "timeout_s": timeout},
-    )

@@ -265,7 +265,7 @@ _SAME_NAMES: dict[str, type[RendezvousError]] = {
 
 
 def _address(params: RendezvousParameters) -> str | None:
-    """This node's address in numbers, else torch takes the host's full name, which often nobody can look up."""
+    """Return this node's numeric address: torch's own choice, the full host name, often cannot be resolved."""
     from elastic_core.host.addresses import advertised_address
 
     return advertised_address(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)

@@ -2,6 +2,7 @@
 
 It is also the plainest statement of what a store does, and what the protocol's tests run on, a thread for every node.
 """
+# ruff: noqa: D102  (RendezvousBackend documents these methods)
 
 from __future__ import annotations
 
@@ -58,17 +59,14 @@ class LocalBackend(RendezvousBackend):
         self._closed = False
 
     def connect(self) -> LocalBackend:
-        """Another connection to the same memory."""
         return LocalBackend(self._store)
 
     def close(self) -> None:
-        """Close this connection; its wait ends."""
         with self._store.changed:
             self._closed = True
             self._store.changed.notify_all()
 
     def enter(self, node_id: str, value: bytes) -> int:
-        """Add a row."""
         _check_size(f"The row of {node_id}", value)
         with self._opened() as store:
             if node_id not in store.rows:
@@ -77,7 +75,6 @@ class LocalBackend(RendezvousBackend):
             return store.rows[node_id].serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        """Replace a row's value, unless it is as new or gone."""
         _check_size(f"The row of {node_id}", value)
         with self._opened() as store:
             row = store.rows.get(node_id)
@@ -85,7 +82,6 @@ class LocalBackend(RendezvousBackend):
                 store.put(replace(row, revision=revision, value=value))
 
     def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
-        """Set the row's heartbeat, and report."""
         with self._opened() as store:
             row = store.rows.get(node_id)
             if row is not None:
@@ -98,19 +94,16 @@ class LocalBackend(RendezvousBackend):
             )
 
     def remove(self, node_id: str) -> None:
-        """Delete a row."""
         with self._opened() as store:
             if store.rows.pop(node_id, None) is not None:
                 store.version += 1
                 store.changed.notify_all()
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """Return the rows, in order of serial."""
         with self._opened() as store:
             return [row for row in store.rows.values() if ids is None or row.node_id in ids]
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        """Write an entry on top of ``prev``."""
         _check_size(f"Entry {entry.index}", data)
         with self._opened() as store:
             if self._id(entry.index) == entry.id:
@@ -122,18 +115,15 @@ class LocalBackend(RendezvousBackend):
             return True
 
     def read(self, index: int) -> bytes | None:
-        """Return an entry's data."""
         with self._opened() as store:
             return store.entries[index - 1][1] if 1 <= index <= store.head else None
 
     def shrink(self, index: int) -> None:
-        """Let go of an entry's data."""
         with self._opened() as store:
             if 1 <= index <= store.head:
                 store.entries[index - 1] = (store.entries[index - 1][0], TOMBSTONE)
 
     def erase(self) -> bool:
-        """Forget everything."""
         with self._opened() as store:
             store.entries, store.rows, store.arrivals = [], {}, 0
             store.version += 1
@@ -141,8 +131,6 @@ class LocalBackend(RendezvousBackend):
             return True
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
-        """Block until something is new."""
-
         def news() -> bool:
             return self._closed or self._store.head != cursor.head or (roster and self._store.version != cursor.roster)
 

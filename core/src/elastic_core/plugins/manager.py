@@ -140,8 +140,7 @@ class Plugins:
     # Failures --------------------------------------------------------------------------------------------------------
 
     def failure_policies(self) -> tuple[str, ...]:
-        """Return the plugins that judge failures, by name, in alphabetical order; all nodes of a run must have the
-        same."""
+        """Return the sorted names of the plugins that judge failures; all nodes of a run must have the same."""
         return tuple(sorted(impl.plugin for impl in self.implementations("elastic_judge_failure")))
 
     def judge(self, incident: Incident, history: History, *, timeout: float = 10.0) -> Verdict:
@@ -161,9 +160,7 @@ class Plugins:
         asked = self.implementations("elastic_node_gone")
         if not asked:
             return None
-        from elastic_core.plugins.failure_policies import (
-            node_gone,  # with concurrent.futures: a healthy run never needs it
-        )
+        from elastic_core.plugins.failure_policies import node_gone  # as above
 
         return functools.partial(node_gone, asked, report=self.publish, unanswered={})
 
@@ -237,8 +234,7 @@ class Plugins:
     # In a worker -----------------------------------------------------------------------------------------------------
 
     def offered(self, hook: str) -> Any:
-        """Return what the last registered plugin that has it offers to a script, by a hook without arguments; None for
-        nobody.
+        """Return the answer to a hook without arguments of the plugin that was registered last; None without any.
 
         Raises:
             PluginError: A plugin failed.
@@ -291,8 +287,7 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
 def rendezvous_options(
     backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()
 ) -> RendezvousOptions:
-    """Return what a backend takes, importing only its plugin: needed before a :class:`RunConfig` can be made and
-    checked.
+    """Return what a backend takes, importing only its plugin: a :class:`RunConfig` is made with it.
 
     Args:
         backend: Its name.
@@ -306,8 +301,7 @@ def rendezvous_options(
 
 
 def load_backend(backend: str, catalogue: Catalogue, named: Sequence[str] = ()) -> Plugins:
-    """Return a backend alone, for who asks it and runs nothing; the arguments and errors of
-    :func:`rendezvous_options`."""
+    """Return a backend alone; the arguments and errors are those of :func:`rendezvous_options`."""
     if backend not in catalogue.names(*BACKENDS):
         for name in named:
             for offer in _agents_side(name, catalogue):
@@ -385,11 +379,7 @@ def _register(plugins: Plugins, offer: InstalledPlugin) -> None:
 
 
 def _agents_side(name: str, catalogue: Catalogue) -> list[InstalledPlugin]:
-    """Return what a run that names a plugin imports here: nothing, where all of it is for workers.
-
-    Raises:
-        PluginError: It is not installed, or twice.
-    """
+    """Return what a run that names a plugin imports here: nothing, where all of it is for workers."""
     if name in catalogue.names(Group.WORKER):
         catalogue.find(name, Group.WORKER)
         if name not in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
@@ -398,7 +388,7 @@ def _agents_side(name: str, catalogue: Catalogue) -> list[InstalledPlugin]:
 
 
 def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None:
-    """Add the backend that a name means, in the order of ``rendezvous.registry``."""
+    """Add the backend that a name means, in the order of :mod:`~elastic_core.plugins.handler_registry`."""
     if (factory := handler_registry.find(name)) is not None:
         plugins.register_backend(name, handler_registry.HandlerPlugin(name, factory))
     elif name.startswith(handler_registry.TORCH_PREFIX) and name not in catalogue.names(*BACKENDS):

@@ -115,13 +115,9 @@ class _Lane:
             dropped = 0 if self._waiting else self._dropped
             self._dropped -= dropped
         if dropped:
+            message = f"The observer {self.plugin!r} fell behind; {dropped} notices were not delivered to it."
             self._report(
-                Event(
-                    "observer_fell_behind",
-                    f"The observer {self.plugin!r} fell behind; {dropped} notices were not delivered to it.",
-                    Level.WARNING,
-                    {"plugin": self.plugin, "dropped": dropped},
-                )
+                Event("observer_fell_behind", message, Level.WARNING, {"plugin": self.plugin, "dropped": dropped})
             )
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or not self._open)

@@ -3,8 +3,8 @@
 A report is a JSON object with a ``type``, in one packet of a socketpair, so that those of a worker and of what it has
 forked never mix. ``initialized`` says that the process group is there, ``failed`` that an exception has ended the
 program and the interpreter is about to follow, ``over`` that it has ended otherwise, ``step`` and ``leaves`` how far it
-has come (``notices.py``, which also reads what the agent sends: ``plan``, ``stop_at``, ``go_on``).
-``agent/worker_channels.py`` is the agent's end. What is left with the agent (``holding.py``) goes the same way.
+has come (``graceful_stop.py``, which also reads what the agent sends: ``plan``, ``stop_at``, ``go_on``).
+``agent/worker_channels.py`` is the agent's end. What is left with the agent (``fd_store.py``) goes the same way.
 
 Imported by the warden and the fork server too, so by few and cheap means.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 from collections.abc import Iterator, Mapping
 
@@ -43,6 +44,13 @@ def channel(environ: Mapping[str, str] = os.environ) -> Iterator[socket.socket |
         yield end if (end.family, end.type) == KIND else None
     finally:
         end.detach()
+
+
+def wait_until_ready(end: socket.socket, event: int, seconds: float) -> bool:
+    """Wait for ``seconds`` until a socket has an event of :mod:`select`, such as POLLIN; whether it has."""
+    poll = select.poll()
+    poll.register(end, event)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def report(type_: str) -> bool:

@@ -61,8 +61,7 @@ def record(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def error_data(
     message: str, callstack: str, exit_code: int | None = None, facts: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return what torch's handlers write of an error; ``exit_code`` is a signal's number, negative, if that ended a
-    worker."""
+    """Return what torch's handlers write of an error; ``exit_code`` is negative for a signal that ended a worker."""
     extra = {"py_callstack": callstack, "timestamp": str(int(time.time())), **(facts or {})}
     code = {} if exit_code is None else {"errorCode": exit_code}
     return {"message": {"message": message, **code, "extraInfo": extra}}

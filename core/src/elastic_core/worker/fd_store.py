@@ -17,7 +17,7 @@ from array import array
 from typing import Any
 
 from elastic_core.errors import ResourceError
-from elastic_core.worker.channel import HELD, HOLD, KIND, LONGEST, RELEASE, channel
+from elastic_core.worker.channel import HELD, HOLD, KIND, LONGEST, RELEASE, channel, wait_until_ready
 
 SNAPSHOT_HEADER = struct.Struct("<8sQQQQ")
 """How a memory file begins that is a snapshot: the magic word, whether it is complete, and where a text is that says
@@ -80,7 +80,7 @@ def _ask(
     ours, theirs = socket.socketpair(*KIND)
     with ours:
         with theirs, channel() as agent:
-            if agent is None or not _wait(agent, select.POLLOUT, deadline):
+            if agent is None or not wait_until_ready(agent, select.POLLOUT, timeout):
                 return {}, None
             rights = array("i", [theirs.fileno(), *(descriptors or [])]).tobytes()
             try:
@@ -91,15 +91,9 @@ def _ask(
                 )
             except OSError:
                 return {}, None
-        if not _wait(ours, select.POLLIN, deadline):
+        if not wait_until_ready(ours, select.POLLIN, deadline - time.monotonic()):
             return {}, None
         return _received(ours)
-
-
-def _wait(sock: socket.socket, for_what: int, deadline: float) -> bool:
-    poll = select.poll()
-    poll.register(sock, for_what)
-    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 def _received(sock: socket.socket) -> tuple[dict[str, Any], int | None]:

@@ -126,7 +126,7 @@ def _result(rank: int, path: Path) -> object:
 
 
 def launching() -> None:
-    """Called first by everything that launches: in a repeated main program, this is as far as it goes.
+    """End a repeated main program here: everything that launches calls this first.
 
     Raises:
         UsageError: It is :mod:`multiprocessing` that repeats the main program, which has to get to its end there.
@@ -203,11 +203,7 @@ def _main_program() -> MainProgram:
 
 
 def _repeat(program: MainProgram) -> None:
-    """Make this interpreter's main program the launcher's, as far as functions and classes go.
-
-    Raises:
-        UsageError: It ends by itself before it comes to the launch, or keeps what ends it there from doing so.
-    """
+    """Make this interpreter's main program the launcher's, as far as functions and classes go."""
     global _repeating
     sys.path[:], sys.argv[:] = program.search, program.argv
     module = types.ModuleType(MAIN)
@@ -230,8 +226,7 @@ def _repeat(program: MainProgram) -> None:
 
 
 def _code(program: MainProgram, module: types.ModuleType) -> types.CodeType | None:
-    """Return what to run in ``module``, which learns where it comes from as a main program does; None where there is
-    none."""
+    """Return the code to run in ``module``, and set its origin as for a main program; None without code."""
     if program.module is not None:
         spec = importlib.util.find_spec(program.module)
     elif program.path is None:

@@ -73,8 +73,8 @@ class Notices:
                 return False
             sent = self._report(channel, number)
             self._read(channel)
-            while self._hold_until is not None and _readable(channel, self._hold_until - self._clock()):
-                if not self._read(channel):
+            while self._hold_until is not None and (left := self._hold_until - self._clock()) > 0:
+                if not (reporting.wait_until_ready(channel, select.POLLIN, left) and self._read(channel)):
                     break
             if self._hold_until is not None:  # the agent is gone, or has had its time
                 self._hold_until, self._ignored = None, self._plan
@@ -132,21 +132,13 @@ def _send(channel: socket.socket, message: dict[str, Any], patience: float = 0.0
         try:
             channel.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            waiting = select.poll()
-            waiting.register(channel, select.POLLOUT)
-            if not patience or not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            left = deadline - time.monotonic()
+            if not patience or not reporting.wait_until_ready(channel, select.POLLOUT, left):
                 return False
         except OSError:
             return False
         else:
             return True
-
-
-def _readable(channel: socket.socket, seconds: float) -> bool:
-    """Wait for a notice; whether there is one, or the end."""
-    waiting = select.poll()
-    waiting.register(channel, select.POLLIN)
-    return seconds > 0 and bool(waiting.poll(seconds * 1000))
 
 
 _own: Notices | None = None

@@ -60,8 +60,7 @@ def worker_cpus(mode: str, local_rank: int, local_world_size: int, topology: Top
 
 
 def _home(local_rank: int, local_world_size: int, topology: Topology) -> int:
-    """Return the NUMA node that a worker lives on: its accelerator's, else each gets workers in proportion to its
-    cores."""
+    """Return a worker's NUMA node: its accelerator's, else each node gets workers in proportion to its cores."""
     nodes = topology.accelerators
     if nodes:
         node = nodes[local_rank % len(nodes)]

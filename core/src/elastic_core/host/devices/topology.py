@@ -107,8 +107,7 @@ def _last_cache(about: str, machine: Machine) -> frozenset[int]:
 
 
 def _home(address: str, machine: Machine, nodes: set[int]) -> int | None:
-    """Return an accelerator's NUMA node. Firmware that does not tell leaves -1, mostly where there is only one to tell
-    of."""
+    """Return an accelerator's NUMA node; firmware leaves -1 mostly on machines that have only one."""
     node = machine.number(f"{_PCI}/{address}/numa_node")
     if node is None or node < 0:
         return next(iter(nodes)) if len(nodes) == 1 else None

@@ -165,8 +165,7 @@ def _kind(entry: str) -> str:
 
 
 def _find(entry: str, devices: Sequence[Device]) -> tuple[str, Device] | None:
-    """Return the one device, or part of one, that an entry means, with what tells it from all others; None for no
-    such."""
+    """Return the only device, or part of one, that an entry fits, with its unique name; None without such."""
     match _kind(entry):
         case "number":
             digits = re.match(r"\+?\d+", entry)  # CUDA reads it with strtoul: what follows the digits is ignored
@@ -183,11 +182,9 @@ def _find(entry: str, devices: Sequence[Device]) -> tuple[str, Device] | None:
 
 
 def _masked(mask: str, devices: Sequence[Device]) -> tuple[Visible, ...]:
-    """Return the devices that ZE_AFFINITY_MASK leaves, in their own order: it is a set of numbers, each perhaps with a
-    tile's.
+    """Return the devices that ZE_AFFINITY_MASK leaves, in their own order: a set of numbers, perhaps with a tile's.
 
-    Numbers of no device are ignored, and an empty mask masks nothing. Source: the Level Zero specification, "Affinity
-    Mask".
+    Other numbers are ignored; an empty mask masks nothing. Source: the Level Zero specification, "Affinity Mask".
     """
     entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
     if not entries:
@@ -226,11 +223,6 @@ def _none(kind: str, environ: Mapping[str, str], machine: Machine) -> UsageError
 
 def _shown(count: int, environ: Mapping[str, str]) -> str:
     """``2 visible, with CUDA_VISIBLE_DEVICES='0,1'``."""
-    filters = {
-        "CUDA_VISIBLE_DEVICES": environ.get("CUDA_VISIBLE_DEVICES"),
-        "HIP_VISIBLE_DEVICES": environ.get("HIP_VISIBLE_DEVICES"),
-        "ROCR_VISIBLE_DEVICES": environ.get("ROCR_VISIBLE_DEVICES"),
-        "ZE_AFFINITY_MASK": environ.get("ZE_AFFINITY_MASK"),
-    }
-    given = [f"{name}={value!r}" for name, value in filters.items() if value is not None]
+    filters = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+    given = [f"{name}={environ[name]!r}" for name in filters if name in environ]
     return f"{count} visible, with {', '.join(given)}" if given else f"{count} visible"
