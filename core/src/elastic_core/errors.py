@@ -51,7 +51,7 @@ class PluginError(ElasticError):
 
 
 class ResourceError(ElasticError):
-    """This machine has run out of processes, open files or memory."""
+    """The machine has run out of processes, open files or memory."""
 
     exit_code = ExitCode.WITHDRAWN
 
@@ -63,7 +63,7 @@ class RendezvousError(ElasticError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job is closed: the rendezvous admits no more nodes. (After a timeout, by contrast, one may try again.)"""
+    """The job is closed: the rendezvous admits no more nodes. After a timeout, by contrast, one may try again."""
 
     exit_code = ExitCode.REFUSED
 
@@ -106,7 +106,7 @@ class RendezvousRefusedError(RendezvousError):
 
 
 class StoreLostError(RendezvousConnectionError):
-    """An embedded store is gone for good: its port is closed. (A missing answer alone may be the network's fault.)"""
+    """An embedded store is gone for good: its port is closed. A missing answer alone may be the network's fault."""
 
     exit_code = ExitCode.STORE_LOST
 

@@ -104,7 +104,8 @@ def test_the_leader_looks_four_times_in_a_silence_and_once_a_heartbeat(
     heartbeat: float, lost_after: float, seconds: float
 ) -> None:
     """A heartbeat is seen one distance of looks late at most, so a silence is found after 5/4 of ``lost_after`` at
-    most."""
+    most.
+    """
     assert look_interval(Timing(beat_interval=heartbeat, lost_after=lost_after)) == seconds
 
 

@@ -382,7 +382,7 @@ def test_an_offer_that_a_lost_round_may_have_used_which_this_node_never_read_of_
 
 
 def test_an_offer_that_a_round_of_the_new_history_has_taken_is_replaced() -> None:
-    """This node had not read of it before the store lost it."""
+    """The node had not read of it before the store lost it."""
     node, offered = running(), offer("a", 2)
     node.hears(Offered(offered))
     taken = then(node.state.ledger, Round(number=2, offer=offered, same_as=1), at=2.0)

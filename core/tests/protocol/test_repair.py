@@ -40,7 +40,7 @@ def told(*ledgers: Ledger) -> Memory:
 
 
 def history(length: int) -> list[Ledger]:
-    """A run of nodes a and b, as it was after each entry: OPEN, ROUND, ROUND, …"""
+    """A run of nodes a and b, as it was after each entry: OPEN, ROUND, ROUND and so on."""
     ledgers = [start()]
     for number in range(1, length):
         spelled = {"members": members("ab")} if number == 1 else {"same_as": number - 1}

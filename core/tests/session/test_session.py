@@ -1,5 +1,6 @@
 """Whole nodes over a real (in-memory) store, with real threads and short heartbeats: the drivers and the minds
-together."""
+together.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def is_gone(pipe: tuple[int, int]) -> bool:
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """This process can open nothing more for a while."""
+    """The process can open nothing more for a while."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # which is stdin's
     try:

@@ -326,7 +326,7 @@ def test_a_later_stop_does_not_put_the_deadline_off(listener: Programs) -> None:
 
 @pytest.fixture
 def subreaper() -> Iterator[None]:
-    """This process inherits orphans, as every agent does."""
+    """The process inherits orphans, as every agent does."""
     with subreaping():
         yield
 

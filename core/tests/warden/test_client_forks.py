@@ -1,5 +1,6 @@
 """The warden's fork server with real processes and signals: what it forks, what starts fresh, and that nothing is
-left."""
+left.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """How long the warden waits for a fork server, with a clock of the test's. What it does is in
-``test_client_forks.py``."""
+``test_client_forks.py``.
+"""
 
 from __future__ import annotations
 

@@ -283,7 +283,8 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) 
 
 def cause(before: Ledger, current: Round) -> str | None:
     """Return what led from the ledger ``before`` to the round after it, in a word for programs; None for the first
-    round."""
+    round.
+    """
     if before.round is None:
         return None
     halt = before.halt

@@ -97,7 +97,8 @@ class StateDump:
 
 def _read(fd: int) -> str:
     """Return the stacks that have been written to the pipe, as soon as there are any and no more come; '' at the
-    end."""
+    end.
+    """
     data, poll = b"", select.poll()
     poll.register(fd, select.POLLIN)
     while poll.poll(None if not data else QUIET_SECONDS * 1000):

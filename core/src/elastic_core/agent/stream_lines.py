@@ -115,7 +115,7 @@ class Filtered:
         self._copy(self._lines.feed(data))
 
     def close(self) -> None:
-        """The stream is over: its last line may lack an end."""
+        """Show the last line of the stream, which may lack a line break."""
         with contextlib.suppress(OSError):
             self._copy(self._lines.finish())
         os.close(self._file)

@@ -109,7 +109,7 @@ class Pump:
         return self._lines is None or self._show(self._lines.overdue())
 
     def close(self) -> None:
-        """The stream is over, or nobody wants the rest of it."""
+        """Show what is left, and close: the stream is over, or the rest is not wanted."""
         if self._lines is not None:
             self._show(self._lines.finish())
         os.close(self.pipe)

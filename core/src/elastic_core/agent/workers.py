@@ -1,4 +1,4 @@
-"""This node's workers of one round: starts and stops them by means of the warden, and tracks how each of them ends.
+"""The workers of one node in one round: started and stopped through the warden, with a record of how each one ended.
 
 :class:`WorkerGroup` knows which process is which rank, and which failure came first. ``worker_incidents`` makes the
 incident that describes it.

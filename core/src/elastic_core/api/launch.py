@@ -30,7 +30,7 @@ __all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launc
 
 
 class ChildFailedError(ElasticError):
-    """This node's part in the job has ended without success. ``returncode`` tells what became of the job.
+    """The node's part in the job has ended without success. ``returncode`` tells what became of the job.
 
     With ``ExitCode.JOB_FAILED`` or ``TOO_FEW_NODES`` the job itself has failed, on all nodes. With ``WITHDRAWN`` this
     node has left it, and with ``STORE_LOST`` it has lost the store: the others may go on. A node that has left because
@@ -74,7 +74,7 @@ class ChildFailedError(ElasticError):
 
 
 class SignalException(SystemExit):
-    """This process was told to end by a signal other than SIGINT, and its node has left the job: nothing runs any more.
+    """The process got a signal other than SIGINT, and its node has left the job: nothing runs any more.
 
     As SIGINT's KeyboardInterrupt, it is no :class:`Exception`: whoever tries again after a failure is not to go on
     after SIGTERM. And it is a SystemExit, so that a program that does not catch it ends as ``elastic run`` does, with

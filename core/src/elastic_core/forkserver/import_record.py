@@ -37,7 +37,7 @@ class Record:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Called by the import system for each module that is not there yet; finds nothing."""
+        """Record the name, and find nothing. The import system calls it for each module that is not there yet."""
         asked_by = sys._getframe(1).f_back
         if self._process != os.getpid() or asked_by is None or asked_by.f_code.co_name != _IMPORT:
             return

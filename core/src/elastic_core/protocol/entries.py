@@ -304,5 +304,5 @@ class Entry:
 
     @property
     def link(self) -> Link:
-        """This entry's place in the chain."""
+        """The entry's place in the chain."""
         return Link(self.index, self.id)

@@ -90,7 +90,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """This node has probed its peers after the failure of a round (rule L5)."""
+    """The node has probed its peers after the failure of a round (rule L5)."""
 
     round: int
     unreachable: tuple[str, ...]

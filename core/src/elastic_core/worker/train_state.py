@@ -41,4 +41,5 @@ class TrainingState(Protocol):
 
     def batches(self, loader: Iterable[_T]) -> Iterator[_T]:
         """Return the batches that are left of the epoch, until ``stopping``; each is committed when the next is asked
-        for."""
+        for.
+        """

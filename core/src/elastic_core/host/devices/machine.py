@@ -28,7 +28,7 @@ def own_affinity() -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """This machine, or a tree of files that stands for one.
+    """The machine, or a tree of files that stands for one.
 
     Attributes:
         root: Where ``proc`` and ``sys`` lie.
