@@ -36,7 +36,7 @@ RUNNERS ?= $(shell echo $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )))
 PLANS ?= 1000000
 OUTAGE ?= 60
 
-# An unpinned torch brings gigabytes.
+# One version of torch everywhere. Without a GPU set PIP_EXTRA_INDEX_URL as in CONTRIBUTING.md, else gigabytes of CUDA come along.
 export PIP_CONSTRAINT := $(CURDIR)/requirements/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -58,7 +58,7 @@ $(READY): Makefile $(wildcard requirements/*.txt) $(DISTRIBUTIONS:=/pyproject.to
 	[ -n "$${found:-}" ] || { echo "Elastic needs Python 3.10 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }; \
 	echo "setting up $(VENV) with $$("$$found" --version); the first time takes a few minutes"; \
 	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
-	@echo "  1 of 3: torch and what the examples train with (200 MB; most of the time)"
+	@echo "  1 of 3: torch and what the examples train with (200 MB of CPU builds, gigabytes of CUDA builds; most of the time)"
 	@$(BIN)/python -m pip install --quiet -r requirements/torch.txt
 	@echo "  2 of 3: the tools for tests and development"
 	@$(BIN)/python -m pip install --quiet -r requirements/dev.txt
