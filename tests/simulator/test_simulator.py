@@ -152,6 +152,7 @@ def test_what_was_found_once_is_not_found_again(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.everyday(every=3)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:

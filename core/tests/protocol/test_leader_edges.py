@@ -240,7 +240,7 @@ def test_a_node_that_still_stops_the_workers_of_an_older_round_is_no_newcomer() 
 
 def test_too_few_nodes_may_be_none() -> None:
     found = outcome(view(start(settings(min_nodes=2, join_timeout=100))))
-    assert found.why == "0 of at least 2 nodes are here after 100 s (nobody); 2 more never came"
+    assert found.why == "0 of at least 2 nodes are here after 100 s (no node); 2 more never came"
 
 
 def test_a_member_whose_row_is_lost_counts_when_a_bad_host_is_left_out() -> None:

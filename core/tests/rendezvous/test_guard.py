@@ -27,6 +27,7 @@ CALLS: dict[str, Callable[[RendezvousBackend], object]] = {
 }
 
 
+@pytest.mark.variant
 class TestGuardedBackend(BackendConformance):
     @pytest.fixture
     def make_backend(self) -> MakeBackend:

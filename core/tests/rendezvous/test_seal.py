@@ -21,6 +21,7 @@ TOKEN, OTHER = (JobToken(text.encode() * 4, "a test") for text in ("0123456789ab
 FIRST, SECOND = Link(1, "first"), Link(2, "second")
 
 
+@pytest.mark.variant
 class TestSealedBackend(BackendConformance):
     @pytest.fixture
     def make_backend(self) -> MakeBackend:

@@ -96,12 +96,14 @@ class TestFileBackendWhoseCallsFail(LineConformance, HeldLineConformance):
         return line.through(partial(FileBackend.open, tmp_path))
 
 
+@pytest.mark.variant
 class TestFileBackendOnANetworkMount(BackendConformance):
     @pytest.fixture
     def make_backend(self, tmp_path: Path) -> MakeBackend:
         return partial(FileBackend.open, tmp_path, poll_interval=0.01)
 
 
+@pytest.mark.variant
 class TestFileBackendWithoutInotify(BackendConformance):
     @pytest.fixture
     def make_backend(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBackend:

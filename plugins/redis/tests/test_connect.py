@@ -119,6 +119,7 @@ def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield server
 
 
+@pytest.mark.variant
 class TestUnderTheAccessListOfTheReadme(BackendConformance):
     @pytest.fixture
     def make_backend(self, walled: Daemon) -> Iterator[MakeBackend]:

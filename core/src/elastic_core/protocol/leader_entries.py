@@ -148,7 +148,7 @@ def close_as_failed(view: LeaderView, why: str, incident: Incident | None, *, re
 
 def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float) -> Append:
     """Return the CLOSED of a job that has waited for the minimum of nodes since ``since`` in vain (rule L6)."""
-    here = list_names(str(node.row.info) for node in came) or "nobody"
+    here = list_names(str(node.row.info) for node in came) or "no node"
     missing = _describe_missing(view, came)
     who = f"missing: {missing}" if missing else f"{view.agreement.min_nodes - len(came)} more never came"
     why = (

@@ -251,7 +251,7 @@ class LeaderView:
 
     def describe_nodes(self, node_ids: Iterable[str]) -> str:
         """Name the nodes by their hosts, as far as known: the first eight, and how many others."""
-        return list_names(map(self._describe_node, node_ids)) or "nobody"
+        return list_names(map(self._describe_node, node_ids)) or "no node"
 
     def _describe_node(self, node_id: str) -> str:
         node = self.get(node_id)
