@@ -80,8 +80,7 @@ class RendezvousConnectionError(RendezvousError):
     Backends raise it (``from exc``) for every failure of transport or authentication, and nothing else for those.
 
     Args:
-        message: As for every error.
-        hint: As for every error.
+        message, hint: As for every error.
         lasting: Whether waiting cannot help: a wrong password, an untrusted certificate, or an unknown host name. The
             agent retries its first connection for up to a minute unless this is true.
     """

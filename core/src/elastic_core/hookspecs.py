@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 PROJECT = "elastic"
 
 HOOKSPEC_VERSION = (1, 4)
-"""(major, minor). A plugin may name its major in an attribute ``elastic_hookspec_major``. One that names another major
-is refused, one that names none is accepted."""
+"""(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

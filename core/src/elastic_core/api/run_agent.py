@@ -30,7 +30,7 @@ def begun(*, alone: bool = True) -> Iterator[Warden]:
     """Yield a warden, for :func:`run`. Main thread only.
 
     Args:
-        alone: Whether nothing else in this process starts processes, as :meth:`Warden.start` has it.
+        alone: Whether nothing else in this process starts processes (:meth:`Warden.start`).
 
     Raises:
         ResourceError: No process could be made.
@@ -45,11 +45,9 @@ def begun(*, alone: bool = True) -> Iterator[Warden]:
 
 
 def send_fork_server(config: RunConfig, warden: Warden) -> None:
-    """Have it start the fork server, with what the run itself wants imported.
+    """Have the warden start the fork server, with the modules that the run itself wants imported.
 
-    Args:
-        config: The run; what it runs, in how many workers, and how the start is to be warm must be right already.
-        warden: What :func:`begun` gave.
+    ``config`` needs its final program, number of workers and settings of the warm start, and no more.
     """
     preload.begin(warden, config, inheritable(os.environ))
 
@@ -59,7 +57,7 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
 
     Args:
         config: The run.
-        plugins: Those loaded for it.
+        plugins: The plugins that were loaded for it.
         warden: What :func:`send_fork_server` was called with for the same run, to be closed here; None to begin now.
         alone: As for :func:`begun`.
 

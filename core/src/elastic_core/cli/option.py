@@ -21,11 +21,8 @@ T = TypeVar("T")
 def candidates(token: str, names: Collection[str]) -> list[str]:
     """Return the flags that a token on the command line may mean, in alphabetical order.
 
-    A whole name means itself. Otherwise two letters or more mean every flag that begins with them.
-
-    Args:
-        token: The text after the dashes.
-        names: The names of all flags, without their dashes, with ``_``.
+    A whole name means itself. Otherwise two letters or more mean every flag that begins with them. ``token`` is the
+    text after the dashes, and ``names`` are those of all flags, with ``_``.
     """
     name = token.replace("-", "_")
     if name in names:

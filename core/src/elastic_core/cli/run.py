@@ -140,10 +140,6 @@ def warn(warning: str) -> None:
 def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
     """Return the part of the run that each flag decides by itself; the fork server needs no more.
 
-    Args:
-        flags: The command line's.
-        environ: The agent's environment.
-
     Raises:
         UsageError: The program does not exist, or a value does not fit the number of workers.
     """
@@ -177,7 +173,10 @@ def configure(
         UsageError: Two of them contradict each other, or the backend does not take what it is given.
     """
     if flags.virtual_local_rank:
-        _check_devices(known.nproc_per_node, environ)
+        from elastic_core.host.devices import Machine, only_device  # few runs need it
+
+        for local_rank in range(known.nproc_per_node):
+            only_device(local_rank, environ, Machine())  # or an error
     backend, endpoint = meeting_place(flags)
     if flags.standalone and _starts_a_store(flags.rdzv_backend, options_of):
         backend = flags.rdzv_backend or LOCAL
@@ -276,10 +275,7 @@ def _starts_a_store(backend: str | None, options_of: Callable[[str], RendezvousO
 def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:
     """Return a sentence for each flag that was given and has no effect; ``docs/migrating.md`` has the reasons.
 
-    Args:
-        flags: The command line's.
-        backend: The rendezvous backend of the run.
-        polled: Whether the backend is a rendezvous handler of others, which is asked for newcomers.
+    ``polled`` says that the backend is a rendezvous handler of others, which is asked for newcomers.
     """
     said = []
     by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port or None}
@@ -309,11 +305,3 @@ def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
     from elastic_core.host.devices import Machine, local_world_size  # looks at devices; not for --help
 
     return local_world_size(given, environ, Machine())
-
-
-def _check_devices(workers: int, environ: Mapping[str, str]) -> None:
-    """Refuse a run in which a local rank has no accelerator."""
-    from elastic_core.host.devices import Machine, only_device
-
-    for local_rank in range(workers):
-        only_device(local_rank, environ, Machine())

@@ -54,14 +54,8 @@ class HeldPort:
         """Hold a port for a process of ours that others reach at ``address``: there, and nowhere else.
 
         Where the address is none of this host's own, since it is translated on the way (NAT) or is a name, which
-        other hosts may look up otherwise, packets can come to any address, and it is bound as :meth:`take` does.
-
-        Args:
-            address: Where others reach this host.
-            port: The port's number; 0 for a free one.
-
-        Raises:
-            ElasticError: No port is free, this one is taken, or no descriptor is left.
+        other hosts may look up otherwise, packets can come to any address, and it is bound as :meth:`take` does, whose
+        arguments and errors these are.
         """
         if (own := own_address(address)) is None:
             return cls.take(address, port)

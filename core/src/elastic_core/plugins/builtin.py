@@ -78,12 +78,7 @@ class LogLineMetrics:
 
 
 class EventLog:
-    """Every event as a JSON line on stderr (``--event_log_handler=console``).
-
-    Args:
-        stream: Where to write.
-        clock: Seconds since the epoch.
-    """
+    """Every event as a JSON line on stderr (``--event_log_handler=console``); the arguments of LogLineMetrics."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
         self._stream = sys.stderr if stream is None else stream

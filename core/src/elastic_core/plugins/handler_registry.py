@@ -139,11 +139,7 @@ def _modules_being_imported() -> set[str]:
 
 
 class HandlerPlugin:
-    """The hooks of a backend that is a handler.
-
-    Args:
-        name: The backend's name.
-        factory: What makes the handler.
+    """The hooks of the backend ``name``, whose handler ``factory`` makes.
 
     Raises:
         PluginError: It is a class that lacks methods for which there is no default.
@@ -234,12 +230,7 @@ def without_shared_store() -> Iterator[None]:
 
 
 def translate_error(error: BaseException, what: str) -> ElasticError:
-    """Return an error of a handler in our words: torch's errors have the names of ours.
-
-    Args:
-        error: What was raised.
-        what: What that means, to begin the sentence with.
-    """
+    """Return an error of a handler in our words, after ``what`` failed: torch's errors have the names of ours."""
     if isinstance(error, ElasticError):
         return error
     said = f"{what[0].upper()}{what[1:]}: {type(error).__name__}: {error}"

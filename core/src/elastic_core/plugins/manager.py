@@ -289,10 +289,7 @@ def rendezvous_options(
 ) -> RendezvousOptions:
     """Return what a backend takes, importing only its plugin: a :class:`RunConfig` is made with it.
 
-    Args:
-        backend: Its name.
-        catalogue: What is installed.
-        named: The plugins that the run names; one of them may register the backend when it is imported.
+    ``named`` are the plugins that the run names; one of them may register the backend when it is imported.
 
     Raises:
         PluginError: The backend is not installed, cannot be imported, or does not fit the hook specs.

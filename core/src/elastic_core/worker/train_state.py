@@ -40,6 +40,4 @@ class TrainingState(Protocol):
         """Return the epochs that are left of ``count``, from the one in progress, until ``stopping``."""
 
     def batches(self, loader: Iterable[_T]) -> Iterator[_T]:
-        """Return the batches that are left of the epoch, until ``stopping``; each is committed when the next is asked
-        for.
-        """
+        """Return the batches left of the epoch, until ``stopping``; asking for the next commits a batch."""

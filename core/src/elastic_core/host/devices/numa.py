@@ -8,19 +8,9 @@ its local rank, and its home that one's NUMA node:
 * ``exclusive``: the cores of its home, shared out evenly; no two workers have a core in common.
 * ``core-complex``: the CPUs under one last cache of its home, another for each worker as long as there are any.
 
-Where torchrun stops with an error, or binds to the wrong place, this goes on:
-
-* Without accelerators, workers are spread evenly over the cores that the agent may use, and so over their nodes. The
-  same for a worker whose accelerator's node is unknown (-1, as in many virtual machines, where torchrun takes node 0)
-  or has no CPU that the agent may use.
-* More workers than accelerators share them in turn.
-* ``exclusive`` shares a home out among the workers that live there, not among all of its accelerators: two workers on
-  eight GPUs leave no core idle.
-* The program ``numactl`` is not needed: the warden calls ``sched_setaffinity`` between fork and exec, so that every
-  thread of the worker, and whatever it starts, is bound as well.
-
-Memory is not bound: Linux takes a page from the node of the CPU that touches it first, and that is home by then.
-A policy (``set_mempolicy``) would only add that a full node kills a worker instead of lending from its neighbour.
+``docs/migrating.md`` lists the differences from torchrun. Memory is not bound: Linux takes a page from the node of the
+CPU that touches it first, and that is home by then. A policy (``set_mempolicy``) would only add that a full node kills
+a worker instead of lending from its neighbour.
 """
 
 from __future__ import annotations

@@ -1,16 +1,6 @@
 """Which accelerators the environment leaves visible, how many workers that makes, and which of them is whose.
 
-What the words of ``--nproc_per_node`` count, and where torchrun (2.13, ``determine_local_world_size``) differs, which
-imports torch and asks it:
-
-* ``cpu``: the CPUs that the agent may run on, a container's or ``taskset``'s limits respected. The same as torchrun's.
-* ``gpu``: visible GPUs of NVIDIA, or of AMD where NVIDIA has none. torch counts those that its own build can use; the
-  numbers agree where torch is built for the machine.
-* ``xpu``: visible GPUs of Intel; the one inside the processor only where there is no other, as in torch.
-* ``auto``: ``gpu`` if any, else ``xpu`` if any but that one, else ``cpu``. torch counts the accelerator that it is
-  built for, so a torch for CPUs counts CPUs even on a machine with GPUs: say ``cpu`` there.
-
-The names of accelerators that torch learns from its own plugins are unknown here; a number does for those.
+``docs/migrating.md`` says what each word of ``--nproc_per_node`` counts, and how torchrun counts.
 """
 
 from __future__ import annotations
