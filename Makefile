@@ -73,6 +73,7 @@ demo: setup
 check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell
 	@$(BIN)/mypy $(TYPED) > $(VENV)/mypy.txt 2>&1 & types=$$!; \
 	echo "mypy $(TYPED), beside the tests"; \
 	$(BIN)/python -m pytest --numprocesses=2 --plans=1000 -m "not slow" $(QUICK) $(ARGS) || tests=$$?; \
