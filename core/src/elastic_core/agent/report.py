@@ -96,7 +96,7 @@ def joining(config: RunConfig, info: NodeInfo) -> Event:
 
 
 def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
-    """Return a round is live, and this node joins it once its fork server is ready."""
+    """Return the event of a live round that the node joins once its fork server is ready."""
     message = (
         f"round {arrival.round} of run {arrival.run} is under way: joining it after the import of {', '.join(modules)}"
     )
@@ -243,7 +243,7 @@ def find_drain(entries: Iterable[Entry], node_id: str) -> str | None:
 
 
 def worker_lingers(rank: int, pid: int | None) -> Event:
-    """Return the program of a worker is over, and its interpreter does not end."""
+    """Return the event of a worker whose program is over and whose interpreter does not end."""
     message = (
         f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
         f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
@@ -253,7 +253,7 @@ def worker_lingers(rank: int, pid: int | None) -> Event:
 
 
 def round_halted(halt: Halt) -> Event:
-    """Return a round is over, and its workers are stopped."""
+    """Return the event of a round that is over, and whose workers are stopped."""
     fields: dict[str, Field] = {"round": halt.round, "reason": halt.reason.value}
     return Event("round_halted", f"round {halt.round} is halted: {halt.why}", fields=fields)
 
