@@ -2,13 +2,14 @@
 
 General layout:
 
-* ``supervisor``: joins the job, and runs the one event loop. ``event_loop``: the queue of its events. ``resources``:
-  what an agent opens at its start and closes at its end. ``registration``: what a node tells the job when it joins.
+* ``supervisor``: the one event loop of a node that has joined. ``membership``: joins the job, then runs it.
+  ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at its end.
+  ``registration``: what a node tells the job when it joins.
   ``slot``: the agent's slot on this host. ``directories``: its log and temporary directories.
-* ``workers``: the workers of one round: starts them, and turns their ends into incidents. ``worker_channels``: the
-  agent's side of the control channels. ``fd_store``: memory files that outlive workers. ``worker_store``: the store
-  that a node offers to the workers. ``error_files``: reads why a worker failed. ``watchdog``: limits for hung workers.
-  ``preload``: what the fork server imports.
+* ``workers``: the workers of one round, each a ``worker``; ``worker_incidents`` makes the incident of a failed one.
+  ``worker_channels``: the agent's side of the control channels. ``fd_store``: memory files that outlive workers.
+  ``worker_store``: the store that a node offers to the workers. ``error_files``: reads why a worker failed.
+  ``watchdog``: limits for hung workers. ``preload``: what the fork server imports.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines, ``console``
   writes to the terminal, and ``pseudo_terminal`` gives the workers one.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in

@@ -1,1 +1,8 @@
-"""The package ``config``."""
+"""What a run was asked to do, and every environment variable.
+
+General layout:
+
+* ``run``: :class:`~elastic_core.config.run.RunConfig`, one frozen record. ``program``: what the workers run.
+* ``parse``: reads the values of flags and settings from text. ``rdzv_conf``: the settings of ``--rdzv_conf``.
+* ``environment``: each environment variable that Elastic reads or sets.
+"""
