@@ -4,7 +4,9 @@
 #   make setup   .venv, with every distribution editable and the tools for development
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make check   lint, types, unit tests and 1,000 plans of the simulator: two minutes, after each small change
-#   make test    everything that a change must pass; `make test ARGS="-k leader -x"` passes arguments to pytest
+#   make test    core, backends and whole jobs: twelve minutes; `make test ARGS="-k leader -x"` passes arguments to pytest
+#   make test-parity  torchrun and Elastic side by side: command lines, callers, handlers, terminals, launchers
+#   make test-state   what elastic-torch keeps over failures: samplers, training state, checkpoints
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
 #   make mutants changes the rendezvous in every small way, and lists the changes that neither unit tests nor the simulator notice;
@@ -19,7 +21,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo check test soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-frameworks clean
+.PHONY: help setup demo check test test-parity test-state soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-frameworks clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
@@ -28,6 +30,11 @@ READY := $(VENV)/.ready
 DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file metrics redis testing torch torchrun) $(addprefix examples/,plugin checkpointing)
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.
 TYPED := core plugins examples tests benchmarks docs
+PARITY := tests/parity plugins/torchrun/tests $(patsubst %,tests/test_%.py,error_file etcd_torchrun exec foreign_handlers \
+    launchers migrating python_api surface tcp_init terminals torchrun watchdog)
+STATE := plugins/torch/tests $(patsubst %,tests/test_%.py,examples fsdp_example full_disk rank_state rescue \
+    sharded_state train_state)
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
 QUICK := core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py tests/simulator/test_simulator.py
 ARGS ?=
 SEEDS ?= 100
@@ -80,7 +87,13 @@ check: setup
 	wait $$types || tests=$$?; cat $(VENV)/mypy.txt; exit $${tests:-0}
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) $(addprefix --ignore=,$(PARITY) $(STATE)) $(ARGS)
+
+test-parity: setup
+	$(PYTEST) $(PARITY) $(ARGS)
+
+test-state: setup
+	$(PYTEST) $(STATE) $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) --outage=$(OUTAGE) -m soak --timeout=3600 $(ARGS)
