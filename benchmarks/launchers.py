@@ -25,7 +25,7 @@ from stage import Stage
 
 from benchmarks import floor, idle
 from benchmarks.jobs import ALL, FRESH, PATIENCE, TORCHRUN, WARM, Job, Launcher, Setting, launchers
-from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, MEMORY, SETTLE, SHORT, STORIES, TIMES, LeaderView
+from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, MEMORY, SETTLE, SHORT, STORIES, TIMES, Scene
 from benchmarks.tables import figures, median, megabytes, paragraphs, per_hour, replaced, seconds, table
 from benchmarks.targets import ratios, targets
 
@@ -46,7 +46,7 @@ def book() -> Book:
     return defaultdict(lambda: defaultdict(list))
 
 
-def play(launcher: Launcher, setting: Setting, scenes: Iterable[LeaderView], record: Book) -> None:
+def play(launcher: Launcher, setting: Setting, scenes: Iterable[Scene], record: Book) -> None:
     """One story with one launcher, in folders of its own, of which nothing is left.
 
     Its scenes share a job for as long as that comes back from what is done to it, and is where the next scene begins.
@@ -76,7 +76,7 @@ def play(launcher: Launcher, setting: Setting, scenes: Iterable[LeaderView], rec
                 job = None
 
 
-def hopeless(scene: LeaderView, launcher: Launcher, record: Book) -> bool:
+def hopeless(scene: Scene, launcher: Launcher, record: Book) -> bool:
     """Whether a scene need not be run again: it often enough did not come to its end, and more often than it did."""
     names = [other.name for other in ALL if other.command == launcher.command] if scene.alike else [launcher.name]
     samples = [sample for name in names for sample in record[scene.figures[0]][name]]

@@ -26,7 +26,7 @@ SHORT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderView:
+class Scene:
     """Something that is done to a job.
 
     Args:
@@ -126,24 +126,24 @@ WEIGHT_ALL = "both workers and the fork server"
 MEMORY = (WEIGHT, WEIGHT_ALL)
 TIMES = (LAUNCH, KILLED_ONE, KILLED_TWO, KILLED_FULL, KILLED_REST, JOINED, PAUSE, LOST, LOST_DEAF)
 
-STORIES: Sequence[tuple[Setting, Sequence[LeaderView]]] = (
+STORIES: Sequence[tuple[Setting, Sequence[Scene]]] = (
     (
         Setting((2,)),
         (
-            LeaderView((LAUNCH,), 0, launch),
-            LeaderView(MEMORY, 1, weigh),
-            LeaderView((KILLED_ONE,), 1, kill_worker, SHORT),
+            Scene((LAUNCH,), 0, launch),
+            Scene(MEMORY, 1, weigh),
+            Scene((KILLED_ONE,), 1, kill_worker, SHORT),
         ),
     ),
-    (Setting((1, 1), "2"), (LeaderView((KILLED_TWO,), 2, kill_worker, SHORT),)),
+    (Setting((1, 1), "2"), (Scene((KILLED_TWO,), 2, kill_worker, SHORT),)),
     (
         Setting((2, 1), "1:2"),
         (
-            LeaderView((KILLED_FULL,), 2, kill_worker, SHORT),
-            LeaderView((LOST,), 2, lose_node),
-            LeaderView((KILLED_REST,), 1, kill_worker),
-            LeaderView((JOINED, PAUSE), 1, join),
-            LeaderView((LOST_DEAF,), 2, lose_node_unheard, alike=True),
+            Scene((KILLED_FULL,), 2, kill_worker, SHORT),
+            Scene((LOST,), 2, lose_node),
+            Scene((KILLED_REST,), 1, kill_worker),
+            Scene((JOINED, PAUSE), 1, join),
+            Scene((LOST_DEAF,), 2, lose_node_unheard, alike=True),
         ),
     ),
 )

@@ -16,7 +16,7 @@ from benchmarks.jobs import FRESH, TORCHRUN, TUNED, WARM, newest
 from benchmarks.launchers import BEGIN, END, PAGE, book, hopeless
 from benchmarks.meetings import C10D, EVENTS, FORM, REDIS, RESTART, TORCH, Sample
 from benchmarks.processes import cpu_seconds, pss, rss
-from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, STORIES, TIMES, WEIGHT, LeaderView, longest_pause
+from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, STORIES, TIMES, WEIGHT, Scene, longest_pause
 from benchmarks.states import FEW, KINDS, MANY, shapes, training
 from benchmarks.tables import Samples, cell, figures, median, megabytes, paragraphs, ratio, replaced, seconds, table
 from benchmarks.targets import ratios, targets
@@ -127,7 +127,7 @@ def test_a_scene_that_mostly_never_ends_is_given_up(
 ) -> None:
     record = book()
     record["it"].update({TORCHRUN.name: default, TUNED.name: tuned, WARM.name: [1.0]})
-    scene = LeaderView(("it",), 0, lambda job: (None,), alike=alike)
+    scene = Scene(("it",), 0, lambda job: (None,), alike=alike)
     assert hopeless(scene, TORCHRUN, record) is expected
 
 
