@@ -89,7 +89,7 @@ class Agent(ABC):
         """Go away."""
 
     def asked(self) -> Counter[tuple[str, str]]:
-        """Return what it has asked of its store so far."""
+        """Return how many requests of each kind the agent has sent to its store."""
         return self.tally.total()
 
 

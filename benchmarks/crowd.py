@@ -145,7 +145,7 @@ class Crowd:
         return begin
 
     def leave(self, numbers: Sequence[int]) -> float:
-        """Return these go away."""
+        """Have the nodes with these numbers leave; return the instant before that."""
         begin = time.monotonic()
         for number in numbers:
             self._agents[number].leave()

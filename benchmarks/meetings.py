@@ -67,7 +67,7 @@ def raise_descriptors() -> int:
 
 @contextmanager
 def store(peer: str) -> Iterator[str]:
-    """Yield a store for one job, empty; yields its endpoint. A TCPStore is started by whoever hosts it."""
+    """Yield the endpoint of an empty store for one job. The agent that hosts a TCPStore starts it."""
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as folder, ExitStack() as stack:
         match peer:
             case "redis":

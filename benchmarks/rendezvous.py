@@ -126,7 +126,7 @@ def rows(
 
 
 def targets(book: Mapping[tuple[str, int, str], list[Sample]]) -> Iterator[Target]:
-    """Yield what is to be reached, as far as it was measured."""
+    """Yield the targets whose figures were measured."""
 
     def took(event: str, size: int, peer: str) -> float:
         return median([sample.seconds for sample in book.get((event, size, peer), [])])

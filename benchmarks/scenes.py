@@ -69,7 +69,7 @@ def lose_node(job: Job) -> tuple[float | None]:
 
 
 def lose_node_unheard(job: Job) -> tuple[float | None]:
-    """Return the same, with workers whose collectives block for ever when a peer is gone."""
+    """Kill the youngest node where the collectives of the other workers block for ever."""
     job.deaf.touch()
     return lose_node(job)
 

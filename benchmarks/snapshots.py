@@ -134,7 +134,7 @@ MEASURE: Mapping[str, Callable[[str, int, Record], None]] = {MEMORY: in_memory, 
 
 
 def targets(shares: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Iterator[Target]:
-    """Yield what is to be reached, in plain copies, as far as it was measured."""
+    """Yield the targets, in plain copies, whose figures were measured."""
     for figure, limit in ((LATER_ONES, 1.3), (DISK_LATER, 1.3), (RESTORE, 2.0)):
         for kind, found in shares.get(figure, {}).items():
             yield Target(f"{figure}, {KINDS[kind]}, in plain copies", median(found), limit, "{:.2f}".format)

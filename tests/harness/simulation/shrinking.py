@@ -72,7 +72,7 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
 
 
 def _rounder(fault: Fault) -> Iterator[Fault]:
-    """Yield the same fault in rounder numbers."""
+    """Yield a fault in rounder numbers."""
     for digits in (0, 1):
         rounder = replace(fault, at=round(fault.at, digits), span=round(fault.span, digits))
         if rounder != fault and rounder.at > 0:

@@ -62,7 +62,7 @@ class Status:
 
     @classmethod
     def of(cls, config: RunConfig) -> Status:
-        """Return that of an agent which begins now."""
+        """Return the status of an agent that begins now."""
         now = time.monotonic()
         at = f" at {without_passwords(config.rdzv_endpoint)}" if config.rdzv_endpoint else ""
         return cls(job=repr(config.rdzv_id), store=f"{config.rdzv_backend}{at}", pid=os.getpid(), now=now, since=now)

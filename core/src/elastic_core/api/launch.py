@@ -186,7 +186,7 @@ def run_program(config: RunConfig) -> None:
 
 
 def _name_of(entrypoint: Callable[..., Any]) -> str:
-    """Return the same for the same function on every node; '' where it has no name."""
+    """Return a name that a function has on every node; '' if it has none."""
     module, qualname = getattr(entrypoint, "__module__", None), getattr(entrypoint, "__qualname__", None)
     if module is None or qualname is None:
         return ""

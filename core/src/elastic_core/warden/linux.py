@@ -33,7 +33,7 @@ def become_subreaper() -> None:
 
 @contextlib.contextmanager
 def subreaping() -> Iterator[None]:
-    """Yield the same for as long as the block runs: in a process that is not ours alone it must end."""
+    """Be a subreaper for as long as the block runs: a process that has other code must not stay one."""
     before = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     become_subreaper()

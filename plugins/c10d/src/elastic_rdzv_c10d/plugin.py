@@ -72,7 +72,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
 
 
 def connect(params: RendezvousParameters, options: Options, *, serves_workers: bool = False) -> C10dBackend:
-    """Return the same, with the options read; and whether the job's workers use this store as theirs, too."""
+    """Connect with these options; ``serves_workers`` says whether the job's workers use this store, too."""
     endpoint = Endpoint.parse(params.endpoint)
     patience = Patience(options.connect_timeout)
     site = find_site(endpoint, resolve(endpoint, patience), options.is_host, params.local_addr)

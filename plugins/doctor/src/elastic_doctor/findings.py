@@ -62,7 +62,7 @@ def warning(name: str, seen: str, advice: str, **measured: float) -> Finding:
 def wrong(
     name: str, seen: str, advice: str | None, exit_code: int = ExitCode.UNREACHABLE, **measured: float
 ) -> Finding:
-    """Return a job cannot run so."""
+    """Return the finding of a check after which no job can run."""
     return Finding(name=name, state=State.WRONG, seen=seen, advice=advice, exit_code=exit_code, measured=measured)
 
 

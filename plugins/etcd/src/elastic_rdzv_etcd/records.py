@@ -227,7 +227,7 @@ def number(record: bytes) -> int:
 
 
 def if_number(record: bytes) -> int | None:
-    """Return the same; None where it is none."""
+    """Return the number in a record; None if it is not one."""
     return int(record) if _NUMBER.fullmatch(record) else None
 
 

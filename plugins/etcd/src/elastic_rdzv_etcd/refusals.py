@@ -103,13 +103,13 @@ def refusal(status: int, body: bytes) -> Refusal:
 
 
 def from_error(said: Mapping[str, Any]) -> Refusal:
-    """Return the same from the gateway's error, read."""
+    """Return what a decoded error of the gateway means."""
     text = str(said.get("message") or said.get("error") or said)[:500].replace("\n", " ")
     return from_text(text, said.get("code", said.get("grpc_code")))
 
 
 def from_text(text: str, code: object = None) -> Refusal:
-    """Return the same from what the member said, and gRPC's status code."""
+    """Return what a member's message means, with gRPC's status code if there is one."""
     for known, kind in _TEXTS:
         if known in text:
             return Refusal(kind, text)

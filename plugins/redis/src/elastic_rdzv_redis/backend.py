@@ -67,7 +67,7 @@ class _Look:
         return self.cursor.head != cursor.head or (roster and self.cursor.roster != cursor.roster)
 
     def after(self, bell: int, stroke: bytes, now: int) -> _Look:
-        """Return the same after a bell, the first or the second one, has rung."""
+        """Return the look after bell 0 (ledger) or bell 1 (roster) has rung."""
         if bell == 0:
             return _Look(Cursor(now, self.cursor.roster), (stroke, self.strokes[1]))
         return _Look(Cursor(self.cursor.head, now), (self.strokes[0], stroke))

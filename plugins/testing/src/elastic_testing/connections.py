@@ -84,7 +84,7 @@ def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool, settled
 
 
 def sleeping_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> tuple[Future[Cursor], Path]:
-    """Return the same, settled, and the thread that waits, as a folder ``/proc/PID/task/TID``."""
+    """Return a wait whose thread is asleep, and that thread as a folder ``/proc/PID/task/TID``."""
     return sleeper(partial(_moved, store, cursor, roster))
 
 

@@ -42,12 +42,12 @@ def background(body: Callable[[], _T]) -> Future[_T]:
 
 
 def asleep(body: Callable[[], _T]) -> Future[_T]:
-    """Return the same, once the thread is asleep, or done."""
+    """Run ``body`` in a thread, and return once that thread is asleep or done."""
     return sleeper(body)[0]
 
 
 def sleeper(body: Callable[[], _T]) -> tuple[Future[_T], Path]:
-    """Return the same, and the thread, as a folder ``/proc/PID/task/TID``."""
+    """Run ``body`` as :func:`asleep` does; return the thread, too, as a folder ``/proc/PID/task/TID``."""
     number: Future[int] = Future()
 
     def run() -> _T:

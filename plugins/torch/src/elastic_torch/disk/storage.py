@@ -96,7 +96,7 @@ class Storage(Protocol):
         """Make the root, where it is missing."""
 
     def path(self, name: str) -> str:
-        """Return the same as a whole path or URL."""
+        """Return the whole path or URL of a name below the root."""
 
     def folders(self) -> list[str]:
         """Return the names in the root that may be folders; no unfinished checkpoint is named as a complete one."""
