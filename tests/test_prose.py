@@ -32,7 +32,9 @@ TERMS = {
 }
 """Words that the repository does not use, and the terms of ``docs/glossary.md`` that stand for them."""
 OLD = re.compile(rf"\b({'|'.join(TERMS)})s?\b|\bnode's mind\b", re.IGNORECASE)
-IDIOM = re.compile(r"\b(?i:nobody|somebody|anybody|everybody|whoever|whomever)\b|(?:^|\. )The same,|\b(?:Return|Yield) the same\b")
+IDIOM = re.compile(
+    r"\b(?i:nobody|somebody|anybody|everybody|whoever|whomever)\b|(?:^|\. )The same,|\b(?:Return|Yield) the same\b"
+)
 """A sentence names its subject: a node, a waiter, a process, a user."""
 CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
 
