@@ -27,12 +27,10 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.host.identity import boot_id
 
-PREFIX = "elastic_"
-"""Of the names of temporary directories."""
+PREFIX = "elastic_"  # of the names of temporary directories
 MARK = ".elastic-mark"
 """The file in a directory that says that it may be removed when nobody holds it locked. It holds the boot's id."""
-ENTRIES_MAX = 10_000
-"""How many entries of the directory for temporary files are looked at."""
+ENTRIES_MAX = 10_000  # how many entries of the directory for temporary files are looked at
 REMOVED_MAX = 8
 """How many directories one agent removes. The next agent goes on."""
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-SELECT_MAX_SECONDS = 86400.0
-"""The kernel limits the timeout of one ``select``."""
+SELECT_MAX_SECONDS = 86400.0  # the kernel limits the timeout of one ``select``
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,10 @@ class Depart:
     """The node should leave: it received a signal, or ``elastic drain`` requested it."""
 
     signum: int
-    finished: bool = False
-    """The workers of other nodes have all exited with 0 (rule L7)."""
+    finished: bool = False  # the workers of other nodes have all exited with 0 (rule L7)
     final: bool = False
     """The grace period, in which the workers here may finish or stop together with all others, is over."""
-    why: str = ""
-    """Why a drain was requested; '' for a signal."""
+    why: str = ""  # why a drain was requested; '' for a signal
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from typing import Any
 from elastic_core.warden.channel import close_all
 from elastic_core.worker.channel import HELD, HOLD, KIND, RELEASE
 
-MOST_HELD = 256
-"""Descriptors that are kept at once; an agent may often open 1,024."""
+MOST_HELD = 256  # descriptors that are kept at once; an agent may often open 1,024
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _REQUESTS = (HOLD, HELD, RELEASE)
 

@@ -33,8 +33,7 @@ from elastic_core.agent.stream_lines import Filtered, Lines, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread, Shape, Shown
 from elastic_core.config.run import Stream, StreamMap
 
-PIECES_WITHIN = 0.1
-"""Seconds that a terminal waits for the rest of a line."""
+PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
 
 _CANNOT_TAKE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """Errors of a disk that cannot take a log just now."""

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from elastic_core.warden.client import Warden
     from elastic_core.warden.messages import WardenEvent
 
-STORE_MODULE = "torch"
-"""A fork server that has imported this module can serve the workers' store."""
+STORE_MODULE = "torch"  # a fork server that has imported this module can serve the workers' store
 LATER = ("torch._dynamo",)
 """Imported by torch for the first optimizer of a program: 2 s of CPU time and 74 MB (torch 2.13), at each start of each
 worker. Few programs need it to begin, so the fork server imports it when it is idle."""
-PATIENCE = 60.0
-"""Seconds that a new node waits for its fork server before it joins; a running job goes on meanwhile."""
+PATIENCE = 60.0  # seconds that a new node waits for its fork server before it joins; a running job goes on meanwhile
 
 
 def first_modules(config: RunConfig) -> tuple[str, ...]:

@@ -27,16 +27,14 @@ from elastic_core.session.runtime import Runtime
 SPREAD_SECONDS_PER_MEMBER = 0.001
 SPREAD_MAX_SECONDS = 0.5
 """Over how long the probes of a round's members are spread, so that rank 0's host does not get all at once."""
-PATIENCE = 2.0
-"""Seconds that a connection may take; more than two packets lost on the way."""
+PATIENCE = 2.0  # seconds that a connection may take; more than two packets lost on the way
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
     """Somewhere to connect to."""
 
-    node_id: str
-    """The node that is not reached if the connection fails."""
+    node_id: str  # the node that is not reached if the connection fails
     address: str
     port: int
 

@@ -8,8 +8,7 @@ import fcntl
 import os
 import termios
 
-_SIZE = 8
-"""Bytes of the kernel's ``struct winsize``."""
+_SIZE = 8  # bytes of the kernel's ``struct winsize``
 
 
 def window_size(terminal: int) -> bytes | None:

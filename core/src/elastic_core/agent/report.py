@@ -31,8 +31,7 @@ from elastic_core.warden.messages import (
 
 Publish = Callable[[Event], None]
 
-MOST_REFUSALS = 5
-"""Modules that a line names with the reason why each is not imported ahead."""
+MOST_REFUSALS = 5  # modules that a line names with the reason why each is not imported ahead
 FIRST_OF_ALL = "the first failure across all nodes"
 
 
@@ -40,13 +39,10 @@ FIRST_OF_ALL = "the first failure across all nodes"
 class Ending:
     """How an agent ended."""
 
-    exit_code: int
-    """One of ``ExitCode``, or 128 and the number of a signal."""
+    exit_code: int  # one of ``ExitCode``, or 128 and the number of a signal
     why: str
-    incident: Incident | None = None
-    """The root cause of a failed job, if it was a worker's failure."""
-    rejoin: bool = False
-    """Whether the agent is to begin again, as a new node."""
+    incident: Incident | None = None  # the root cause of a failed job, if it was a worker's failure
+    rejoin: bool = False  # whether the agent is to begin again, as a new node
     recorded: Mapping[str, Any] | None = None
     """What the worker whose failure that was has written into its error file, if it was one of this node's."""
 

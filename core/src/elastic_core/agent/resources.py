@@ -34,8 +34,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
 
-WARDEN_PATIENCE = 5.0
-"""Seconds that the warden gets to kill all processes after the second signal."""
+WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes after the second signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +42,11 @@ class Resources:
     """The resources of one run on one node."""
 
     loop: EventLoop
-    signals: frozenset[int]
-    """The signals on which the node leaves."""
+    signals: frozenset[int]  # the signals on which the node leaves
     warden: Warden
     group: WorkerGroup
-    fd_store: FdStore
-    """Memory files that outlive the workers."""
-    unreachable: probing.Unreachable = probing.unreachable
-    """Probes the node's peers."""
+    fd_store: FdStore  # memory files that outlive the workers
+    unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
 
 
 def kill_workers(resources: Resources, now: float) -> None:

@@ -12,8 +12,7 @@ from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
 
-STORE_MAX_SECONDS = 0.5
-"""For the store's answer whether other nodes have finished."""
+STORE_MAX_SECONDS = 0.5  # for the store's answer whether other nodes have finished
 
 
 @dataclass(kw_only=True)
@@ -21,21 +20,16 @@ class Departure:
     """The state of this node's departure. All methods run on the agent's loop."""
 
     config: RunConfig
-    handled: frozenset[int]
-    """The signals on which the node leaves."""
+    handled: frozenset[int]  # the signals on which the node leaves
     state: Callable[[], NodeState]
     step: Callable[[NodeEvent], None]
     post: Callable[[Depart], None]
     """Posts to the loop. Any thread may call it."""
-    later: Callable[[float, Depart], None]
-    """Posts to the loop after some seconds."""
-    ask_finished: Callable[[Callable[[bool], None]], None]
-    """Asks the store whether other nodes have finished."""
-    kill: Callable[[], None]
-    """Ends all workers at once."""
+    later: Callable[[float, Depart], None]  # posts to the loop after some seconds
+    ask_finished: Callable[[Callable[[bool], None]], None]  # asks the store whether other nodes have finished
+    kill: Callable[[], None]  # ends all workers at once
     say: Callable[[str, str], None]
-    received: int | None = None
-    """The first signal that was received, which the workers get too."""
+    received: int | None = None  # the first signal that was received, which the workers get too
     _finishing: bool = field(default=False, init=False)
     """Whether the workers here may finish, as those of other nodes have."""
 

@@ -24,8 +24,7 @@ from typing import Any
 from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 
 _BLOCK = 8 << 20
-_SPARE_SHARE = 0.05
-"""Of a file system that nobody has named: the share that stays free."""
+_SPARE_SHARE = 0.05  # of a file system that nobody has named: the share that stays free
 _TEXT = re.compile(rb'\[(\d+), (\d+), (?:\{"rank": (\d+), "world": (\d+), )?')
 """How the text of a snapshot begins: round and step; and whose part of a sharded state it is, of how many."""
 

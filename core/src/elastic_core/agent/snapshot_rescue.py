@@ -33,10 +33,8 @@ from elastic_core.protocol.entries import Closed
 from elastic_core.threads import asked
 from elastic_core.worker.fd_store import RESCUE, is_of_other_format
 
-PATIENCE = 300.0
-"""Most seconds that an agent spends on writing snapshots."""
-_ABORTING = 5.0
-"""Seconds that the writer gets to remove what is half-written, once it was told to stop."""
+PATIENCE = 300.0  # most seconds that an agent spends on writing snapshots
+_ABORTING = 5.0  # seconds that the writer gets to remove what is half-written, once it was told to stop
 _LARGEST_REQUEST = 1 << 16
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 

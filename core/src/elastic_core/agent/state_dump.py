@@ -22,10 +22,8 @@ from elastic_core.agent.console import write_all
 from elastic_core.host.terminal import printable
 
 SIGNAL = signal.SIGQUIT
-QUIET_SECONDS = 0.1
-"""A dump of the stacks is complete when nothing more of it comes for so long."""
-ROOM_BYTES = 1 << 18
-"""Of the pipe; what stacks do not fit there are cut off."""
+QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
+ROOM_BYTES = 1 << 18  # of the pipe; what stacks do not fit there are cut off
 _END = b"\0"
 _THREAD = re.compile(r"^(Thread|Current thread) (0x[0-9a-f]+)")
 

@@ -24,8 +24,7 @@ from elastic_core.protocol.roster import NodeInfo
 
 ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
 """Takes a function that describes the state whenever somebody asks."""
-SHOWN_NODES = 64
-"""How many nodes of a round are listed."""
+SHOWN_NODES = 64  # how many nodes of a round are listed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from elastic_core.agent.console import write_all
 
-LONGEST_LINE = 1 << 16
-"""Bytes of a line that wait for its end; a longer one is shown in pieces."""
+LONGEST_LINE = 1 << 16  # bytes of a line that wait for its end; a longer one is shown in pieces
 
 
 class Lines:
@@ -22,8 +21,7 @@ class Lines:
     would be held back until it is full.
     """
 
-    due = math.inf
-    """When :meth:`overdue` is to be called: never."""
+    due = math.inf  # when :meth:`overdue` is to be called: never
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix

@@ -20,12 +20,10 @@ from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import write_all
 from elastic_core.agent.stream_lines import Filtered
 
-TAIL = 4096
-"""Bytes of stderr that are remembered."""
+TAIL = 4096  # bytes of stderr that are remembered
 
 _CHUNK = 1 << 16
-_READS = 20
-"""How often a stream is read until nothing is left: a pseudo-terminal holds 64 KiB and gives 4 KiB at once."""
+_READS = 20  # how often a stream is read until nothing is left: a pseudo-terminal holds 64 KiB and gives 4 KiB at once
 
 
 class Shown(Protocol):
@@ -38,8 +36,7 @@ class Shown(Protocol):
 class Shape(Protocol):
     """What becomes of a stream before it is shown."""
 
-    due: float
-    """When :meth:`overdue` is to be called, by the monotonic clock."""
+    due: float  # when :meth:`overdue` is to be called, by the monotonic clock
 
     def feed(self, data: bytes) -> bytes:
         """Return what is to be shown now."""

@@ -76,8 +76,7 @@ from elastic_core.warden.messages import (
 
 SILENT_PROGRESS_SECONDS = 30.0
 """Seconds for which all ranks of a script without reports must live to count as progress (rule L4)."""
-ROW_REMOVAL_MAX_SECONDS = 10.0
-"""For the removal of the node's row at the end."""
+ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
 
 class Supervisor:

@@ -30,12 +30,10 @@ ENABLE, PIPE, KERNEL_LIMIT = (
     "TORCHELASTIC_TIMER_FILE",
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
 )
-LOOK_INTERVAL = 1.0
-"""Seconds between two looks at the states of workers."""
+LOOK_INTERVAL = 1.0  # seconds between two looks at the states of workers
 TIMERS_MAX = 4096
 """Timers that are kept. Beyond that, those of processes that have ended are dropped, and then new ones."""
-READ_MAX = 65536
-"""Bytes that are read at once, the capacity of a pipe."""
+READ_MAX = 65536  # bytes that are read at once, the capacity of a pipe
 
 
 @dataclass(frozen=True, slots=True)

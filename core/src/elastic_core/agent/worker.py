@@ -21,13 +21,10 @@ class Worker:
     streams: WorkerStreams
     pid: int | None = None
     exit_code: int | None = None
-    ended_at: float = 0.0
-    """When it was reaped, if it has an exit code."""
+    ended_at: float = 0.0  # when it was reaped, if it has an exit code
     initialized: bool = False
-    step: int | None = None
-    """The last step that it can reach without another report."""
-    leaves: bool = False
-    """Whether it has reported that it stops, as it was told."""
+    step: int | None = None  # the last step that it can reach without another report
+    leaves: bool = False  # whether it has reported that it stops, as it was told
 
 
 def assignments(

@@ -35,13 +35,10 @@ from elastic_core.worker.channel import (
     STOP_AT,
 )
 
-PACKETS_MAX = 256
-"""Per worker and window."""
+PACKETS_MAX = 256  # per worker and window
 WINDOW_SECONDS = 1.0
-DRAINED_PACKETS_MAX = 4096
-"""Per worker, if all packets are to be read; a socket holds some hundreds."""
-LINGERING = 30.0
-"""Seconds that an interpreter may take to end before that is reported; with torch it takes one or two."""
+DRAINED_PACKETS_MAX = 4096  # per worker, if all packets are to be read; a socket holds some hundreds
+LINGERING = 30.0  # seconds that an interpreter may take to end before that is reported; with torch it takes one or two
 _INT = array("i").itemsize
 
 
@@ -92,8 +89,7 @@ class ListenAgain:
 
 Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | NotUnderstood | ListenAgain"
 
-LARGEST_STEP = 2**53
-"""Steps are smaller."""
+LARGEST_STEP = 2**53  # steps are smaller
 _MEANINGS: Mapping[str, type[Initialized | Failed | Lingers]] = {
     INITIALIZED: Initialized,
     FAILED: Failed,

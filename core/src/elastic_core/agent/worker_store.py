@@ -26,8 +26,7 @@ from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
 ENTRY = "elastic_core.forkserver.worker_store:serve"
-FAILURES_MAX = 3
-"""Stores that may fail by themselves; after that, the workers of rank 0 open them."""
+FAILURES_MAX = 3  # stores that may fail by themselves; after that, the workers of rank 0 open them
 
 
 @dataclass(frozen=True, slots=True)

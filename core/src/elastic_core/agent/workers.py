@@ -67,10 +67,8 @@ from elastic_core.warden.messages import (
     WardenEvent,
 )
 
-DRAIN_MAX_SECONDS = 0.2
-"""For the end of a dead worker's streams, which its children may hold open."""
-EXCEPTION_EXIT_CODE = 1
-"""Of a program that an exception has ended."""
+DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
+EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 
 
 @dataclass
@@ -86,42 +84,30 @@ class WorkerGroup:
     run_uid: str
     directory: Path
     publish: Callable[[Event], None]
-    cpus: Sequence[frozenset[int]] = ()
-    """The CPUs of each local rank; empty if workers are not bound."""
-    warm: bool = False
-    """Whether the fork server forks them."""
-    temporary: bool = False
-    """Whether ``directory`` is removed at the end, because no logs were requested."""
-    watchdog: Watchdog | None = None
-    """None if no limit was requested."""
+    cpus: Sequence[frozenset[int]] = ()  # the CPUs of each local rank; empty if workers are not bound
+    warm: bool = False  # whether the fork server forks them
+    temporary: bool = False  # whether ``directory`` is removed at the end, because no logs were requested
+    watchdog: Watchdog | None = None  # none if no limit was requested
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _workers: dict[int, Worker] = field(default_factory=dict)
-    _recovery: Recovery | None = None
-    """The timing of the current interruption."""
-    _recovered: Recovery | None = None
-    """The timing of the interruption before the current round."""
-    _initialized: bool = False
-    """Whether it was reported that the process group of the current round is ready."""
-    _fresh: str = ""
-    """Why a worker of the current round started fresh; '' if none has."""
+    _recovery: Recovery | None = None  # the timing of the current interruption
+    _recovered: Recovery | None = None  # the timing of the interruption before the current round
+    _initialized: bool = False  # whether it was reported that the process group of the current round is ready
+    _fresh: str = ""  # why a worker of the current round started fresh; '' if none has
     _unlearned: int = 0
     """How many modules the workers of the current round import that the fork server could have learned and has not."""
-    _reasons: set[str] = field(default_factory=set)
-    """The reported reasons why workers started fresh."""
-    _over: bool = False
-    """Whether the round has failed or is being stopped, so that further failures are consequences."""
+    _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
+    _over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
     _cause_wanted: bool = False
     """Whether the round is being stopped for failures that all follow from the loss of a peer."""
-    _killed: set[int] = field(default_factory=set)
-    """The processes that the warden has sent SIGKILL to."""
+    _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)
     """The expired timers of this round for which a process was sent a signal, by pid."""
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
-    _directory_of: int = 0
-    """The round before the current one; 0 for none."""
+    _directory_of: int = 0  # the round before the current one; 0 for none
 
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. Failures come later, as events."""

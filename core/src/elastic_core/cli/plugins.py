@@ -25,8 +25,7 @@ class Listed:
     distribution: str
     version: str
     hooks: tuple[str, ...] = ()
-    error: str | None = None
-    """Why the plugin cannot be used, or None."""
+    error: str | None = None  # why the plugin cannot be used, or None
 
 
 def inventory(catalogue: Catalogue) -> list[Listed]:

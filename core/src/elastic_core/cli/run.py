@@ -45,8 +45,7 @@ MASTER_PORT = 29500
 PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"
 """The argument that ``--pass_local_rank`` puts before the program's; each worker's start fills in its rank."""
-OBSERVERS_GET = 5.0
-"""Seconds that observers get at the end to finish with their events."""
+OBSERVERS_GET = 5.0  # seconds that observers get at the end to finish with their events
 HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 
 

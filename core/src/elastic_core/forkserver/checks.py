@@ -44,8 +44,7 @@ READ_ONCE = (
     "TRANSFORMERS_",
 )
 """Variables (or their beginnings) that are read when the interpreter starts or a library is imported."""
-READ_LATE = ("TORCH_NCCL_",)
-"""Exceptions from that."""
+READ_LATE = ("TORCH_NCCL_",)  # exceptions from that
 FORK_SAFE_THREADS = ("jemalloc_bg_thd",)
 """Threads, by name, that a fork may do without, each with its proof.
 
@@ -54,28 +53,21 @@ handlers (``pthread_atfork``): before a fork they take all of its locks, the thr
 renew them and note that there is no such thread (``background_thread_postfork_child``). The child gives memory back by
 itself. (``tests/frameworks`` forks with it and allocates in the child.)
 """
-SHOWN = 3
-"""How many names a reason lists."""
+SHOWN = 3  # how many names a reason lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What there is to know of the fork server when a worker is to be forked."""
 
-    command: tuple[str, ...]
-    """How it was started, up to the program's arguments."""
-    environment: Mapping[str, str]
-    """The environment that it imported with."""
+    command: tuple[str, ...]  # how it was started, up to the program's arguments
+    environment: Mapping[str, str]  # the environment that it imported with
     directory: str
     cpus: frozenset[int]
-    tasks: tuple[str, ...] = ("python",)
-    """The names of its threads."""
-    devices: tuple[str, ...] = ()
-    """Device files of accelerators that it has open."""
-    initialised: tuple[str, ...] = ()
-    """Libraries that have set up a device: ``torch.cuda``."""
-    memory_policy: bool = False
-    """Whether a NUMA memory policy is set."""
+    tasks: tuple[str, ...] = ("python",)  # the names of its threads
+    devices: tuple[str, ...] = ()  # device files of accelerators that it has open
+    initialised: tuple[str, ...] = ()  # libraries that have set up a device: ``torch.cuda``
+    memory_policy: bool = False  # whether a NUMA memory policy is set
     shadowed: tuple[tuple[str, str], ...] = ()
     """Modules that it has, and the files of the same names that the program would import instead."""
 
@@ -86,8 +78,7 @@ class Wanted:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    directory: str
-    """Its working directory, '' for the fork server's."""
+    directory: str  # its working directory, '' for the fork server's
     cpus: frozenset[int] | None
 
 

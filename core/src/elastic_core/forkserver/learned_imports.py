@@ -20,10 +20,8 @@ from elastic_core.forkserver.library_modules import import_shareable, is_library
 from elastic_core.forkserver.process_state import MEMORY_MAX, killed_first, own_memory
 from elastic_core.forkserver.trial_fork import Environment, attempt
 
-MOST_RECORDS = 8
-"""Workers whose records are kept: the newest."""
-ALL_WITHIN = 180.0
-"""Seconds after which no further module is tried."""
+MOST_RECORDS = 8  # workers whose records are kept: the newest
+ALL_WITHIN = 180.0  # seconds after which no further module is tried
 
 
 @dataclass

@@ -9,8 +9,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 
-MEMORY_MAX = 512 << 20
-"""Bytes by which the fork server may grow through what it learns."""
+MEMORY_MAX = 512 << 20  # bytes by which the fork server may grow through what it learns
 _OOM_SCORE = "/proc/self/oom_score_adj"
 
 

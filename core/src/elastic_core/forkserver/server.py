@@ -40,12 +40,9 @@ from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, report
 
 _NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
-MOST_REFUSED = 20
-"""Modules that workers import and the fork server must not, of which it tells."""
-REST = 0.2
-"""Seconds without a request after which the fork server does something for itself."""
-COERCED = "LC_CTYPE"
-"""A variable that the interpreter itself may set when it starts (PEP 538)."""
+MOST_REFUSED = 20  # modules that workers import and the fork server must not, of which it tells
+REST = 0.2  # seconds without a request after which the fork server does something for itself
+COERCED = "LC_CTYPE"  # a variable that the interpreter itself may set when it starts (PEP 538)
 
 
 def run(control: int, usual: Iterable[str]) -> None:

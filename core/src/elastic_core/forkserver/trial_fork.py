@@ -27,8 +27,7 @@ from elastic_core.forkserver.library_modules import import_shareable, library_ro
 from elastic_core.forkserver.process_state import MEMORY_MAX, changed_state, own_memory, process_state
 from elastic_core.warden.linux import become_subreaper, descendants, die_with_parent, kill
 
-UNIT_WITHIN = 60.0
-"""Seconds that one module may take in the throwaway fork."""
+UNIT_WITHIN = 60.0  # seconds that one module may take in the throwaway fork
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
 
 

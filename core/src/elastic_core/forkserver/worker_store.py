@@ -10,8 +10,7 @@ import signal
 from datetime import timedelta
 from importlib import import_module
 
-CONNECT_WITHIN = 60.0
-"""Seconds that the store's own client may take; it is on the same host."""
+CONNECT_WITHIN = 60.0  # seconds that the store's own client may take; it is on the same host
 
 
 def serve(host: str, port: int, socket: int) -> None:

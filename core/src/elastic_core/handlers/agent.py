@@ -53,16 +53,13 @@ from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
 
-COUNT_MAX_SECONDS = 5.0
-"""For the handler's answer how many nodes wait; after that the question counts as failed."""
+COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after that the question counts as failed
 FAILED_COUNT_INTERVAL_SECONDS = 5.0
 """At least, between two questions after a failed one, since the handler may write warnings for each."""
 FRUITLESS_ROUND_MIN_SECONDS = 10.0
 """For a round that was made for waiting nodes, and has as many nodes as the round before."""
-BUSY_REPORT_SECONDS = 30.0
-"""After which it is reported that the handler still looks for a round."""
-SHUTDOWN_MAX_SECONDS = 10.0
-"""For the handler's ``shutdown``."""
+BUSY_REPORT_SECONDS = 30.0  # after which it is reported that the handler still looks for a round
+SHUTDOWN_MAX_SECONDS = 10.0  # for the handler's ``shutdown``
 
 COST = """with a rendezvous handler of others this agent can do no more than torchrun's does:
 a lost node is noticed when a collective fails because of it, or never; --on_node_loss has no effect

@@ -19,16 +19,11 @@ from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
 from elastic_core.protocol.entries import Member, Offer, Round
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 
-CARD_KEY_PREFIX = "elastic/node/"
-"""Prefix of the keys of the cards, each followed by a node's rank."""
-FINISHED_KEY_PREFIX = "elastic/finished/"
-"""Prefix of the keys by which nodes say that all their workers exited with 0."""
-CARD_MAX_BYTES = 4096
-"""Largest card that is read."""
-CARD_WAIT_SECONDS = 60.0
-"""How long to wait for the cards of a round, whose nodes have all just arrived."""
-KEY_POLL_SECONDS = 0.05
-"""The interval at which keys are polled."""
+CARD_KEY_PREFIX = "elastic/node/"  # prefix of the keys of the cards, each followed by a node's rank
+FINISHED_KEY_PREFIX = "elastic/finished/"  # prefix of the keys by which nodes say that all their workers exited with 0
+CARD_MAX_BYTES = 4096  # largest card that is read
+CARD_WAIT_SECONDS = 60.0  # how long to wait for the cards of a round, whose nodes have all just arrived
+KEY_POLL_SECONDS = 0.05  # the interval at which keys are polled
 
 
 class Cancelled(Exception):
@@ -42,10 +37,8 @@ class Card:
     node_id: str
     role: str
     local_world_size: int
-    restarts: int = 0
-    """Restarts that it has spent so far."""
-    address: str = ""
-    """The address of the workers' store, if this is rank 0."""
+    restarts: int = 0  # restarts that it has spent so far
+    address: str = ""  # the address of the workers' store, if this is rank 0
     port: int = 0
 
 

@@ -19,12 +19,10 @@ from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop,
 class HandlerWork(enum.Enum):
     """What this node is doing."""
 
-    MEETING = "meeting"
-    """The handler was asked for a round and has not answered yet."""
+    MEETING = "meeting"  # the handler was asked for a round and has not answered yet
     RUNNING = "running"
     STOPPING = "stopping"
-    FINISHING = "finishing"
-    """The workers here have exited with 0; those of other nodes may not have."""
+    FINISHING = "finishing"  # the workers here have exited with 0; those of other nodes may not have
     OVER = "over"
 
 
@@ -33,20 +31,14 @@ class HandlerState:
     """The state of such a node."""
 
     work: HandlerWork = HandlerWork.MEETING
-    round: Round | None = None
-    """The newest round that it was in."""
+    round: Round | None = None  # the newest round that it was in
     restarts: int = 0
     """Restarts spent on this node, of ``--max_restarts``. Each node counts its own."""
-    why: str = "the first round"
-    """Why the round began, or why the next one will."""
-    reason: HaltReason | None = None
-    """Why the last round ended; None before the first one has."""
-    incident: Incident | None = None
-    """The failure that ended the round, if one did."""
-    verdict: Verdict | None = None
-    """The verdict of the failure policies on it; None until they answer."""
-    gone: bool = False
-    """Whether the stop is complete."""
+    why: str = "the first round"  # why the round began, or why the next one will
+    reason: HaltReason | None = None  # why the last round ended; None before the first one has
+    incident: Incident | None = None  # the failure that ended the round, if one did
+    verdict: Verdict | None = None  # the verdict of the failure policies on it; None until they answer
+    gone: bool = False  # whether the stop is complete
     leaving: Leaving | None = None
 
 
@@ -55,8 +47,7 @@ class Met:
     """The handler sealed a round with this node in it."""
 
     round: Round
-    restarts: int
-    """The most restarts that any node of the round has spent, which the workers of all nodes are told."""
+    restarts: int  # the most restarts that any node of the round has spent, which the workers of all nodes are told
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from elastic_core.protocol.entries import Offer
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo
 
-JOIN_MAX_SECONDS = 0.5
-"""For the end of the thread."""
+JOIN_MAX_SECONDS = 0.5  # for the end of the thread
 
 
 @dataclass(frozen=True, slots=True)

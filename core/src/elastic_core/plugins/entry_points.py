@@ -23,18 +23,13 @@ from elastic_core.rendezvous.handler import as_handler
 class Group(str, enum.Enum):
     """The entry-point groups. A name is unique within its group."""
 
-    RENDEZVOUS = "elastic.rendezvous"
-    """Backends; only the one that a run names is imported."""
-    PLUGINS = "elastic.plugins"
-    """On when named, by ``--plugin`` or ``ELASTIC_PLUGINS``."""
-    AUTOLOAD = "elastic.autoload"
-    """Small observers: on once installed, off with ``--no_plugin``."""
+    RENDEZVOUS = "elastic.rendezvous"  # backends; only the one that a run names is imported
+    PLUGINS = "elastic.plugins"  # on when named, by ``--plugin`` or ``ELASTIC_PLUGINS``
+    AUTOLOAD = "elastic.autoload"  # small observers: on once installed, off with ``--no_plugin``
     WORKER = "elastic.worker"
     """What plugins do in workers, on when named as those of ``PLUGINS``; the agent of a run never imports it."""
-    HANDLERS = "torchrun.handlers"
-    """Rendezvous handlers for torchrun; only the one that a run names is imported."""
-    COMMANDS = "elastic.commands"
-    """Subcommands of ``elastic``; imported when called."""
+    HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
+    COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
 
     @property
     def noun(self) -> str:

@@ -18,8 +18,7 @@ from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import asked
 
-LONGEST_REASON = 500
-"""Characters of a verdict's reason: it becomes part of the ledger, and of what every node prints."""
+LONGEST_REASON = 500  # characters of a verdict's reason: it becomes part of the ledger, and of what every node prints
 
 
 def judge(

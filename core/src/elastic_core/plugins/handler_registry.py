@@ -43,8 +43,7 @@ TORCH_PREFIX = "torch-"
 SHARE_SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 _factories: dict[str, Factory] = {}
-_importing: dict[str, set[str]] = {}
-"""The modules that were being imported when a name was registered."""
+_importing: dict[str, set[str]] = {}  # the modules that were being imported when a name was registered
 
 
 def register(name: str, factory: Factory) -> None:

@@ -46,8 +46,7 @@ OBSERVING = (
 )
 """The hooks of observers: what raises in one of them is switched off, and the job goes on."""
 
-BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)
-"""The groups where a backend is looked for, in order."""
+BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)

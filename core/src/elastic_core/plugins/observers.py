@@ -17,20 +17,17 @@ from typing import Any
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 
-QUEUE_LIMIT = 10_000
-"""How many notices may wait for one observer before its oldest are dropped."""
+QUEUE_LIMIT = 10_000  # how many notices may wait for one observer before its oldest are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
     """One plugin's function for one hook."""
 
-    plugin: str
-    """The plugin's name."""
+    plugin: str  # the plugin's name
     hook: str
     function: Callable[..., Any]
-    argnames: tuple[str, ...]
-    """Those of the hook's arguments that the function takes."""
+    argnames: tuple[str, ...]  # those of the hook's arguments that the function takes
 
     def __call__(self, **facts: object) -> Any:
         """Call it with the arguments that it takes."""

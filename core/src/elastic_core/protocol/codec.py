@@ -50,8 +50,7 @@ _KINDS: Mapping[str, type] = {
     "RESUME": Resume,
 }
 _NAMES: Mapping[type, str] = {body: name for name, body in _KINDS.items()}
-_MOST = MAX_VALUE_BYTES - SEAL_BYTES
-"""Bytes of a value of this node's own."""
+_MOST = MAX_VALUE_BYTES - SEAL_BYTES  # bytes of a value of this node's own
 
 
 class OversizedError(ElasticError):
@@ -137,8 +136,7 @@ class Codec:
     """Whether there can be a row that a node cannot decode; False in a simulator whose values are not bytes."""
 
 
-CODEC = Codec()
-"""The functions of this module."""
+CODEC = Codec()  # the functions of this module
 
 
 def _is_release(value: object) -> TypeGuard[str]:
@@ -197,10 +195,8 @@ def _versions(oldest: int, newest: int) -> str:
     return str(newest) if oldest == newest else f"{oldest} to {newest}"
 
 
-_MEMBER = functools.partial(tuple.__new__, Member)
-"""Makes a Member in half the time of ``Member(...)``."""
-_ID_DIGITS = 12
-"""Hex digits of an agent's id."""
+_MEMBER = functools.partial(tuple.__new__, Member)  # makes a Member in half the time of ``Member(...)``
+_ID_DIGITS = 12  # hex digits of an agent's id
 _KIND_LETTERS = string.ascii_letters + string.digits + "-_"
 
 

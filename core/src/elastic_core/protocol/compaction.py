@@ -5,8 +5,7 @@ from __future__ import annotations
 from elastic_core.protocol.failure_detector import Watch
 from elastic_core.protocol.ledger import Ledger
 
-ENTRIES_KEPT_WHOLE = 64
-"""The newest entries are kept whole: to find out what went wrong in a run, one needs its end."""
+ENTRIES_KEPT_WHOLE = 64  # the newest entries are kept whole: to find out what went wrong in a run, one needs its end
 ENTRIES_SHRUNK_AT_ONCE = 16
 """Most entries that one turn of the leader shrinks: a long history must not delay a decision."""
 

@@ -15,8 +15,7 @@ from elastic_core.protocol.entries import Counters, Halt, HostLosses, Round
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.limits import MAX_HOSTS
 
-LOSSES_KEPT_SECONDS = 3600.0
-"""How long the ledger remembers the losses of a host that has no row."""
+LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a host that has no row
 
 
 def is_charged(incident: Incident | None) -> TypeGuard[Incident]:

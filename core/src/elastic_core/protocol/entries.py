@@ -13,8 +13,7 @@ from elastic_core.incidents import Incident
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Link
 
-MAX_LOSSES = 3
-"""Losses after which a host is left out while other nodes are enough (rule L4)."""
+MAX_LOSSES = 3  # losses after which a host is left out while other nodes are enough (rule L4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,7 @@ class HostLosses:
     """How often a host was lost, and when that was last."""
 
     count: int
-    age: float
-    """The :attr:`Entry.age` of the ROUND that counted the last loss."""
+    age: float  # the :attr:`Entry.age` of the ROUND that counted the last loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +51,13 @@ class Anchors:
     open: int = 0
     leader: int = 0
     """The newest OPEN or LEADER. Only nodes that have read it get a place in a round (rule S7)."""
-    round: int = 0
-    """The newest ROUND that spells out its members."""
-    latest: int = 0
-    """The newest ROUND of any form."""
-    halt: int = 0
-    """The HALT or CLOSED that ended that round; 0 while the round is live."""
-    plan: int = 0
-    """The PLAN for the live round."""
-    stop_at: int = 0
-    """The STOP_AT of that PLAN."""
-    over: int = 0
-    """The OVER of the halted round."""
-    kept: int = 0
-    """All entries before this one are tombstones, except those that are named above."""
+    round: int = 0  # the newest ROUND that spells out its members
+    latest: int = 0  # the newest ROUND of any form
+    halt: int = 0  # the HALT or CLOSED that ended that round; 0 while the round is live
+    plan: int = 0  # the PLAN for the live round
+    stop_at: int = 0  # the STOP_AT of that PLAN
+    over: int = 0  # the OVER of the halted round
+    kept: int = 0  # all entries before this one are tombstones, except those that are named above
 
 
 class Member(NamedTuple):
@@ -112,8 +103,7 @@ class Offer:
     address: str
     port: int
     id: str
-    hosted: bool = False
-    """Whether a store listens there already; otherwise rank 0's worker opens one."""
+    hosted: bool = False  # whether a store listens there already; otherwise rank 0's worker opens one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +159,7 @@ class HaltReason(str, Enum):
     """A failure after which the policies give up. CLOSED follows, unless it turns out that a node was lost."""
     NODE_LOST = "node_lost"
     NODE_LEFT = "node_left"
-    UNSEEN = "unseen"
-    """A member did not show that it read the ROUND."""
+    UNSEEN = "unseen"  # a member did not show that it read the ROUND
     RESIZE = "resize"
 
 
@@ -194,11 +183,9 @@ class Plan:
     """
 
     round: int
-    reason: HaltReason
-    """The reason of the HALT that will end the round."""
+    reason: HaltReason  # the reason of the HALT that will end the round
     why: str
-    deadline: float
-    """Seconds from receipt, by each node's own clock, after which the round is halted in any case."""
+    deadline: float  # seconds from receipt, by each node's own clock, after which the round is halted in any case
 
     def __post_init__(self) -> None:
         if not self.deadline > 0:
@@ -211,8 +198,7 @@ class StopAt:
 
     round: int
     step: int
-    leaving: bool = True
-    """Whether a node of the round leaves, possibly since the PLAN; otherwise nodes only join."""
+    leaving: bool = True  # whether a node of the round leaves, possibly since the PLAN; otherwise nodes only join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,16 +210,14 @@ class Over:
     """
 
     round: int
-    left: tuple[str, ...] = ()
-    """The ids of members that have left, at most MAX_LEFT_MEMBERS."""
+    left: tuple[str, ...] = ()  # the ids of members that have left, at most MAX_LEFT_MEMBERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """DRAIN: these nodes are to leave, as if they had received SIGTERM."""
 
-    nodes: tuple[str, ...]
-    """Their ids."""
+    nodes: tuple[str, ...]  # their ids
     why: str
 
 
@@ -244,8 +228,7 @@ class Closed:
     success: bool
     why: str
     exit_code: int
-    incident: Incident | None = None
-    """The root cause: the first failure across all nodes."""
+    incident: Incident | None = None  # the root cause: the first failure across all nodes
     requeue: bool = False
     abandoned: bool = False
     """Whether a node of the next run closed it because none of its nodes was alive. That is not a verdict (rule S6)."""
@@ -257,16 +240,13 @@ class Resume:
 
     scheduler_uid: str | None
     settings: Settings
-    round: Round
-    """The newest round, with its members listed."""
-    halt: Halt | None = None
-    """The HALT of that round; None while it is live."""
+    round: Round  # the newest round, with its members listed
+    halt: Halt | None = None  # the HALT of that round; None while it is live
     plan: Plan | None = None
     stop_at: StopAt | None = None
     over: Over | None = None
     epoch: int
-    index: int
-    """The index of the newest lost entry; ``epoch`` is its epoch."""
+    index: int  # the index of the newest lost entry; ``epoch`` is its epoch
     why: str = ""
 
 
@@ -280,12 +260,10 @@ class Entry:
     index: int
     id: str
     prev: str
-    run: str
-    """The run's own random uid; a job id can see many runs."""
+    run: str  # the run's own random uid; a job id can see many runs
     term: int
     author: str
-    leader: str
-    """The node that decides after this entry: the author, or the successor that a leaving leader names."""
+    leader: str  # the node that decides after this entry: the author, or the successor that a leaving leader names
     elapsed: float
     """Seconds since the author read the previous entry, by its monotonic clock: a duration, never an instant."""
     since_halt: float = 0.0
@@ -297,8 +275,7 @@ class Entry:
     counters: Counters
     anchors: Anchors
     body: Body
-    age: float = 0.0
-    """Seconds since the run was opened: the sum of :attr:`elapsed` of all its entries."""
+    age: float = 0.0  # seconds since the run was opened: the sum of :attr:`elapsed` of all its entries
     epoch: int = 0
     """How often the run was resumed. Indices are comparable only within one epoch."""
 

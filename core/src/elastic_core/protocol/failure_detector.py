@@ -17,8 +17,7 @@ from functools import cached_property
 from elastic_core.config.run import Timing
 from elastic_core.protocol.roster import NodeRow, find_gone_nodes
 
-CONTACT_GAP_MAX_SECONDS = 3.0
-"""Upper limit of :func:`contact_gap`, where heartbeats and reads are fast."""
+CONTACT_GAP_MAX_SECONDS = 3.0  # upper limit of :func:`contact_gap`, where heartbeats and reads are fast
 
 LOOKS_PER_SILENCE = 4
 """How often the leader reads the roster, at least, within ``lost_after``. A heartbeat is read up to one interval after
@@ -55,10 +54,8 @@ class NodeView:
     serial: int
     heartbeat: int
     arrived_at: float
-    changed_at: float
-    """When its heartbeat or its row last changed."""
-    seen_at: float
-    """When its row first showed its present :attr:`NodeRow.head`."""
+    changed_at: float  # when its heartbeat or its row last changed
+    seen_at: float  # when its row first showed its present :attr:`NodeRow.head`
     sign_at: float = -math.inf
     """When the leader itself saw its heartbeat or its row change; its first appearance does not count."""
     listed: bool = True
@@ -67,10 +64,8 @@ class NodeView:
     """The row's revision, which grows as long as the node lives, even if the store loses rows (rule S7)."""
     highest: int = 0
     """The highest heartbeat that was read. A store that was restored from a copy shows lower ones."""
-    contradictions: int = 0
-    """How often :attr:`highest` has grown since the node was proved to be gone."""
-    reported_at: float = -math.inf
-    """When its row first showed its present incident."""
+    contradictions: int = 0  # how often :attr:`highest` has grown since the node was proved to be gone
+    reported_at: float = -math.inf  # when its row first showed its present incident
 
     @property
     def node_id(self) -> str:

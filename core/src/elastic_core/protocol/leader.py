@@ -48,14 +48,11 @@ from elastic_core.protocol.reachability import describe_unreachable, find_unreac
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
 
-RESIZE_PAUSE_SECONDS = 10.0
-"""The time between two planned resizes is at least this long (rule L4)."""
+RESIZE_PAUSE_SECONDS = 10.0  # the time between two planned resizes is at least this long (rule L4)
 RESIZE_PAUSE_FACTOR = 10.0
 """The time between two planned resizes is at least this many times the cost of the last one (rule L4)."""
-SETTLING_SECONDS = 4.0
-"""How long an OPEN on a store that can forget waits before its first ROUND (rule S3)."""
-OVER_DELAY_SECONDS = 1.0
-"""How old the newest entry is when a waiting leader writes an OVER (rule S4)."""
+SETTLING_SECONDS = 4.0  # how long an OPEN on a store that can forget waits before its first ROUND (rule S3)
+OVER_DELAY_SECONDS = 1.0  # how old the newest entry is when a waiting leader writes an OVER (rule S4)
 
 
 def decide(view: LeaderView) -> Decision:
@@ -250,11 +247,9 @@ class _HaltedMembers:
     lost: list[str]
     suspected: list[str]
     fit: list[str]
-    busy: list[str]
-    """Those of ``fit`` that have not shown yet that they read the HALT and stopped their workers."""
+    busy: list[str]  # those of ``fit`` that have not shown yet that they read the HALT and stopped their workers
     joining: list[NodeView]
-    unreachable: str | None
-    """One of ``fit`` that the others cannot reach and can do without (rule L5)."""
+    unreachable: str | None  # one of ``fit`` that the others cannot reach and can do without (rule L5)
 
     def gone(self, view: LeaderView, old: Round) -> list[str]:
         """Return the members that went away without having finished."""

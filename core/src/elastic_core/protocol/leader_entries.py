@@ -13,8 +13,7 @@ from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_view import LeaderView, head_patience, sort_by_rank
 from elastic_core.protocol.limits import HOSTS_BYTES, fit_names, list_names
 
-MAX_BARREN_ROUNDS = 10
-"""Rounds in a row without progress that end the job (rule L4)."""
+MAX_BARREN_ROUNDS = 10  # rounds in a row without progress that end the job (rule L4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class LookAgain:
     """Do nothing before this instant or the next change; None: before the next change."""
 
     at: float | None
-    waiting: str = ""
-    """What the job waits for, as a text for users, if it cannot go on without."""
+    waiting: str = ""  # what the job waits for, as a text for users, if it cannot go on without
     silent: tuple[str, ...] = ()
     """Nodes that may still train, for whose fence the job waits: a plugin or an operator may vouch that they are
     gone."""

@@ -22,8 +22,7 @@ SUSPICION_FACTOR = 3.0
 """A node is suspected after at least this many times the longest delay that the job has seen (rule L2)."""
 CAUSE_PATIENCE_SECONDS = 0.1
 """How long the leader waits for the root cause if all reported failures follow from the loss of a peer."""
-LAST_CHANCE_SECONDS = 0.1
-"""How long a node that has already been suspected once gets to show that it is alive."""
+LAST_CHANCE_SECONDS = 0.1  # how long a node that has already been suspected once gets to show that it is alive
 
 
 def patience(ledger: Ledger) -> float:
@@ -59,8 +58,7 @@ class LeaderView:
     now: float
     """When the roster was read. Nodes are judged as of this instant, since later rows are unknown."""
     judgement: Judgement | None = None
-    may_forget: bool = False
-    """Whether the store can come back without its last entries (rule S3)."""
+    may_forget: bool = False  # whether the store can come back without its last entries (rule S3)
 
     @property
     def agreement(self) -> Agreement:

@@ -52,28 +52,21 @@ class Ledger:
     scheduler_uid: str | None
     opened_at: float
     head_at: float
-    round: Round | None = None
-    """The newest round, with its members listed even if the entry said ``same_as``."""
+    round: Round | None = None  # the newest round, with its members listed even if the entry said ``same_as``
     round_at: float = 0.0
-    halt: Halt | None = None
-    """The HALT that ended :attr:`round`; None while it is live."""
+    halt: Halt | None = None  # the HALT that ended :attr:`round`; None while it is live
     halt_at: float = 0.0
-    plan: Plan | None = None
-    """The PLAN for :attr:`round`, while that is live."""
+    plan: Plan | None = None  # the PLAN for :attr:`round`, while that is live
     plan_at: float = 0.0
-    stop_at: StopAt | None = None
-    """The step at which its workers stop; None before it is known."""
+    stop_at: StopAt | None = None  # the step at which its workers stop; None before it is known
     over: Over | None = None
     """The OVER of :attr:`round`, which says that it is over and who has left it; None without one."""
-    asked: frozenset[str] = frozenset()
-    """The nodes that a DRAIN has asked to leave."""
+    asked: frozenset[str] = frozenset()  # the nodes that a DRAIN has asked to leave
     closed: Closed | None = None
-    resized_at: float | None = None
-    """When the last planned resize was over; None before the first."""
+    resized_at: float | None = None  # when the last planned resize was over; None before the first
     resize_cost: float = 0.0
     """Seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost in between."""
-    resumed_from: tuple[int, int] = (0, 0)
-    """The :attr:`position` of the history that the newest RESUME restored."""
+    resumed_from: tuple[int, int] = (0, 0)  # the :attr:`position` of the history that the newest RESUME restored
 
     @property
     def is_live(self) -> bool:

@@ -32,28 +32,21 @@ from elastic_core.incidents import Incident
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-MAX_KINDS = 32
-"""Most pairs of a local world size and a role in a ROUND of ``MAX_NODES`` members."""
-MAX_HOSTS = 256
-"""Most hosts whose losses the ledger counts, and most hosts that it excludes."""
-MAX_DRAINED_NODES = 4096
-"""Most nodes that one DRAIN names; the next DRAIN names the rest."""
+MAX_KINDS = 32  # most pairs of a local world size and a role in a ROUND of ``MAX_NODES`` members
+MAX_HOSTS = 256  # most hosts whose losses the ledger counts, and most hosts that it excludes
+MAX_DRAINED_NODES = 4096  # most nodes that one DRAIN names; the next DRAIN names the rest
 MAX_LEFT_MEMBERS = 256
 """Most members that an OVER names as having left; if the store loses its rows, the others are unknown."""
-MAX_UNREAD_ROWS = 64
-"""Most unreadable rows that the leader's row names; the nodes of the others do not learn of it."""
+MAX_UNREAD_ROWS = 64  # most unreadable rows that the leader's row names; the nodes of the others do not learn of it
 UNREAD_ID_LENGTH = 64
 """Most characters of the id of such a row. Agents' ids have 12, but another writer may choose any id."""
 HOSTS_BYTES = 4096
 """Size of the members' hosts in a ROUND. Members whose host does not fit and that have no row are shown by node id."""
-NAMES_SHOWN = 8
-"""Names in a text for users; the others are counted."""
+NAMES_SHOWN = 8  # names in a text for users; the others are counted
 WHY_BYTES = 2048
-TEXT_BYTES = 1024
-"""Size of an incident's message, of its log's path, and of its host."""
+TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of its host
 DETAIL_BYTES = 6144
-OPEN_BYTES = 8192
-"""Size of an OPEN: the settings, with the names of plugins, and the scheduler's uid."""
+OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
 
 T = TypeVar("T", bound="DataclassInstance")
 

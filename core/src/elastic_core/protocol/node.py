@@ -46,8 +46,7 @@ from elastic_core.protocol.node_events import (
 )
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
 
-ROUNDS_REMEMBERED = 1024
-"""How many started rounds a node remembers; each takes 100 bytes."""
+ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,37 +55,27 @@ class NodeState:
 
     info: NodeInfo
     ledger: Ledger
-    offer: Offer | None = None
-    """The place for the workers' store of a next round; None once any round has used it."""
-    needs_offer: bool = False
-    """Whether a new offer has yet to be made."""
+    offer: Offer | None = None  # the place for the workers' store of a next round; None once any round has used it
+    needs_offer: bool = False  # whether a new offer has yet to be made
     work: Work = Work.NONE
     phase: Phase = Phase.WAITING
-    round: int = 0
-    """The newest round whose workers were started here; 0 for none."""
+    round: int = 0  # the newest round whose workers were started here; 0 for none
     incident: Incident | None = None
     progressed: bool = False
     leaving: Leave | None = None
-    store_lost: bool = False
-    """Whether an embedded store is gone, so that no further entry can come."""
-    probed: int = 0
-    """The newest round after whose failure this node has probed its peers; 0 for none."""
-    unreachable: tuple[str, ...] = ()
-    """The peers that it did not reach then."""
+    store_lost: bool = False  # whether an embedded store is gone, so that no further entry can come
+    probed: int = 0  # the newest round after whose failure this node has probed its peers; 0 for none
+    unreachable: tuple[str, ...] = ()  # the peers that it did not reach then
     started: tuple[str, ...] = ()
     """The offers of the newest ROUNDS_REMEMBERED rounds whose workers were started here; none is started twice (S3).
 
     A store would have to go back further than that to have a round started twice."""
-    run_replaced: str = ""
-    """Why the run in the store is not this node's run any more; '' while it is."""
-    takes_notices: bool = False
-    """Whether every worker of the round has reported a step."""
-    sent_notice: Notice | None = None
-    """The notice that the workers were sent last."""
+    run_replaced: str = ""  # why the run in the store is not this node's run any more; '' while it is
+    takes_notices: bool = False  # whether every worker of the round has reported a step
+    sent_notice: Notice | None = None  # the notice that the workers were sent last
     steps: tuple[int, ...] = ()
     """The answer to its PLAN: the step that each local rank had reported after the notice was sent; () before that."""
-    stepped_down: bool = False
-    """Whether the workers have stopped by themselves, as the notice said."""
+    stepped_down: bool = False  # whether the workers have stopped by themselves, as the notice said
 
 
 def step(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[Effect, ...]]:

@@ -13,8 +13,7 @@ class Place:
 
     group_rank: int
     group_world_size: int
-    first_rank: int
-    """Rank of the node's local rank 0; its other workers follow."""
+    first_rank: int  # rank of the node's local rank 0; its other workers follow
     local_world_size: int
     world_size: int
     first_role_rank: int

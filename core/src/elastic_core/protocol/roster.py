@@ -14,12 +14,9 @@ from elastic_core.protocol.settings import Versions
 class Phase(str, Enum):
     """The phase of a node. Having *read* a ROUND or a HALT is not a phase; ``NodeRow.head`` shows it."""
 
-    WAITING = "waiting"
-    """Has no workers and no part in a round yet."""
-    RUNNING = "running"
-    """Has workers of round k, or is still stopping them."""
-    STOPPED = "stopped"
-    """Every process of round k is gone."""
+    WAITING = "waiting"  # has no workers and no part in a round yet
+    RUNNING = "running"  # has workers of round k, or is still stopping them
+    STOPPED = "stopped"  # every process of round k is gone
     FINISHED = "finished"
     """Every worker of round k exited with 0. Stands even if the node is lost afterwards (rule L7)."""
 
@@ -35,34 +32,26 @@ The node that looks and the leader must use the same number, so changing it need
 class Slots:
     """A look at the slots of a host, which shows which nodes are gone (rule S8)."""
 
-    at: int = 0
-    """When it began, in nanoseconds of the host's monotonic clock; 0 if nothing can be proved."""
-    held: tuple[int, ...] = ()
-    """Those of the first SLOTS slots that other processes held."""
+    at: int = 0  # when it began, in nanoseconds of the host's monotonic clock; 0 if nothing can be proved
+    held: tuple[int, ...] = ()  # those of the first SLOTS slots that other processes held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
     """The part of a row that never changes."""
 
-    node_id: str
-    """The random id of this node incarnation, never used again."""
+    node_id: str  # the random id of this node incarnation, never used again
     host: str
-    host_id: str
-    """The same for all node incarnations that share slots and a monotonic clock, until the next boot."""
+    host_id: str  # the same for all node incarnations that share slots and a monotonic clock, until the next boot
     slot: int
     """Which of its host's slots it holds. Two live nodes never hold the same slot (rule S8)."""
-    slots: Slots = Slots()
-    """Its first look at the other slots, just after it took its own."""
+    slots: Slots = Slots()  # its first look at the other slots, just after it took its own
     local_world_size: int
     role: str
     versions: Versions
-    node_rank: int | None = None
-    """``--node_rank``: its rank among the nodes; None to have it assigned."""
-    address: str = ""
-    """The address at which peers probe it (rule L5)."""
-    port: int = 0
-    """The TCP port at which peers probe it; 0 if they do not."""
+    node_rank: int | None = None  # ``--node_rank``: its rank among the nodes; None to have it assigned
+    address: str = ""  # the address at which peers probe it (rule L5)
+    port: int = 0  # the TCP port at which peers probe it; 0 if they do not
 
     def __str__(self) -> str:
         return self.host if self.slot == 0 else f"{self.host} (agent {self.slot + 1})"
@@ -73,36 +62,25 @@ class NodeRow:
     """One decoded row."""
 
     info: NodeInfo
-    run: str = ""
-    """The run that the node has joined; '' while it only looks."""
+    run: str = ""  # the run that the node has joined; '' while it only looks
     phase: Phase = Phase.WAITING
-    round: int = 0
-    """The number k of the phase's round."""
-    head: int = 0
-    """The index of the newest ledger entry that the node has read."""
+    round: int = 0  # the number k of the phase's round
+    head: int = 0  # the index of the newest ledger entry that the node has read
     epoch: int = 0
     """The epoch of that entry. If it is older than the run's, the node has not read of the RESUME yet."""
     offer: Offer | None = None
-    incident: Incident | None = None
-    """The node's first failure in round k."""
+    incident: Incident | None = None  # the node's first failure in round k
     leaving: bool = False
     """Whether the node leaves and is not in the next round. Its phase still says whether its workers are gone."""
-    grace: float = 0.0
-    """Seconds that its workers have to stop together with all others; 0 if they are stopped at once."""
-    takes_notices: bool = False
-    """Whether all its workers of round k have reported a step, so that they take a PLAN."""
-    answered: int = 0
-    """The index of the PLAN that it has answered; 0 for none."""
+    grace: float = 0.0  # seconds that its workers have to stop together with all others; 0 if they are stopped at once
+    takes_notices: bool = False  # whether all its workers of round k have reported a step, so that they take a PLAN
+    answered: int = 0  # the index of the PLAN that it has answered; 0 for none
     steps: tuple[int, ...] = ()
     """The answer: for each local rank its last step, read after the notice of the PLAN was written."""
-    stepped_down: bool = False
-    """Whether the workers of round k have stopped by themselves, as STOP_AT told them."""
-    progressed: bool = False
-    """Whether round k made progress on this node (rule L4)."""
-    probed: int = 0
-    """The newest round after whose failure it has probed its peers; 0 for none."""
-    unreachable: tuple[str, ...] = ()
-    """The ids of the peers that it did not reach then."""
+    stepped_down: bool = False  # whether the workers of round k have stopped by themselves, as STOP_AT told them
+    progressed: bool = False  # whether round k made progress on this node (rule L4)
+    probed: int = 0  # the newest round after whose failure it has probed its peers; 0 for none
+    unreachable: tuple[str, ...] = ()  # the ids of the peers that it did not reach then
     drain: str = ""
     """The host whose nodes are to leave. Such a row is a request of ``elastic drain``, not a node."""
     release: tuple[str, ...] = ()

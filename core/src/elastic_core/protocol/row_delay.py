@@ -12,12 +12,10 @@ from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import NodeRow, Phase
 
-ROW_DELAY_PER_MEMBER_SECONDS = 0.001
-"""The delay of a row grows by this much with each member of the round."""
+ROW_DELAY_PER_MEMBER_SECONDS = 0.001  # the delay of a row grows by this much with each member of the round
 ROW_DELAY_MAX_SECONDS = 0.25
 """Longest delay of a row: a member that does not show within 1 s that it read the ROUND is suspected (rule L2)."""
-SPREAD_ABOVE_MEMBERS = 64
-"""In a round of more members, what all of them do after an entry is spread over time."""
+SPREAD_ABOVE_MEMBERS = 64  # in a round of more members, what all of them do after an entry is spread over time
 
 
 def max_row_delay(current: Round) -> float:

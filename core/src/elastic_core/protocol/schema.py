@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 SKIPPABLE: Mapping[str, bool] = types.MappingProxyType({"skippable": True})
 """Metadata of a field with a default that was added within a protocol version. Its name is written with a mark. A
 reader that does not know a marked field skips it; it refuses any other unknown field."""
-MARK = "?"
-"""The mark, behind the name of such a field."""
+MARK = "?"  # the mark, behind the name of such a field
 
 Reader: TypeAlias = "Callable[[Any], Any]"
 Writer: TypeAlias = "Callable[[Any], Any]"

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields
 
 from elastic_core.config.run import OnNodeLoss, Timing
 
-PROTOCOL = 3
-"""The version of entries and rows that this release writes, and the newest that it reads."""
+PROTOCOL = 3  # the version of entries and rows that this release writes, and the newest that it reads
 OLDEST_PROTOCOL = 3
 """The oldest version that this release reads. A node that reads a version outside of this range stops with an error."""
 
@@ -26,8 +25,7 @@ class Agreement:
     max_nodes: int
     max_restarts: int
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
-    failure_policies: tuple[str, ...] = ()
-    """Names of the plugins that judge failures, in alphabetical order."""
+    failure_policies: tuple[str, ...] = ()  # names of the plugins that judge failures, in alphabetical order
     worker_plugins: tuple[str, ...] = ()
     """Names of the plugins that workers call, in reverse order of the calls: what they save and restore must match."""
 
@@ -78,8 +76,6 @@ class Settings:
     agreement: Agreement
     timing: Timing
     versions: Versions
-    host: str
-    """The opener's host, for messages."""
+    host: str  # the opener's host, for messages
     command: Command = field(default_factory=Command)
-    release: str = ""
-    """The opener's release of elastic-core, for messages."""
+    release: str = ""  # the opener's release of elastic-core, for messages

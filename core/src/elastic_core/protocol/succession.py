@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from elastic_core.protocol.leader_view import head_patience, patience
 from elastic_core.protocol.ledger import Ledger
 
-SUCCESSOR_SPACING_SECONDS = 0.5
-"""The time between the turns of two successors."""
+SUCCESSOR_SPACING_SECONDS = 0.5  # the time between the turns of two successors
 
 
 def succession_place(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> int:

@@ -26,14 +26,10 @@ Takes: TypeAlias = "Callable[[Settings, str | None], bool]"
 class Arrival:
     """What a node found when it first read the ledger."""
 
-    place: Link
-    """The newest entry; ``ORIGIN`` for an empty ledger."""
-    run: str = ""
-    """The newest run; '' for none."""
-    belongs: bool = False
-    """Whether the node belongs to that run: it was open, and it takes the node."""
-    round: int = 0
-    """The number of its live round, which a new member interrupts; 0 for none."""
+    place: Link  # the newest entry; ``ORIGIN`` for an empty ledger
+    run: str = ""  # the newest run; '' for none
+    belongs: bool = False  # whether the node belongs to that run: it was open, and it takes the node
+    round: int = 0  # the number of its live round, which a new member interrupts; 0 for none
 
 
 def first_verdict(arrival: Arrival, since: Iterable[Entry], takes: Takes) -> Closed | None:

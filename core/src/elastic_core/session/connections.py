@@ -14,8 +14,7 @@ from elastic_core.session.contact import FENCE_SHARE, RETRY_MOST, Backoff
 from elastic_core.session.state import SessionState
 from elastic_core.session.store_calls import StoreCall, call_of, may_be_renewed, unanswered
 
-THREADS = ("reader", "writer", "heartbeat")
-"""The threads with a connection of their own."""
+THREADS = ("reader", "writer", "heartbeat")  # the threads with a connection of their own
 
 
 class SessionConnections:

@@ -19,15 +19,12 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.runtime import RUNTIME, Runtime
 
 T = TypeVar("T")
-FENCE_SHARE = 0.8
-"""Part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)."""
-RETRY_FIRST, RETRY_MOST = 0.1, 2.0
-"""Seconds between two attempts, at first and at most."""
+FENCE_SHARE = 0.8  # part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)
+RETRY_FIRST, RETRY_MOST = 0.1, 2.0  # seconds between two attempts, at first and at most
 FIRST_CONNECTION_SECONDS = 60.0
 """Seconds for which the first connection is tried at most, as torch's own store is: a store that starts or restarts is
 back by then, and a user who has mistyped an endpoint should not wait for longer."""
-SILENT, UNREADABLE = "does not answer", "cannot be read on"
-"""How a store fails."""
+SILENT, UNREADABLE = "does not answer", "cannot be read on"  # how a store fails
 
 
 class Contact:
@@ -148,10 +145,8 @@ class Backoff:
     connection and refuses operations, as often as it is asked.
     """
 
-    pause: float = RETRY_FIRST
-    """Seconds to wait after the next failure."""
-    most: float = RETRY_MOST
-    """Seconds to wait at most."""
+    pause: float = RETRY_FIRST  # seconds to wait after the next failure
+    most: float = RETRY_MOST  # seconds to wait at most
 
     def failed(self) -> float:
         """Return the seconds to wait now; twice as long after each further failure."""

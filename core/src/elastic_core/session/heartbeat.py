@@ -35,16 +35,12 @@ class HeartbeatCalls:
     """A heartbeat was answered: when it began, and whether this node had read all that the store held then."""
     lost: Callable[[RendezvousConnectionError], None]
     """The connection broke; give the heartbeat a new one by :meth:`Heartbeat.reconnected`."""
-    row: Callable[[int | None], None]
-    """The revision that the store holds of this node's row, None for no row (rule S7)."""
-    behind: Callable[[], None]
-    """The store has fewer entries than this node has read (rule S3)."""
+    row: Callable[[int | None], None]  # the revision that the store holds of this node's row, None for no row (rule S7)
+    behind: Callable[[], None]  # the store has fewer entries than this node has read (rule S3)
     take_leader: Callable[[Ledger, DeposedLeader, str], None]
     """The leader is gone, and this node is the next: the ledger that this was judged by, what was last heard, why."""
-    given_up: Callable[[ElasticError], None]
-    """The store holds something invalid; the session ends the heartbeat."""
-    crashed: Callable[[BaseException], None]
-    """The thread met a defect."""
+    given_up: Callable[[ElasticError], None]  # the store holds something invalid; the session ends the heartbeat
+    crashed: Callable[[BaseException], None]  # the thread met a defect
 
 
 class Heartbeat:

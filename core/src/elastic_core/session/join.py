@@ -49,8 +49,7 @@ class Applicant:
     allow_version_mismatch: bool = False
     unnamed: bool = False
     """Whether the job has no name, and its nodes no numbers: another node there may belong to another job."""
-    offer: Offer | None = None
-    """Its first one, for as long as it takes part."""
+    offer: Offer | None = None  # its first one, for as long as it takes part
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,7 @@ class Joined:
     """The run that a node takes part in."""
 
     ledger: Ledger
-    row: NodeRow
-    """What the roster says of the node: less than it will, if it had to find out which others are alive."""
+    row: NodeRow  # what the roster says of the node: less than it will, if it had to find out which others are alive
 
 
 def arrive(store: RendezvousBackend, applicant: Applicant, runtime: Runtime, *, again: bool = False) -> Arrival:

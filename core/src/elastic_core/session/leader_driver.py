@@ -40,21 +40,17 @@ from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
 
-Judge = Callable[[Incident, History], Verdict]
-"""Asks the failure policies; returns within its own time limit."""
+Judge = Callable[[Incident, History], Verdict]  # asks the failure policies; returns within its own time limit
 NodeGone = Callable[[NodeInfo], bool]
 """Asks the plugins whether a node is known to be gone for good; returns within its own time limit."""
-ASK_AGAIN_SECONDS = 10.0
-"""The interval at which plugins are asked about nodes for whose fence the job waits."""
+ASK_AGAIN_SECONDS = 10.0  # the interval at which plugins are asked about nodes for whose fence the job waits
 
 LOOKS_TIMED = 2
 """How many reads of the roster are timed. The shortest counts, because a gap makes one of them long."""
-TIDYING_SECONDS = 0.5
-"""How long after a read of the roster a turn may still begin to remove a row or shrink an entry."""
+TIDYING_SECONDS = 0.5  # how long after a read of the roster a turn may still begin to remove a row or shrink an entry
 POLICY_WAIT_SECONDS = 0.3
 """How long the policies may take before the broken round is halted; reporters give a leader 1 s (rule L2)."""
-ANNOUNCE_WAIT_SECONDS = 1.0
-"""How long the job must have waited for a node before the wait is announced."""
+ANNOUNCE_WAIT_SECONDS = 1.0  # how long the job must have waited for a node before the wait is announced
 
 
 @dataclass
@@ -65,8 +61,7 @@ class LeaderDriver:
     judge: Judge
     runtime: Runtime
     publish: Callable[[Event], None]
-    node_gone: NodeGone | None = None
-    """None where no plugin would be asked."""
+    node_gone: NodeGone | None = None  # none where no plugin would be asked
     watch: Watch = field(default_factory=Watch)
     slept: float = 0.0
     """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
@@ -78,24 +73,18 @@ class LeaderDriver:
     _thinking: Future[Verdict] | None = None
     _asking: Future[list[str]] | None = None
     _ask_at: float = -math.inf
-    waiting_for: str = ""
-    """The nodes that the job waits for, as far as the last look showed; '' for none."""
+    waiting_for: str = ""  # the nodes that the job waits for, as far as the last look showed; '' for none
     _tell_at: float | None = None
-    unread: tuple[str, ...] = ()
-    """The ids of the rows that could not be read in the last look, at most MAX_UNREAD_ROWS."""
+    unread: tuple[str, ...] = ()  # the ids of the rows that could not be read in the last look, at most MAX_UNREAD_ROWS
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
-    _kept: int = 0
-    """All entries of :attr:`_history` before this one are tombstones, but for those that others stand on."""
-    _history: tuple[str, int] = ("", 0)
-    """The run, and its epoch, whose entries that counts."""
+    _kept: int = 0  # all entries of :attr:`_history` before this one are tombstones, but for those that others stand on
+    _history: tuple[str, int] = ("", 0)  # the run, and its epoch, whose entries that counts
     _taken: Entry | None = None
     """The newest entry that the store took. If it lost that before it was read here, others may have read it, so it is
     put back as it was, and nothing is decided anew (rule S3)."""
-    _built_on: str = ""
-    """The id of the entry after which the store was last asked to append one, and answered."""
-    _append_at: float = -math.inf
-    """When it is asked again, if nothing new can be read there by then."""
+    _built_on: str = ""  # the id of the entry after which the store was last asked to append one, and answered
+    _append_at: float = -math.inf  # when it is asked again, if nothing new can be read there by then
     _backoff: Backoff = field(default_factory=Backoff)
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:

@@ -27,8 +27,7 @@ from elastic_core.session.state import SessionState
 ASKED_SHARE = 0.5
 """The share of the fence's time after which a node without contact asks the store before a round begins. It may have
 workers to stop first, and the fence must not stop the new ones meanwhile."""
-IDLE_WAIT_SECONDS = 60.0
-"""How long a follower waits for the ledger at a time; the store wakes it earlier."""
+IDLE_WAIT_SECONDS = 60.0  # how long a follower waits for the ledger at a time; the store wakes it earlier
 QUIET_RETRY_SECONDS = 0.2
 """While retries are at most this far apart, no failure is reported: other nodes may be repairing the store."""
 FIRST_WAIT_SECONDS = 1.0

@@ -27,8 +27,7 @@ from elastic_core.session.runtime import Runtime
 
 REPAIR_ATTEMPTS_MAX = 8
 """How often to read again after other nodes have written meanwhile; then the next heartbeat tries again."""
-AWAY = "this node was away for long"
-"""Why a node goes on from another entry than the next."""
+AWAY = "this node was away for long"  # why a node goes on from another entry than the next
 
 Restored: TypeAlias = "tuple[str, Ledger | None] | Rejoin | None"
 

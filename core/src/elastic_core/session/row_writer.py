@@ -29,18 +29,13 @@ class RowWriterCalls:
 
     connected: Callable[[], RendezvousBackend | None]
     """Returns a new connection, however long it takes; None when the session ends instead."""
-    worked: Callable[[], None]
-    """Store operations succeeded."""
-    failed: Callable[[RendezvousConnectionError], None]
-    """A connection broke; there will be another."""
-    doubtful: Callable[[], None]
-    """The store does not have what this node has read (rule S3)."""
-    given_up: Callable[[ElasticError], None]
-    """The store holds something invalid; the thread ends."""
+    worked: Callable[[], None]  # store operations succeeded
+    failed: Callable[[RendezvousConnectionError], None]  # a connection broke; there will be another
+    doubtful: Callable[[], None]  # the store does not have what this node has read (rule S3)
+    given_up: Callable[[ElasticError], None]  # the store holds something invalid; the thread ends
     is_owed: Callable[[Incident], bool]
     """Whether the leader owes an entry for an incident; the entry may have come before the store had the row."""
-    reported: Callable[[], None]
-    """The store has this node's report of an incident, and the leader owes an entry."""
+    reported: Callable[[], None]  # the store has this node's report of an incident, and the leader owes an entry
     cut_off: Callable[[], bool]
     """Whether this node has been without contact for as long as its fence takes. Its row could win it a place in a
     round, whose workers the fence would stop at once; so it is written after the next heartbeat that is contact."""

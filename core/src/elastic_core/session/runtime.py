@@ -28,8 +28,7 @@ def random_id() -> str:
 class Runtime:
     """Factories for whatever reads a clock, blocks, or starts a thread, and the codec."""
 
-    now: Callable[[], float] = time.monotonic
-    """Seconds on a monotonic clock."""
+    now: Callable[[], float] = time.monotonic  # seconds on a monotonic clock
     sleep: Callable[[float], None] = time.sleep
     new_id: Callable[[], str] = random_id
     thread: Callable[..., threading.Thread] = threading.Thread
@@ -38,9 +37,7 @@ class Runtime:
     ask: Callable[..., Future[Any]] = asked
     """Calls a function on a separate thread, like :func:`elastic_core.threads.asked`."""
     codec: Codec = CODEC
-    whole: int = ENTRIES_KEPT_WHOLE
-    """The newest ledger entries, which a leader does not shrink."""
+    whole: int = ENTRIES_KEPT_WHOLE  # the newest ledger entries, which a leader does not shrink
 
 
-RUNTIME = Runtime()
-"""Production's."""
+RUNTIME = Runtime()  # production's

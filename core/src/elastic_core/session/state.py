@@ -22,8 +22,7 @@ class SessionCalls:
     post: Callable[[NodeEvent], None]
     publish: Callable[[Event], None]
     judge: Judge
-    crashed: Callable[[BaseException], None]
-    """A thread met a defect; the agent ends with it."""
+    crashed: Callable[[BaseException], None]  # a thread met a defect; the agent ends with it
     node_gone: NodeGone | None = None
     """Asks the plugins whether a node is gone for good, on a separate thread; None where there is none to ask."""
 

@@ -19,8 +19,7 @@ ANSWER_WITHIN_SECONDS = 10.0
 """Seconds after which a call without an answer is told of; backends with a timeout give up sooner."""
 RENEW_CALL_FACTOR = 2.0
 """Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
-JOINING = "joining"
-"""The caller, before there is a session."""
+JOINING = "joining"  # the caller, before there is a session
 WHAT = {"heartbeat": "a heartbeat to", "reader": "a read from", "writer": "a write to", JOINING: "a question to"}
 """What the threads of a session, and a node that joins, ask of the store."""
 
@@ -29,12 +28,9 @@ WHAT = {"heartbeat": "a heartbeat to", "reader": "a read from", "writer": "a wri
 class StoreCall:
     """A call that is under way. Instants are the monotonic clock's."""
 
-    who: str
-    """The session's thread that made it, or :data:`JOINING`."""
-    due: float
-    """When its answer was to be expected: at once, or for a wait when its time is over."""
-    store: GuardedBackend | None = None
-    """Its connection; None for the call that makes one."""
+    who: str  # the session's thread that made it, or :data:`JOINING`
+    due: float  # when its answer was to be expected: at once, or for a wait when its time is over
+    store: GuardedBackend | None = None  # its connection; None for the call that makes one
 
 
 def call_of(who: str, store: object, unread_since: float | None = None) -> StoreCall | None:

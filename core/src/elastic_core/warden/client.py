@@ -25,11 +25,9 @@ from elastic_core.warden.linux import Process, descendants, kill
 if TYPE_CHECKING:
     from elastic_core.warden.messages import Fenced, Gone, WardenEvent
 
-CLOSING = 2.0
-"""Seconds that a warden gets at the end; after that it goes on by itself."""
+CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
 PROGRAM = os.path.join(os.path.dirname(__file__), "process.py")
-_BURIAL = 1.0
-"""Most seconds between a warden's last word and its death."""
+_BURIAL = 1.0  # most seconds between a warden's last word and its death
 
 
 class Warden:

@@ -24,15 +24,12 @@ from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.linux import signal_group
 from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
 
-STAGE = "ELASTIC_FORK_SERVER"
-"""The variable by which our ``sitecustomize`` recognizes a fork server."""
+STAGE = "ELASTIC_FORK_SERVER"  # the variable by which our ``sitecustomize`` recognizes a fork server
 ROOM = "ELASTIC_FORK_SERVER_ROOM"
 """Reserves room in which a worker shows the variables that the fork server has not (``host/process_title.py``)."""
-ROOM_SIZE = 4096
-"""Bytes; these variables take about a thousand."""
+ROOM_SIZE = 4096  # bytes; these variables take about a thousand
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STARTUP = os.path.join(_PACKAGE, "forkserver", "startup")
-"""The directory of our ``sitecustomize``."""
+STARTUP = os.path.join(_PACKAGE, "forkserver", "startup")  # the directory of our ``sitecustomize``
 PROBE = f"""
 import os, sys
 if os.environ["{STAGE}"] != "hooked":
@@ -48,19 +45,15 @@ from elastic_core.forkserver.service import main
 main()
 """
 """The program of a service that starts fresh: it does not search the current directory, and our package last."""
-IMPORT_MAX_SECONDS = 60.0
-"""From the start of a fork server; after that, workers start fresh."""
+IMPORT_MAX_SECONDS = 60.0  # from the start of a fork server; after that, workers start fresh
 FORK_MAX_SECONDS = 10.0
 """From the request for a fork to its pid. It takes milliseconds."""
-FORK_MAX_SECONDS_WHILE_STOPPING = 1.0
-"""Instead of :data:`FORK_MAX_SECONDS` while the workers are being stopped."""
+FORK_MAX_SECONDS_WHILE_STOPPING = 1.0  # instead of :data:`FORK_MAX_SECONDS` while the workers are being stopped
 SUCCESSOR_DELAYS_SECONDS = (2.0, 10.0, 30.0, 120.0, 600.0)
 """After the newest fork of a worker, when the fork server is asked for a successor: the first imports the named
 modules, the following ones also those that workers have imported by then."""
-SUCCESSOR_MAX_SECONDS = 600.0
-"""For the imports of a successor; the fork server serves meanwhile."""
-NOTHING_NEW = "nothing is left to be imported"
-"""The fork server's answer if a successor would be the same."""
+SUCCESSOR_MAX_SECONDS = 600.0  # for the imports of a successor; the fork server serves meanwhile
+NOTHING_NEW = "nothing is left to be imported"  # the fork server's answer if a successor would be the same
 SendEvent = Callable[..., None]
 
 

@@ -21,8 +21,7 @@ class Spawned:
 
     tag: int
     pid: int
-    warm: bool = False
-    """Whether the fork server forked it."""
+    warm: bool = False  # whether the fork server forked it
     unlearned: int = 0
     """How many modules an earlier worker has imported that the fork server has neither imported nor tried to."""
 
@@ -96,8 +95,7 @@ class ForkServerReady:
     """The fork server has imported its modules, and workers may start warm from now on."""
 
     pid: int
-    seconds: float
-    """How long the imports took."""
+    seconds: float  # how long the imports took
     modules: tuple[str, ...]
 
 
@@ -112,8 +110,7 @@ class ForkServerFailed:
 class ForkServerDied:
     """The fork server is dead. The warden starts another one; the processes that it had forked live on."""
 
-    how: str
-    """``exited with code 1``, ``was killed by SIGKILL``."""
+    how: str  # ``exited with code 1``, ``was killed by SIGKILL``
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +118,9 @@ class ForkServerGrown:
     """A successor that has imported these modules too has replaced the fork server."""
 
     pid: int
-    seconds: float
-    """How long the imports took."""
+    seconds: float  # how long the imports took
     modules: tuple[str, ...]
-    learned: int = 0
-    """How many more modules it has imported because workers have."""
+    learned: int = 0  # how many more modules it has imported because workers have
     refused: Mapping[str, str] = field(default_factory=dict)
     """Modules that workers have imported and the fork server must not, with the reason for each."""
 

@@ -48,8 +48,7 @@ from elastic_core.warden.linux import (
 from elastic_core.warden.spawn import Child, Kind, start
 from elastic_core.warden.stop import StopInProgress
 
-POLL_MAX_SECONDS = 86400.0
-"""The kernel limits the timeout of one ``poll``."""
+POLL_MAX_SECONDS = 86400.0  # the kernel limits the timeout of one ``poll``
 STOPPING_REASON = "the workers of this node are being stopped"
 
 

@@ -20,8 +20,7 @@ from elastic_core.worker.channel import CONTROL_VARIABLE
 
 OUT_OF_THE_WAY = 48
 """The least number of a control channel: a script's files have numbers from 3 on, a shell's near 63 and 255."""
-SLOT_DESCRIPTOR = 200
-"""The least number of the node's slot: below 255, where bash keeps its script."""
+SLOT_DESCRIPTOR = 200  # the least number of the node's slot: below 255, where bash keeps its script
 SERVICE_VARIABLE = "ELASTIC_SERVICE"
 """Holds the call of a service that starts fresh (``forkserver/service.py``): JSON with the entry, the arguments, and
 the numbers of the descriptors by name."""
@@ -34,10 +33,8 @@ class Kind(enum.Enum):
     """The kinds of a child of the warden."""
 
     WORKER = enum.auto()
-    SERVICE = enum.auto()
-    """Started by name, ended by name; a round's stop does not touch it."""
-    FORK_SERVER = enum.auto()
-    """The service that forks the others."""
+    SERVICE = enum.auto()  # started by name, ended by name; a round's stop does not touch it
+    FORK_SERVER = enum.auto()  # the service that forks the others
 
 
 class Child:

@@ -19,8 +19,7 @@ import socket
 from collections.abc import Iterator, Mapping
 
 CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
-LONGEST = 4096
-"""Bytes that a report may have; the agent ignores longer ones."""
+LONGEST = 4096  # bytes that a report may have; the agent ignores longer ones
 INITIALIZED, FAILED, OVER = "initialized", "failed", "over"
 STEP, LEAVES = "step", "leaves"
 """The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told."""

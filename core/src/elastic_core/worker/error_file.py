@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-NO_MESSAGE = "<NONE>"
-"""torch's word for the message of a failure that nobody has recorded."""
+NO_MESSAGE = "<NONE>"  # torch's word for the message of a failure that nobody has recorded
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

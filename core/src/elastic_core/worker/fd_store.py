@@ -23,14 +23,12 @@ SNAPSHOT_HEADER = struct.Struct("<8sQQQQ")
 """How a memory file begins that is a snapshot: the magic word, whether it is complete, and where a text is that says
 what is in it, with its length and CRC-32; the text is JSON, a list that begins with the round and the step. ``{"rank":
 1, "world": 4, `` comes next in a part of a sharded state. Whatever is behind the text does not matter."""
-SNAPSHOT_MAGIC = b"elastic1"
-"""The last byte is the format's number."""
+SNAPSHOT_MAGIC = b"elastic1"  # the last byte is the format's number
 SNAPSHOT_COMPLETE = 1
 RESCUE = "rescue"
 """Under ``NAME/rescue`` a worker leaves what the agent is to do with the snapshots ``NAME/…`` when the job fails for
 good: ``agent/snapshot_rescue.py``."""
-PATIENCE = 10.0
-"""Seconds that a worker waits for its agent's answer, which normally takes a millisecond."""
+PATIENCE = 10.0  # seconds that a worker waits for its agent's answer, which normally takes a millisecond
 
 
 def hold(name: str, fd: int, timeout: float = PATIENCE) -> bool:

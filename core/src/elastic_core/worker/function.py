@@ -46,13 +46,10 @@ class _LaunchReached(BaseException):
 class MainProgram:
     """How to run the main program again; it cannot be where it is neither a file nor a module."""
 
-    path: str | None
-    """A file, or a directory or an archive with a ``__main__.py``."""
-    module: str | None
-    """Its name, with ``python -m``."""
+    path: str | None  # a file, or a directory or an archive with a ``__main__.py``
+    module: str | None  # its name, with ``python -m``
     argv: tuple[str, ...]
-    search: tuple[str, ...]
-    """``sys.path``."""
+    search: tuple[str, ...]  # ``sys.path``
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,11 @@ from typing import Any
 from elastic_core.worker import channel as reporting
 from elastic_core.worker.channel import GO_ON, LEAVES, LONGEST, PLAN, STEP, STOP_AT
 
-PERIOD = 0.1
-"""Seconds between two reports, about; steps that are longer are each reported."""
-FARTHEST = 1 << 16
-"""Steps that a report may run ahead, at most."""
+PERIOD = 0.1  # seconds between two reports, about; steps that are longer are each reported
+FARTHEST = 1 << 16  # steps that a report may run ahead, at most
 SAYING_GOODBYE = 5.0
 """Seconds that the agent may take to make room for the word that this rank stops; it normally needs none."""
-LARGEST = 2**53
-"""The greatest step, which every JSON reader understands."""
+LARGEST = 2**53  # the greatest step, which every JSON reader understands
 
 
 class Notices:

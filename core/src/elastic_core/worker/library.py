@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_init_process_group"}
 """What a library brings, ``elastic_torch`` by default, and the hook that is asked for it."""
-OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)
-"""What is ``elastic_torch``'s alone."""
+OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)  # what is ``elastic_torch``'s alone
 
 
 def __getattr__(name: str) -> Any:

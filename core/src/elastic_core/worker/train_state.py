@@ -16,10 +16,8 @@ class TrainingState(Protocol):
     ``load_state_dict()``. A library may take more than these, and says so if it does not take one of them.
     """
 
-    step: int
-    """Steps committed so far."""
-    epoch: int
-    """The epoch in progress, from 0."""
+    step: int  # steps committed so far
+    epoch: int  # the epoch in progress, from 0
     stopping: bool
     """Whether all ranks stop after this step, which is kept, so that nodes may join or leave: the script ends."""
 

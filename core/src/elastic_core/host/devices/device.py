@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_INTEGRATED = "0000:00:02."
-"""Where every Intel GPU that is part of its processor sits."""
+_INTEGRATED = "0000:00:02."  # where every Intel GPU that is part of its processor sits
 
 
 @dataclass(frozen=True, slots=True)
