@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from elastic_core.exit_codes import describe_exit
 
+_EXCEPTION_NAME = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
+
 
 class IncidentKind(str, enum.Enum):
     """The kind of failure, which decides whether a restart is spent."""
@@ -53,6 +55,7 @@ class Incident:
             stderr that looks like one, or the action that failed; '' where nothing is known.
         detail: The exception's traceback from the error file, else the tail of the worker's stderr; at most 4 KiB.
         log: Where the worker's stderr was kept on its host, or ''.
+        step: The last step that the worker is known to have reached; None where nothing reports steps.
     """
 
     kind: IncidentKind
@@ -67,6 +70,13 @@ class Incident:
     message: str = ""
     detail: str = ""
     log: str = ""
+    step: int | None = None
+
+    @property
+    def exception(self) -> str:
+        """The exception's type as a traceback names it, ``ValueError`` or ``torch.OutOfMemoryError``; '' for none."""
+        name, colon, _ = self.message.partition(":")
+        return name if _EXCEPTION_NAME.fullmatch(name) and (colon or name == self.message) else ""
 
     def cause(self) -> str:
         """Return the outcome in a few words, e.g. ``was killed by SIGBUS (often a full /dev/shm)``."""
@@ -185,6 +195,41 @@ def strictest(verdicts: list[Verdict]) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One failure of the past that spent a restart, as the ledger remembers it.
+
+    Attributes:
+        round: The round that it ended.
+        rank: The rank of the worker that failed first; None where the workers could not be started.
+        host: The name of its host, as :attr:`Incident.host`, at most 40 characters.
+        exception: As :attr:`Incident.exception`, at most 40 characters.
+        exit_code: As :attr:`Incident.exit_code`.
+        step: As :attr:`Incident.step`.
+        seconds_ago: How long ago the round that followed it began.
+    """
+
+    round: int
+    rank: int | None
+    host: str
+    exception: str
+    exit_code: int | None
+    step: int | None
+    seconds_ago: float = 0.0
+
+
+def as_failure(incident: Incident) -> Failure:
+    """Return what is remembered of an incident that spends a restart."""
+    return Failure(
+        round=incident.round,
+        rank=incident.rank,
+        host=incident.host,
+        exception=incident.exception,
+        exit_code=incident.exit_code,
+        step=incident.step,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """The ledger's counters: the only memory of a policy, since the leader can change.
 
@@ -193,9 +238,12 @@ class History:
         max_restarts: ``--max_restarts``.
         rounds_without_progress: Rounds in a row that were broken before any progress was seen.
         losses: How often each host was lost, by its stable host id.
+        failures: The newest failures that spent a restart, oldest first, at most 32. The incident that is judged is not
+            among them.
     """
 
     restarts: int
     max_restarts: int
     rounds_without_progress: int
     losses: Mapping[str, int] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()

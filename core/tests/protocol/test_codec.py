@@ -12,6 +12,7 @@ from views import entry, incident, info, live, members, offer, settings, start
 
 from elastic_core import __version__
 from elastic_core.errors import RendezvousStateError
+from elastic_core.incidents import Failure
 from elastic_core.protocol.codec import OversizedError, decode_entry, decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import (
     Body,
@@ -26,6 +27,7 @@ from elastic_core.protocol.entries import (
     Open,
     Plan,
     Round,
+    SpentRestart,
     StopAt,
 )
 from elastic_core.protocol.roster import NodeRow, Phase
@@ -50,7 +52,9 @@ BODIES: list[Body] = [
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 def test_entries_come_back_as_they_went_in(body: Body) -> None:
-    counters = Counters(restarts=2, losses={"id": HostLosses(1, 2.5)}, excluded=("x",), worst_seen=0.5)
+    failure = Failure(round=1, rank=3, host="a", exception="E", exit_code=-9, step=7)
+    spent = (SpentRestart(failure=failure, age=2.5),)
+    counters = Counters(failures=spent, restarts=2, losses={"id": HostLosses(1, 2.5)}, excluded=("x",), worst_seen=0.5)
     written = entry(live("ab"), body, at=20.0, counters=counters)
     assert decode_entry(encode_entry(written)) == written
 

@@ -8,15 +8,20 @@ import pytest
 from test_leader_edges import NOW, RESTART, outcome, running, stopped, view
 from views import halted, incident, info, live, offer, seen, then, watch, with_counters
 
-from elastic_core.incidents import Incident
-from elastic_core.protocol.counters import LOSSES_KEPT_SECONDS, counters_after_halt
-from elastic_core.protocol.entries import Counters, Halt, HaltReason, HostLosses, Round
+from elastic_core.incidents import Failure, Incident, as_failure
+from elastic_core.protocol.counters import (
+    LOSSES_KEPT_SECONDS,
+    counters_after_halt,
+    counters_after_restart,
+    past_failures,
+)
+from elastic_core.protocol.entries import Counters, Halt, HaltReason, HostLosses, Round, SpentRestart
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import MAX_HOSTS
+from elastic_core.protocol.limits import MAX_FAILURES, MAX_HOSTS
 from elastic_core.protocol.roster import Phase
 
 AGE = 50_000.0
@@ -166,6 +171,33 @@ def test_a_restart_is_given_back_if_a_lost_member(charged: bool, b: NodeView, re
     decision = decide(view(ledger, stopped("a", number=2, head=4, offer=offer("a", 3)), b))
     assert isinstance(decision, Append)
     assert decision.counters.restarts == restarts
+
+
+def test_the_newest_failures_that_spent_a_restart_are_remembered() -> None:
+    ledger = live("ab", at=10.0)
+    for step in range(MAX_FAILURES + 2):
+        blame = replace(incident("a"), message="ValueError: boom", step=step)
+        assert ledger.round is not None
+        counters, spends = counters_after_restart(view(ledger, running("a"), running("b")), ledger.round, blame)
+        assert spends
+        ledger = with_counters(ledger, failures=counters.failures)
+    remembered = past_failures(ledger, NOW + 5.0)
+    assert [one.step for one in remembered] == list(range(2, MAX_FAILURES + 2))
+    assert remembered[-1] == Failure(
+        round=1, rank=0, host="host-a", exception="ValueError", exit_code=1, step=MAX_FAILURES + 1, seconds_ago=5.0
+    )
+
+
+def test_a_restart_that_is_given_back_takes_its_failure_along() -> None:
+    spent = SpentRestart(failure=as_failure(incident("a")), age=1.0)
+    again = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
+    ledger = with_counters(then(live("ab"), again, at=20.0), restarts=2, failures=(spent, replace(spent, age=2.0)))
+    ledger = then(ledger, Halt(round=2, reason=HaltReason.NODE_LOST, why="b"), at=21.0)
+    known = view(ledger, stopped("a", number=2, head=4, offer=offer("a", 3)), running("b", head=2, changed=0.0))
+    decision = decide(known)
+    assert isinstance(decision, Append)
+    assert decision.counters is not None
+    assert decision.counters.failures == (spent,)
 
 
 def test_the_age_of_a_run_is_that_of_its_newest_entry_and_the_time_since() -> None:

@@ -14,7 +14,7 @@ from views import RUN, VERSIONS, entry, incident, live, settings, start, then
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_ROLE, OnNodeLoss, RunConfig
 from elastic_core.errors import UsageError
-from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Failure, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.entries import (
     Body,
@@ -29,6 +29,7 @@ from elastic_core.protocol.entries import (
     Over,
     Plan,
     Round,
+    SpentRestart,
 )
 from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.leader import decide
@@ -37,7 +38,9 @@ from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import (
     DETAIL_BYTES,
+    FAILURE_TEXT_BYTES,
     HOSTS_BYTES,
+    MAX_FAILURES,
     MAX_HOSTS,
     MAX_KINDS,
     MAX_LEFT_MEMBERS,
@@ -134,6 +137,11 @@ def failure(lots: random.Random, who: NodeInfo) -> Incident:
     return replace(blame, message=words(lots, 500), detail=words(lots, 4096), log=words(lots, 4096))
 
 
+def largest_failure(lots: random.Random) -> Failure:
+    text = clip(words(lots, FAILURE_TEXT_BYTES), FAILURE_TEXT_BYTES)
+    return Failure(round=10**6, rank=10**6, host=text, exception=text, exit_code=-11, step=10**12, seconds_ago=0.0)
+
+
 def place(lots: random.Random) -> Offer:
     return Offer(address="2001:db8:1111:2222:3333:4444:5555:6666", port=65535, id=f"{lots.getrandbits(48):012x}")
 
@@ -149,6 +157,7 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
     counters = Counters(
         losses={f"{lots.getrandbits(64):016x}": HostLosses(99, 86_400.123456 + i) for i in range(MAX_HOSTS)},
         excluded=tuple(f"{lots.getrandbits(64):016x}" for _ in range(MAX_HOSTS)),
+        failures=MAX_FAILURES * (SpentRestart(failure=largest_failure(lots), age=8_640_000.5),),
     )
     blame = failure(lots, nodes[-1])
     bodies: list[Body] = [Open(scheduler_uid=words(lots, 64), settings=run)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,10 +43,11 @@ from elastic_core.handlers.state_machine import (
 )
 from elastic_core.handlers.status import describe_polled, round_started
 from elastic_core.handlers.thread import Blind, HandlerFailed, HandlerThread, Sealed, ShutDown
-from elastic_core.incidents import History, Incident, IncidentKind
+from elastic_core.incidents import Failure, History, Incident, IncidentKind, as_failure
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.limits import MAX_FAILURES
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler
@@ -150,6 +152,8 @@ class HandlerAgent:
         self._ending: Ending | None = None
         self.closed: Closed | None = None
         """The verdict on the job, as far as this node knows."""
+        self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)
+        """The failures that were judged here, and when."""
         self._over = False
         """Whether the handler is shut down too."""
         self._closed = False
@@ -384,7 +388,15 @@ class HandlerAgent:
 
     def _judge(self, incident: Incident, restarts: int) -> None:
         """Ask the policies on a new thread: the handler's may be busy, and the loop never blocks."""
-        history = History(restarts=restarts, max_restarts=self._config.max_restarts, rounds_without_progress=0)
+        now = self._runtime.now()
+        failures = tuple(replace(failure, seconds_ago=now - at) for at, failure in self._failures)
+        history = History(
+            restarts=restarts,
+            max_restarts=self._config.max_restarts,
+            rounds_without_progress=0,
+            failures=failures,
+        )
+        self._failures.append((now, as_failure(incident)))
 
         def judge() -> None:
             try:

@@ -12,12 +12,14 @@ import functools
 import json
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, cast
 
 from elastic_core.errors import ElasticError, RendezvousStateError
+from elastic_core.incidents import Failure
 from elastic_core.protocol.entries import (
     Closed,
+    Counters,
     Drain,
     Entry,
     Halt,
@@ -28,6 +30,7 @@ from elastic_core.protocol.entries import (
     Plan,
     Resume,
     Round,
+    SpentRestart,
     StopAt,
 )
 from elastic_core.protocol.roster import NodeRow
@@ -87,14 +90,16 @@ def decode_entry(data: bytes) -> Entry:
 def _entry_writer(name: str) -> Writer:
     sealed = writer(Round, members=_pack_members)
     bodies = {"ROUND": sealed, "RESUME": writer(Resume, round=sealed)}
-    return writer(Entry, body=bodies.get(name) or writer(_KINDS[name]))
+    counters = writer(Counters, failures=_pack_failures)
+    return writer(Entry, body=bodies.get(name) or writer(_KINDS[name]), counters=counters)
 
 
 @functools.cache
 def _entry_reader(name: str) -> Reader:
     sealed = reader(Round, members=_unpack_members)
     bodies = {"ROUND": sealed, "RESUME": reader(Resume, round=sealed)}
-    return reader(Entry, body=bodies.get(name) or reader(_KINDS[name]))
+    counters = reader(Counters, failures=_unpack_failures)
+    return reader(Entry, body=bodies.get(name) or reader(_KINDS[name]), counters=counters)
 
 
 def encode_row(row: NodeRow, most: int = _MOST) -> bytes:
@@ -252,6 +257,22 @@ def _unpack_ids(packed: str | list[str]) -> list[str]:
         return packed
     text = base64.b64decode(packed, validate=True).hex()
     return [text[at : at + _ID_DIGITS] for at in range(0, len(text), _ID_DIGITS)]
+
+
+_FAILURE_FIELDS = tuple(Failure.__dataclass_fields__)
+
+
+def _pack_failures(failures: tuple[SpentRestart, ...]) -> list[list[Any]]:
+    """Return a list of values for each failure, since every entry carries them; the last one is the ROUND's age."""
+    return [[*(getattr(one.failure, name) for name in _FAILURE_FIELDS[:-1]), one.age] for one in failures]
+
+
+def _unpack_failures(packed: object) -> tuple[SpentRestart, ...]:
+    """Reverse :func:`_pack_failures`; raise SchemaError for values of other types."""
+    if type(packed) is not list or any(type(row) is not list or len(row) != len(_FAILURE_FIELDS) for row in packed):
+        raise SchemaError("", "are not of the schema")
+    found = [reader(Failure)(dict(zip(_FAILURE_FIELDS, row, strict=True))) for row in packed]
+    return tuple(SpentRestart(failure=replace(failure, seconds_ago=0.0), age=failure.seconds_ago) for failure in found)
 
 
 def _read(reading: Reader, plain: object, where: str) -> Any:

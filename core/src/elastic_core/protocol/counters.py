@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeGuard
 
-from elastic_core.incidents import Action, Incident, IncidentKind
-from elastic_core.protocol.entries import Counters, Halt, HostLosses, Round
+from elastic_core.incidents import Action, Failure, Incident, IncidentKind, as_failure
+from elastic_core.protocol.entries import Counters, Halt, HostLosses, Round, SpentRestart
 from elastic_core.protocol.leader_view import LeaderView
-from elastic_core.protocol.limits import MAX_HOSTS
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_FAILURES, MAX_HOSTS, clip
 
 LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a host that has no row
 
@@ -26,7 +27,10 @@ def is_charged(incident: Incident | None) -> TypeGuard[Incident]:
 def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> tuple[Counters, bool]:
     """Return the counters after a ROUND with the members of ``old``, and whether that round spends a restart."""
     counters, spends = view.ledger.counters, is_charged(incident)
-    return replace(counters, restarts=counters.restarts + spends, barren=_barren_rounds(view, old)), spends
+    after = replace(counters, restarts=counters.restarts + spends, barren=_barren_rounds(view, old))
+    if spends:
+        after = replace(after, failures=_add_failure(counters.failures, incident, view.age))
+    return after, spends
 
 
 def counters_after_halt(
@@ -47,14 +51,32 @@ def counters_after_halt(
     # Indices from before a RESUME cannot be compared, so the number of the round counts as well.
     never_saw = [node for node in node_views if node.row.head < anchors.latest and node.row.round < old.number]
     given_back = old.charged and bool(never_saw)
+    failures = counters.failures[: len(counters.failures) - given_back]
+    if spends and halt.incident is not None:
+        failures = _add_failure(failures, halt.incident, view.age)
     after = replace(
         counters,
         restarts=counters.restarts + spends - given_back,
+        failures=failures,
         barren=_barren_rounds(view, old),
         losses=_losses_by_host(view, [node.row.info.host_id for node in node_views]),
         excluded=_excluded_hosts(view, halt, unreachable),
     )
     return after, spends
+
+
+def past_failures(ledger: Ledger, now: float) -> tuple[Failure, ...]:
+    """Return the failures that the ledger remembers, as policies see them at ``now`` (rule L10)."""
+    age = ledger.age(now)
+    spent = ledger.counters.failures
+    return tuple(replace(one.failure, seconds_ago=max(0.0, age - one.age)) for one in spent)
+
+
+def _add_failure(before: tuple[SpentRestart, ...], incident: Incident, age: float) -> tuple[SpentRestart, ...]:
+    failure = as_failure(incident)
+    host, exception = clip(failure.host, FAILURE_TEXT_BYTES), clip(failure.exception, FAILURE_TEXT_BYTES)
+    spent = SpentRestart(failure=replace(failure, host=host, exception=exception), age=round(age, 1))
+    return (*before, spent)[-MAX_FAILURES:]
 
 
 def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:

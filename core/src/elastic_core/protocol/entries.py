@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias, cast
 
-from elastic_core.incidents import Incident
+from elastic_core.incidents import Failure, Incident
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Link
 
@@ -22,6 +22,14 @@ class HostLosses:
 
     count: int
     age: float  # the :attr:`Entry.age` of the ROUND that counted the last loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentRestart:
+    """A failure that spent a restart, and when the run went on."""
+
+    failure: Failure
+    age: float  # the :attr:`Entry.age` of the ROUND that followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +46,8 @@ class Counters:
     """By host id: hosts that were lost and have a row again, or were lost within the last hour. At most 256."""
     excluded: tuple[str, ...] = ()
     """Host ids that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
+    failures: tuple[SpentRestart, ...] = ()
+    """The newest failures that spent a restart, oldest first, at most ``MAX_FAILURES`` (rule L10)."""
 
     def bad_hosts(self) -> set[str]:
         """Return the host ids to leave out while other nodes are enough: excluded, or lost too often (L4, L5)."""

@@ -81,7 +81,7 @@ class LeaderView:
     @property
     def age(self) -> float:
         """Seconds since the run was opened, as the ledger adds them up."""
-        return self.ledger.head.age + max(0.0, self.now - self.ledger.head_at)
+        return self.ledger.age(self.now)
 
     @cached_property
     def hosts(self) -> frozenset[str]:

@@ -96,6 +96,10 @@ class Ledger:
         """The newest counters."""
         return self.head.counters
 
+    def age(self, now: float) -> float:
+        """Seconds since the run was opened, as the entries add them up."""
+        return self.head.age + max(0.0, now - self.head_at)
+
     def is_member(self, node_id: str) -> bool:
         """Whether ``node_id`` is a member of the newest round, live or not."""
         return self.round is not None and node_id in self.round.group_ranks

@@ -18,6 +18,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
+from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
 from elastic_core.protocol.failure_detector import (
     Observation,
@@ -252,6 +253,7 @@ class LeaderDriver:
             max_restarts=ledger.settings.agreement.max_restarts,
             rounds_without_progress=counters.barren,
             losses={host: losses.count for host, losses in counters.losses.items()},
+            failures=past_failures(ledger, self.runtime.now()),
         )
         if self._judgement is None or self._judgement.round != incident.round:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")
