@@ -21,7 +21,7 @@ HANGS = {
     "a queue": ("import queue\nprint('ready', flush=True)\nqueue.Queue().get()", r"in get \(queue.py:\d+\) > wait"),
     "a lock": (
         "import threading\nlock = threading.Lock()\nlock.acquire()\nprint('ready', flush=True)\nlock.acquire()",
-        r"in <module>, train.py:\d+",
+        r"in <module> \(train.py:\d+\)",
     ),
     "the interpreter's lock is held in native code": (
         "import re\nprint('ready', flush=True)\nre.match(r'(a+)+b', 40 * 'a')",

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sysconfig
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic_core.agent.python_traceback import Frame, parse_frames
 from elastic_core.warden.linux import state_of, waits_in
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL
 
@@ -29,28 +29,7 @@ _STATES: Mapping[str, str] = {
     "t": "stopped by a debugger",
     "Z": "a zombie: it has ended and was not waited for",
 }
-_THREAD = re.compile(r"^(?P<current>Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One line of a Python stack."""
-
-    file: str
-    line: int  # 0 where it is unknown
-    function: str
-
-    @property
-    def is_library(self) -> bool:
-        """Whether the file belongs to Python or to an installed package, rather than to the user's program."""
-        return self.file.startswith(_LIBRARY_PATHS) or "/site-packages/" in self.file or self.file.startswith("<")
-
-    def __str__(self) -> str:
-        file = self.file.rpartition("/site-packages/")[2] if self.is_library else os.path.basename(self.file)
-        for path in _LIBRARY_PATHS:
-            file = file.removeprefix(path)
-        return f"{self.function} ({file}:{self.line})"
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +59,7 @@ class ProcessStacks:
         inner = self.main[0]
         users = next((frame for frame in self.main if not frame.is_library), None)
         if users is None or users == inner:
-            return f"in {inner.function}, {os.path.basename(inner.file)}:{inner.line}" if users else f"in {inner}"
+            return f"in {inner.call}"
         return f"in {_call(self.main, users)}, called at {os.path.basename(users.file)}:{users.line}"
 
 
@@ -114,15 +93,9 @@ def main_stack(text: str) -> tuple[Frame, ...]:
 
     The innermost call comes first. Empty where the text has none.
     """
-    stacks: dict[bool, list[Frame]] = {}
-    frames: list[Frame] = []
-    for line in text.splitlines():
-        if (thread := _THREAD.match(line)) is not None:
-            frames = stacks[thread["current"] == "Current thread"] = []
-        elif (frame := _FRAME.match(line)) is not None:
-            number = frame["line"]
-            frames.append(Frame(frame["file"], int(number) if number.isdigit() else 0, frame["function"]))
-    return tuple(stacks.get(True) or stacks.get(False) or ())
+    _, *parts = _THREAD.split(text)
+    stacks = dict(zip(parts[::2], parts[1::2], strict=True))
+    return tuple(parse_frames(stacks.get("Current thread") or stacks.get("Thread") or ""))
 
 
 def summarize(places: Mapping[int, str]) -> list[str]:
@@ -153,9 +126,6 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-_LIBRARY_PATHS = tuple(
-    {path + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))}
-)
 _MACHINERY = frozenset({"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"})
 """Functions that only call another one."""
 
@@ -168,8 +138,8 @@ def _call(stack: Sequence[Frame], users: Frame) -> str:
     outer = [frame for frame in stack[: stack.index(users)] if frame.function not in _MACHINERY]
     inner = stack[0]
     if not outer or outer[-1] == inner:
-        return str(inner)
-    return f"{outer[-1]} > {inner}"
+        return inner.call
+    return f"{outer[-1].call} > {inner.call}"
 
 
 def _open_file(pid: int) -> int | None:
