@@ -14,6 +14,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("elastic_core.cli.run", "Start a program on this node as part of a job."),
     "drain": ("elastic_core.cli.drain", "Have the agents of a host leave their job."),
     "release": ("elastic_core.cli.release", "Say of a host that it is gone for good."),
+    "status": ("elastic_core.cli.status", "Say what a job does: nodes, ranks, restarts and why they were spent."),
     "logs": ("elastic_core.cli.logs", "Print the workers' output that was kept."),
     "plugins": ("elastic_core.cli.plugins", "List the plugins that are installed."),
 }
