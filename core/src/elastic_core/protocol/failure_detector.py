@@ -62,8 +62,7 @@ class NodeView:
     """Whether the newest read had its current row. Otherwise the node is judged by its heartbeats alone."""
     revision: int = 0
     """The row's revision, which grows as long as the node lives, even if the store loses rows (rule S7)."""
-    highest: int = 0
-    """The highest heartbeat that was read. A store that was restored from a copy shows lower ones."""
+    highest: int = 0  # The highest heartbeat that was read. A store that was restored from a copy shows lower ones.
     contradictions: int = 0  # how often :attr:`highest` has grown since the node was proved to be gone
     reported_at: float = -math.inf  # when its row first showed its present incident
 

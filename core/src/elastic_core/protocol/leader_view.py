@@ -55,8 +55,7 @@ class LeaderView:
 
     ledger: Ledger
     watch: Watch
-    now: float
-    """When the roster was read. Nodes are judged as of this instant, since later rows are unknown."""
+    now: float  # When the roster was read. Nodes are judged as of this instant, since later rows are unknown.
     judgement: Judgement | None = None
     may_forget: bool = False  # whether the store can come back without its last entries (rule S3)
 

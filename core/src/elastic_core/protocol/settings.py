@@ -61,12 +61,10 @@ class Versions:
 class Command:
     """What the workers run, as far as two nodes of a run can be compared (``elastic_core.config.program``)."""
 
-    name: str = ""
-    """The script, module, function or executable, without directories; '' if it is not known."""
+    name: str = ""  # the script, module, function or executable, without directories; '' if it is not known
     arguments: str = ""
     """A digest of its arguments, without those that may differ between nodes; '' if they are not known."""
-    role: str = ""
-    """The workers' role. Nodes of different roles may run different programs."""
+    role: str = ""  # The workers' role. Nodes of different roles may run different programs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,7 @@ class Seal:
 
     def __init__(self, token: JobToken, job_id: str) -> None:
         self._key = token.key(job_id)
-        self.fingerprint = hmac_sha256(self._key, b"fingerprint")[:8].hex()
-        """A name of the key that does not reveal it."""
+        self.fingerprint = hmac_sha256(self._key, b"fingerprint")[:8].hex()  # a name of the key that does not reveal it
 
     def entry(self, index: int, data: bytes) -> bytes:
         """Seal a ledger entry."""

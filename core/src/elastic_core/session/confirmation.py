@@ -25,8 +25,7 @@ class Confirmation:
 
     def __init__(self, state: SessionState, connection: Callable[[], RendezvousBackend | None]) -> None:
         self._state, self._connection = state, connection
-        self._unconfirmed = state.runtime.event()
-        """Set when heartbeats go to another server, which has to be confirmed."""
+        self._unconfirmed = state.runtime.event()  # set when heartbeats go to another server, which has to be confirmed
         self._first_confirmed = state.runtime.event()
         """Set when a server was confirmed for the first time, and when the session ends."""
         self._awaited_since: float | None = None

@@ -38,12 +38,10 @@ class Contact:
     """
 
     def __init__(self, now: float, publish: Callable[[Event], None], *, confirms: bool = False) -> None:
-        self.failing: set[str] = set()
-        """The threads whose last operation failed."""
+        self.failing: set[str] = set()  # the threads whose last operation failed
         self._failed_once: set[str] = set()
         """The threads whose connection broke once: an idle one may have been broken for long. They make another."""
-        self._told: set[str] = set()
-        """The kinds of failure that people have been told of, until the store serves again."""
+        self._told: set[str] = set()  # the kinds of failure that people have been told of, until the store serves again
         self._confirms = confirms
         self.ever_confirmed = not confirms
         """Whether the server was ever confirmed: a node may come to one that was replaced long before."""

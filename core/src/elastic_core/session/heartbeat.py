@@ -55,16 +55,14 @@ class Heartbeat:
         calls: HeartbeatCalls,
     ) -> None:
         self._node_id, self._ledger, self._calls = node_id, ledger, calls
-        self.store = store
-        """What it heartbeats over; None while it has no connection."""
+        self.store = store  # what it heartbeats over; None while it has no connection
         self._now = now = runtime.now
         self._count = 1
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
         self._leader_heartbeat: int | None = None
         self._watched = ledger.leader
         self._reported_at: float | None = None
-        self._cut_off = False
-        """Whether the connection has broken since the last heartbeat."""
+        self._cut_off = False  # whether the connection has broken since the last heartbeat
         self.gap_at = -math.inf
         """When this node had the store back after it had last been cut off; -inf if it never was."""
         self._place = 0.0

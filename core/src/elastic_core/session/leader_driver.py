@@ -45,8 +45,7 @@ NodeGone = Callable[[NodeInfo], bool]
 """Asks the plugins whether a node is known to be gone for good; returns within its own time limit."""
 ASK_AGAIN_SECONDS = 10.0  # the interval at which plugins are asked about nodes for whose fence the job waits
 
-LOOKS_TIMED = 2
-"""How many reads of the roster are timed. The shortest counts, because a gap makes one of them long."""
+LOOKS_TIMED = 2  # How many reads of the roster are timed. The shortest counts, because a gap makes one of them long.
 TIDYING_SECONDS = 0.5  # how long after a read of the roster a turn may still begin to remove a row or shrink an entry
 POLICY_WAIT_SECONDS = 0.3
 """How long the policies may take before the broken round is halted; reporters give a leader 1 s (rule L2)."""

@@ -62,8 +62,7 @@ class RowWriter:
     ) -> None:
         self._node_id, self._runtime, self._wake, self._stopping = row.info.node_id, runtime, wake, stopping
         self._calls = calls
-        self.connection: RendezvousBackend | None = None
-        """What the thread writes over, while it has one."""
+        self.connection: RendezvousBackend | None = None  # what the thread writes over, while it has one
         self.done = runtime.event()
         """Set when nothing is left to be written: this node has left, or there is no store any more."""
         self._row = row

@@ -50,11 +50,9 @@ class Session:
     def __init__(self, store: RendezvousBackend, joined: Joined, runtime: Runtime, calls: SessionCalls) -> None:
         state = self._state = SessionState(store, joined, runtime, calls, self._stop_threads)
         self._connections = SessionConnections(state)
-        self._known: dict[str, NodeInfo] = {}
-        """The nodes that were looked up last, by id. The writer's."""
+        self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
         self._leader = LeaderDriver(state.node_id, calls.judge, runtime, calls.publish, calls.node_gone)
-        self._closing_watch: Watch | None = None
-        """What this node saw as leader, if it was one when it began to leave."""
+        self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._row_check = RowCheck(state.node_id, calls.publish, runtime.codec)
         writer_calls = RowWriterCalls(
             connected=partial(self._connections.connect, "writer"),
