@@ -316,7 +316,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a node without contact asks for a place",
         "RowWriter._is_held",
-        "self._calls.cut_off()",
+        "self._state.is_cut_off()",
         "False",
         "split",
         200,

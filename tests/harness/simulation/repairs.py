@@ -92,8 +92,8 @@ REPAIRS: tuple[Defect, ...] = (
         "self._row, self._revision = row, self._revision + 1",
         "self._row, self._revision = row, self._revision + 1\n"
         "if row.incident is not None and row.incident != self._reported:\n"
-        "    if self._calls.is_owed(row.incident):\n"
-        "        self._calls.reported()",
+        "    if self._is_owed(row.incident):\n"
+        "        self._incident_reported()",
         "lonely",
         3000,
         first=3860,
