@@ -112,14 +112,14 @@ CLAIMS: tuple[Defect, ...] = (
     ),
     Defect(
         "a second job of one node joins one without a name",
-        "_check_single",
-        "applicant.unnamed and applicant.settings.agreement.max_nodes == 1",
+        "_Joining._check_single",
+        "self.applicant.unnamed and self.applicant.settings.agreement.max_nodes == 1",
         "False",
         "programs",
     ),
     Defect(
         "the verdict on another program of the same uid is reported",
-        "_admitted",
+        "_Joining.admit",
         "not is_same_program(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
         "False",
         "programs",

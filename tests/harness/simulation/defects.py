@@ -41,7 +41,7 @@ DEFECTS: tuple[Defect, ...] = (
         "    return False",
         "network",
     ),
-    Defect("an unclosed run is opened anew", "_open", "abandoned and ledger is not None", "False", "reused"),
+    Defect("an unclosed run is opened anew", "_Joining._open", "abandoned and ledger is not None", "False", "reused"),
     # Sealing
     Defect("below the minimum", "_decide_halted", "len(nodes) >= view.agreement.min_nodes", "nodes", "agents"),
     Defect(

@@ -74,25 +74,6 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
     return OpenNext(abandoned=True)
 
 
-def can_take(
-    opener: Settings,
-    run_uid: str | None,
-    mine: Settings,
-    uid: str | None,
-    *,
-    allow_version_mismatch: bool,
-    unnamed: bool = False,
-) -> bool:
-    """Whether an open run with scheduler uid ``run_uid`` takes a node with scheduler uid ``uid``."""
-    if uid is not None and uid != run_uid:
-        return False
-    try:
-        check_settings(opener, mine, allow_version_mismatch=allow_version_mismatch, unnamed=unnamed)
-    except RendezvousRefusedError:
-        return False
-    return True
-
-
 def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: bool, unnamed: bool = False) -> None:
     """Refuse a node whose settings differ from the run's.
 
