@@ -1,7 +1,7 @@
 """Admission: whether a node may join the run that it finds under its job id, or opens the next one (rule S6).
 
-Job ids are used again. The scheduler's uid of the run tells a latecomer of the present run from the first node of the
-next run. For a user who typed the command again without one, it matters whether a node of the old run is alive.
+Job ids are used again. The scheduler's uid tells a latecomer of a run from the first node of the next one; without a
+uid, it matters whether a node of the old run is alive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """JSON encoding of entries and rows, with a version and a size limit. Nothing from the network is unpickled.
 
-The annotations of the dataclasses are the schema. :func:`decode_entry` and :func:`decode_row` build every value from
-exactly the fields that its class declares. A missing or unknown field, or one of another type, is refused by its path.
+The annotations of the dataclasses are the schema: a missing or unknown field, or one of another type, is refused by its
+path.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The failure detector: which nodes are alive, from roster rows and heartbeats.
 
-Liveness is judged only here (rule L1): a node is lost when its heartbeat and its row have not changed for long enough
-over the leader's *own successful reads*, by the leader's monotonic clock. It is lost sooner if other nodes on its host
-have seen that its slot is free (rule S8), unless its heartbeat still grows. Wall clocks of different hosts are never
-compared, and no expiry in a store is used. :func:`observe` is pure; the driver calls it after every successful read of
-the roster.
+A node is lost when its heartbeat and its row have not changed for long enough over the leader's *own successful reads*,
+by the leader's monotonic clock (rule L1). It is lost sooner if other nodes on its host have seen that its slot is free
+(rule S8), unless its heartbeat still grows. Wall clocks of different hosts are never compared, and no expiry in a store
+is used.
 """
 
 from __future__ import annotations

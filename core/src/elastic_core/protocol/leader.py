@@ -1,15 +1,8 @@
 """The leader's state machine: one pure function from what the leader knows to what it does next.
 
 The driver calls :func:`decide` after every change that it notices, and at every instant that the last decision named.
-The answer is one ledger entry to append, a question that the failure policies have to answer first, or the instant at
-which to look again. A run is in one of four situations:
-
-* forming, with no round yet: :func:`_decide_forming`;
-* live, with a ROUND that no HALT has ended: :func:`_decide_live`;
-* halted, with a HALT that no ROUND has followed: :func:`_decide_halted`;
-* closed: there is nothing left to decide.
-
-``docs/protocol.md`` defines the rules S1-S8 and L1-L9. A comment cites the rule that the code below it enforces.
+A run is forming (no round yet), live (a ROUND that no HALT has ended), halted (a HALT that no ROUND has followed), or
+closed. A comment cites the rule of ``docs/protocol.md`` that the code below it enforces.
 """
 
 from __future__ import annotations
@@ -56,7 +49,7 @@ OVER_DELAY_SECONDS = 1.0  # how old the newest entry is when a waiting leader wr
 
 
 def decide(view: LeaderView) -> Decision:
-    """Return what the leader does next; see the module's docstring."""
+    """Return one entry to append, a question that the policies must answer first, or the instant to look again at."""
     ledger = view.ledger
     decision: Decision
     if ledger.closed is not None:

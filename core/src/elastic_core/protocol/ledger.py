@@ -1,10 +1,7 @@
 """The ledger: the state of a run that follows from its entries (``entries``), in order.
 
-An entry is written once and never changed. It names the entry before it, so that every reader notices a gap or a fork.
-It carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer has to read only the newest entry and the few to
-which that points, however long the history is.
-
-:class:`Ledger` is the state that a node has read; :func:`advance` adds an entry to it.
+An entry names the entry before it, so that every reader notices a gap or a fork. It carries enough (:class:`Anchors`,
+:class:`Counters`) that a newcomer has to read only the newest entry and the few to which that points.
 """
 
 from __future__ import annotations

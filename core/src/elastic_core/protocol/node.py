@@ -1,12 +1,9 @@
 """The node's state machine: one pure function from an event to what the agent does next.
 
-The ledger says which workers should run. :func:`step` adds an event to the state and then reconciles: it stops workers
-that the ledger does not want, and starts the wanted ones only when the last process of the old ones is gone (I9). It
-compares with the newest entry only, not with each entry in between, so it starts no workers of a round after it has
-read a later one (I5).
-
-What the node tells the others is not an effect but follows from the state (:func:`row_of`): the driver writes the row
-whenever it has changed.
+:func:`step` adds an event to the state and then reconciles: it stops workers that the ledger does not want, and starts
+the wanted ones only when the last process of the old ones is gone (I9). It compares with the newest entry only, so it
+starts no workers of a round after it has read a later one (I5). The driver writes the row (:func:`row_of`) whenever it
+has changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which run a node belongs to: the one that was open when it first read the ledger, or else the next (rule S6).
 
-An agent reads the ledger as soon as it has a connection. It may join seconds later, since it first imports what its
-workers need. The run can end in between, and another run can begin. The node must not run that job once more: it
-reports the verdict on its own run.
+An agent reads the ledger as soon as it has a connection, and may join seconds later, since it first imports what its
+workers need. If its run ends in between, the node reports the verdict on it, and must not run the job once more.
 """
 
 from __future__ import annotations

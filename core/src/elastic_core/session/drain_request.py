@@ -1,10 +1,9 @@
-"""Requests of people: a row of the roster that is no node's.
+"""Requests of people: ``elastic drain`` and ``elastic release`` enter a row in the roster that is no node's.
 
-``elastic drain`` asks the agents of a host to leave, and the leader answers with a DRAIN. ``elastic release`` vouches
-that a host is gone for good, which the leader takes for a proof (rule S8), and removes the row.
-
-A function that takes a store raises RendezvousConnectionError where the store cannot be reached, and
-RendezvousStateError where the store holds something invalid.
+The leader answers a drain with a DRAIN. It takes a release, which vouches that a host is gone for good, for a proof
+(rule S8), and removes the row.
+Each function raises RendezvousConnectionError where the store cannot be reached, and RendezvousStateError where the
+store holds something invalid.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 Nothing else runs here: no hooks, no reconnects, no name look-ups. The counter counts the replies to heartbeats, so that
 it stops for a node that can send but not receive. It also stops when the agent's loop does not tick, since a stuck
-agent takes no part in the job.
-
-The reply to a heartbeat brings the leader's counter, and so this thread notices when the leader's has stopped.
+agent takes no part in the job. Replies bring the leader's counter, and so this thread notices when that has stopped.
 """
 
 from __future__ import annotations

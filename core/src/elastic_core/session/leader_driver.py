@@ -1,8 +1,4 @@
-"""The leader's driver: reads the roster, lets :func:`~elastic_core.protocol.leader.decide` decide, writes the entry.
-
-One :meth:`LeaderDriver.turn` is one look; the session's reader calls it after every change and at the instants that the
-last turn returned.
-"""
+"""The leader's driver: reads the roster, lets :func:`~elastic_core.protocol.leader.decide` decide, writes the entry."""
 
 from __future__ import annotations
 
@@ -89,6 +85,7 @@ class LeaderDriver:
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
 
+        The session's reader calls it after every change and at the instant that the last turn returned.
         An entry that it appends is not acted on here: the reader reads it, as every other node does (I11).
 
         Raises:

@@ -1,7 +1,7 @@
 """Follows the ledger while the fork server imports, for the verdict of the node's run, if it ends (rule S6).
 
-An embedded store ends with the agent that hosts it, and the verdict with it. On such a store the lookout enters a row
-with its own heartbeat. The row takes part in no round; the store's host waits until it has left the roster.
+An embedded store ends with the agent that hosts it. On such a store the lookout enters a row with its own heartbeat,
+which takes part in no round; the store's host waits until it has left the roster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The session's writer: keeps the node's roster row up to date, and does the rare jobs.
-
-It has its own thread and connection, and reconnects for as long as it takes. A job that it could not finish over
-one connection it begins again over the next.
-"""
+"""The session's writer: keeps the node's roster row up to date, and does the rare jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from elastic_core.session.leave import let_go
 from elastic_core.session.state import SessionState
 
 Job = Callable[[RendezvousBackend], None]
-"""Is called with the writer's connection, and again with the next one if that connection breaks meanwhile."""
+"""Is called with the writer's connection, and from the beginning with the next one if that connection breaks."""
 
 
 class RowWriter:

@@ -1,13 +1,4 @@
-"""A node's dealings with its store: threads of their own, so that nothing the store does can hold up the agent.
-
-* The **reader** (``reader``) waits for the ledger to grow and posts what is new. While this node is leader it also
-  waits for the roster, and takes the leader's turns.
-* The **writer** (``row_writer``) keeps the node's roster row up to date, and does the rare jobs (becoming the leader,
-  handing it over).
-* The **heartbeat** (``heartbeat``) says that the node is alive.
-* Where a store's server can be replaced behind its back, a fourth thread has it confirmed now and then
-  (``confirmation``).
-"""
+"""The threads between a node and its store, so that nothing the store does can hold up the agent."""
 
 from __future__ import annotations
 
@@ -36,7 +27,7 @@ from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS
 
 
 class Session:
-    """The threads between one node and its store, from joining to leaving.
+    """The threads between one node and its store, from joining to leaving; see the package's docstring.
 
     Args:
         store: What the node joined over; each thread connects anew.
