@@ -120,7 +120,7 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "the verdict on another program of the same uid is reported",
         "_Joining.admit",
-        "not is_same_program(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
+        "not admission.is_same_program(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
         "False",
         "programs",
     ),

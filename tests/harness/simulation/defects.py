@@ -356,7 +356,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "who has stopped as planned is missed",
         "_departure_halt",
-        "view.ledger.plan is not None and has_stepped_down(current, node)",
+        "view.ledger.plan is not None and graceful_stop.has_stepped_down(current, node)",
         "False",
         "graceful",
         1000,

@@ -12,16 +12,7 @@ from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, RendezvousTimeoutError, UsageError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.admission import (
-    Admission,
-    Join,
-    OpenNext,
-    Report,
-    admit,
-    check_settings,
-    is_same_program,
-    needs_liveness,
-)
+from elastic_core.protocol import admission
 from elastic_core.protocol.entries import Body, Closed, Leader, Offer, Open
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
@@ -50,7 +41,7 @@ class Applicant:
     def check(self, opener: Settings) -> None:
         """Refuse a run with these settings that does not take the node; see :func:`check_settings`."""
         allow = self.allow_version_mismatch
-        check_settings(opener, self.settings, allow_version_mismatch=allow, unnamed=self.unnamed)
+        admission.check_settings(opener, self.settings, allow_version_mismatch=allow, unnamed=self.unnamed)
 
     def is_taken_by(self, opener: Settings, run_uid: str | None) -> bool:
         """Whether an open run with these settings and this scheduler's uid takes the node."""
@@ -187,36 +178,36 @@ class _Joining:
                 return verdict
             else:
                 match self.admit(ledger):
-                    case Report(closed):
+                    case admission.Report(closed):
                         return closed
-                    case Join():
+                    case admission.Join():
                         self._check_node_rank(ledger)
                         return ledger
-                    case OpenNext(abandoned):
+                    case admission.OpenNext(abandoned):
                         started = self._open(ledger, abandoned=abandoned)
             if started is not None:
                 return started
 
-    def admit(self, ledger: Ledger) -> Admission:
+    def admit(self, ledger: Ledger) -> admission.Admission:
         """Return what this node does with the run; finds out which nodes are alive, as far as that matters.
 
         Raises:
             RendezvousRefusedError: The run does not take this node, and nodes of it are alive.
         """
         applicant, uid = self.applicant, self.applicant.scheduler_uid
-        if ledger.closed is not None and not is_same_program(
+        if ledger.closed is not None and not admission.is_same_program(
             ledger.settings, applicant.settings, unnamed=applicant.unnamed
         ):
             uid = None  # an allocation runs one program after another: the verdict on the first is not this node's
-        alive = self._alive(ledger) if needs_liveness(ledger, uid) else []
-        found = admit(ledger, uid, alive)
-        if isinstance(found, Join):
+        alive = self._alive(ledger) if admission.needs_liveness(ledger, uid) else []
+        found = admission.admit(ledger, uid, alive)
+        if isinstance(found, admission.Join):
             try:
                 applicant.check(ledger.settings)
             except RendezvousRefusedError:  # by a run of which no node is left?
                 if self._alive(ledger):
                     raise
-                return OpenNext(abandoned=True)
+                return admission.OpenNext(abandoned=True)
             self._check_single(ledger)
         return found
 

@@ -12,19 +12,11 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
+from elastic_core.protocol import failure_detector
 from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
-from elastic_core.protocol.failure_detector import (
-    Observation,
-    Watch,
-    contact_gap,
-    forget,
-    forget_older_epochs,
-    is_lost,
-    observe,
-    vouch,
-)
+from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
@@ -94,11 +86,11 @@ class LeaderDriver:
         self._looked_at = self.runtime.now()  # before the look: a pause after it must not count as a node's silence
         alone, gap_at = self.alone(ledger), self.watch.gap_at
         slept, self.slept = self.slept, 0.0
-        gap = contact_gap(ledger.settings.timing, min(self._unanswered, default=0.0))
-        watch = forget_older_epochs(self.watch, ledger.head.epoch)
+        gap = failure_detector.contact_gap(ledger.settings.timing, min(self._unanswered, default=0.0))
+        watch = failure_detector.forget_older_epochs(self.watch, ledger.head.epoch)
         if watch.read_at is not None and math.isfinite(watch.read_at):
             self._unanswered = (*self._unanswered, self._looked_at - watch.read_at - slept)[-LOOKS_TIMED:]
-        self.watch = observe(watch, self._rows(store, ledger), self._looked_at, gap=gap, slept=slept)
+        self.watch = failure_detector.observe(watch, self._rows(store, ledger), self._looked_at, gap=gap, slept=slept)
         if alone:  # it may have slept, and has missed no node; its own row is judged anew after a gap all the same
             self.watch = replace(self.watch, gap_at=gap_at)
         self._hear_of_gone()
@@ -223,7 +215,7 @@ class LeaderDriver:
             store.remove(node_id)
             removed.append(node_id)
         if removed:
-            self.watch = forget(self.watch, removed)
+            self.watch = failure_detector.forget(self.watch, removed)
 
     def _is_late(self) -> bool:
         """Whether this turn has tidied up for long enough: the rest can wait for the next one, an incident cannot."""
@@ -273,7 +265,7 @@ class LeaderDriver:
         """Take in the plugins' answer, if they have answered."""
         if self._asking is not None and self._asking.done():
             answer, self._asking = self._asking.result(), None
-            self.watch = vouch(self.watch, answer)
+            self.watch = failure_detector.vouch(self.watch, answer)
 
     def _tell(self, waiting: str) -> None:
         """Tell people once what the job waits for, after it has waited for a moment."""
