@@ -11,45 +11,19 @@ import contextlib
 import functools
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from elastic_core.errors import ElasticError, RendezvousStateError
-from elastic_core.protocol.entries import (
-    Closed,
-    Drain,
-    Entry,
-    Halt,
-    Leader,
-    Member,
-    Open,
-    Over,
-    Plan,
-    Resume,
-    Round,
-    StopAt,
-)
+from elastic_core.protocol.entries import KINDS, Entry, Member, Resume, Round
 from elastic_core.protocol.roster import NodeRow
-from elastic_core.protocol.schema import Reader, SchemaError, Writer, reader, writer
+from elastic_core.protocol.schema import Reader, SchemaError, reader, writer
 from elastic_core.protocol.settings import OLDEST_PROTOCOL, PROTOCOL
 from elastic_core.rendezvous import seal
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, SEAL_BYTES
 from elastic_core.version import __version__
 
-_KINDS: Mapping[str, type] = {
-    "OPEN": Open,
-    "LEADER": Leader,
-    "ROUND": Round,
-    "HALT": Halt,
-    "PLAN": Plan,
-    "STOP_AT": StopAt,
-    "OVER": Over,
-    "DRAIN": Drain,
-    "CLOSED": Closed,
-    "RESUME": Resume,
-}
-_NAMES: Mapping[type, str] = {body: name for name, body in _KINDS.items()}
 _MOST = MAX_VALUE_BYTES - SEAL_BYTES  # bytes of a value of this node's own
 
 
@@ -63,11 +37,11 @@ def encode_entry(entry: Entry, most: int = _MOST) -> bytes:
     Raises:
         OversizedError: It would be larger than a store must take.
     """
-    name = _NAMES[type(entry.body)]
+    name, write = entry.kind, _entry_conversion(entry.kind, writer, _pack_members)
     what = f"entry {entry.index}, a {name}"
     if isinstance(entry.body, Round) and entry.body.members:
         what += f" of {len(entry.body.members)} nodes,"
-    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **_entry_writer(name)(entry), "kind": name}, what, most)
+    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **write(entry), "kind": name}, what, most)
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -78,23 +52,17 @@ def decode_entry(data: bytes) -> Entry:
     """
     plain = _load(data, "An entry in the store")
     name = plain.pop("kind", None)
-    if not isinstance(name, str) or name not in _KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         raise RendezvousStateError("An entry in the store is of no known kind.", hint=_FOREIGN)
-    return cast(Entry, _read(_entry_reader(name), plain, "entry"))
+    return cast(Entry, _read(_entry_conversion(name, reader, _unpack_members), plain, "entry"))
 
 
 @functools.cache
-def _entry_writer(name: str) -> Writer:
-    sealed = writer(Round, members=_pack_members)
-    bodies = {"ROUND": sealed, "RESUME": writer(Resume, round=sealed)}
-    return writer(Entry, body=bodies.get(name) or writer(_KINDS[name]))
-
-
-@functools.cache
-def _entry_reader(name: str) -> Reader:
-    sealed = reader(Round, members=_unpack_members)
-    bodies = {"ROUND": sealed, "RESUME": reader(Resume, round=sealed)}
-    return reader(Entry, body=bodies.get(name) or reader(_KINDS[name]))
+def _entry_conversion(name: str, make: Callable[..., Reader], members: Reader) -> Reader:
+    """Return the reader or writer of entries of a kind, as ``make`` makes them; ``members`` is that of a ROUND's."""
+    sealed = make(Round, members=members)
+    bodies = {"ROUND": sealed, "RESUME": make(Resume, round=sealed)}
+    return make(Entry, body=bodies.get(name) or make(KINDS[name]))
 
 
 def encode_row(row: NodeRow, most: int = _MOST) -> bytes:

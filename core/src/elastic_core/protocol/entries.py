@@ -247,6 +247,19 @@ class Resume:
 
 
 Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Closed | Resume"
+KINDS: Mapping[str, type] = {
+    "OPEN": Open,
+    "LEADER": Leader,
+    "ROUND": Round,
+    "HALT": Halt,
+    "PLAN": Plan,
+    "STOP_AT": StopAt,
+    "OVER": Over,
+    "DRAIN": Drain,
+    "CLOSED": Closed,
+    "RESUME": Resume,
+}
+KIND_NAMES: Mapping[type, str] = {body: name for name, body in KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,3 +291,8 @@ class Entry:
     def link(self) -> Link:
         """The entry's place in the chain."""
         return Link(self.index, self.id)
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind of its body, e.g. ``STOP_AT``."""
+        return KIND_NAMES[type(self.body)]

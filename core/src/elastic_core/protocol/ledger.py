@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.entries import (
+    KIND_NAMES,
     Anchors,
     Body,
     Closed,
@@ -31,6 +33,8 @@ from elastic_core.protocol.entries import (
 from elastic_core.protocol.limits import fit_body
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Link
+
+B = TypeVar("B")
 
 
 class HistoryChangedError(RendezvousStateError):
@@ -141,8 +145,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
         case Drain() as body:
             return after(asked=ledger.asked | {*body.nodes})
         case Plan() | StopAt():
-            kind = type(entry.body).__name__.upper()
-            raise RendezvousStateError(f"Entry {entry.index} is a {kind}, but no round is live that it is for.")
+            raise RendezvousStateError(f"Entry {entry.index} is a {entry.kind}, but no round is live that it is for.")
         case Over():
             raise RendezvousStateError(f"Entry {entry.index} is an OVER, but no round was halted.")
         case Closed() as body:
@@ -160,10 +163,9 @@ def _check_author(entry: Entry, leader: str) -> None:
         return
     if takes and entry.author == entry.leader:
         return
-    kind = type(entry.body).__name__.upper()
     made = "" if entry.leader == entry.author else f", which makes {entry.leader!r} the one who decides,"
     raise RendezvousStateError(
-        f"Entry {entry.index}{made} is a {kind} by {entry.author!r}, but {leader!r} decides.",
+        f"Entry {entry.index}{made} is a {entry.kind} by {entry.author!r}, but {leader!r} decides.",
         hint="Something else writes to the store: docs/security.md says how to keep it out. Use another --rdzv_id.",
     )
 
@@ -175,8 +177,7 @@ def open_ledger(entry: Entry, now: float) -> Ledger:
         RendezvousStateError: ``entry`` is neither OPEN nor RESUME.
     """
     if not isinstance(entry.body, (Open, Resume)):
-        kind = type(entry.body).__name__.upper()
-        raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {kind}.")
+        raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {entry.kind}.")
     body = entry.body
     ledger = Ledger(head=entry, settings=body.settings, scheduler_uid=body.scheduler_uid, opened_at=now, head_at=now)
     if isinstance(body, Open):
@@ -196,56 +197,37 @@ def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Led
     """
     if not isinstance(head.body, (Leader, Open, Resume)):
         _check_author(head, head.leader)
-    at, bodies = head.anchors, {index: entry.body for index, entry in anchors.items()}
-    rounds = {i: body.round if isinstance(body, Resume) else body for i, body in bodies.items()}
+    at = head.anchors
 
-    def a_round(index: int) -> Round:
-        if isinstance(found := rounds.get(index), Round):
+    def body_at(index: int, kind: type[B], part: str) -> B:
+        """Return the body at an anchor. A RESUME there has what was lost as its field ``part``."""
+        body = anchors[index].body if index in anchors else None
+        found = getattr(body, part) if isinstance(body, Resume) else body
+        if isinstance(found, kind):
             return found
-        raise RendezvousStateError(f"Entry {head.index} stands on {index}, which is not a ROUND.")
+        raise RendezvousStateError(f"Entry {head.index} stands on {index}, which is no {KIND_NAMES[kind]}.")
 
-    ledger = replace(
-        open_ledger(anchors[at.open], now) if at.open in anchors else open_ledger(head, now), head=head, halt=None
-    )
-    ledger = replace(ledger, plan=None, stop_at=None, over=None)
+    opened = open_ledger(anchors.get(at.open, head), now)
+    ledger = replace(opened, head=head, halt=None, plan=None, stop_at=None, over=None)
     if at.round:
-        listed = a_round(at.round)
+        listed = body_at(at.round, Round, "round")
+        newest = _with_members_of(body_at(at.latest, Round, "round"), listed)
         # The time of the last resize is unknown: a newcomer that becomes the leader takes it for just now (rule L4).
-        ledger = replace(ledger, round=_with_members_of(a_round(at.latest), listed), round_at=now, resized_at=now)
-    if not at.halt:
-        return _restore_plan(ledger, bodies, now)
-    ended = bodies.get(at.halt)
-    if isinstance(ended, Closed):
-        return replace(ledger, closed=ended)
-    if isinstance(ended, Resume):
-        ended = ended.halt
-    if not isinstance(ended, Halt):
-        raise RendezvousStateError(f"Entry {head.index} stands on {at.halt}, which is not a HALT.")
-    over = bodies.get(at.over)
-    over = over.over if isinstance(over, Resume) else over
-    if at.over and not isinstance(over, Over):
-        raise RendezvousStateError(f"Entry {head.index} stands on {at.over}, which is not an OVER.")
-    return replace(ledger, halt=ended, halt_at=now, over=over if isinstance(over, Over) else None)
+        ledger = replace(ledger, round=newest, round_at=now, resized_at=now)
+    if at.halt in anchors and isinstance(closed := anchors[at.halt].body, Closed):
+        return replace(ledger, closed=closed)
+    if at.halt:
+        over = body_at(at.over, Over, "over") if at.over else None
+        return replace(ledger, halt=body_at(at.halt, Halt, "halt"), halt_at=now, over=over)
+    if at.plan:
+        stop_at = body_at(at.stop_at, StopAt, "stop_at") if at.stop_at else None
+        return replace(ledger, plan=body_at(at.plan, Plan, "plan"), plan_at=now, stop_at=stop_at)
+    return ledger
 
 
 def ledger_read_at(ledger: Ledger, now: float) -> Ledger:
     """Return the ledger of a newcomer that finished reading at ``now``: entries may have been written until then."""
     return replace(ledger, head_at=now, halt_at=now)
-
-
-def _restore_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Ledger:
-    """Return the ledger of a live round with the PLAN and the STOP_AT on which the newest entry stands."""
-    at = ledger.head.anchors
-    if not at.plan:
-        return ledger
-    plan, stop_at = bodies.get(at.plan), bodies.get(at.stop_at)
-    plan = plan.plan if isinstance(plan, Resume) else plan
-    stop_at = stop_at.stop_at if isinstance(stop_at, Resume) else stop_at
-    if not isinstance(plan, Plan) or (at.stop_at and not isinstance(stop_at, StopAt)):
-        raise RendezvousStateError(
-            f"Entry {ledger.head.index} stands on {at.plan} and {at.stop_at}, which are no PLAN and STOP_AT."
-        )
-    return replace(ledger, plan=plan, plan_at=now, stop_at=stop_at if isinstance(stop_at, StopAt) else None)
 
 
 def _last_resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tuple[float | None, float]:
@@ -284,11 +266,8 @@ def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
         case Open():
             return Anchors(open=index, leader=index, kept=before.kept)
         case Resume():
-            at = Anchors(
-                open=index, leader=index, round=index, latest=index, halt=index if body.halt else 0, kept=index
-            )
-            at = replace(at, plan=index if body.plan else 0, stop_at=index if body.stop_at else 0)
-            return replace(at, over=index if body.over else 0)
+            carried = {part: index for part in ("halt", "plan", "stop_at", "over") if getattr(body, part) is not None}
+            return Anchors(open=index, leader=index, round=index, latest=index, kept=index, **carried)
         case Leader():
             return replace(before, leader=index)
         case Round():
