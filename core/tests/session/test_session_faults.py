@@ -263,7 +263,7 @@ def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_
     bench.faults["b"].missing = (1, 3)
     a.tell(WorkerFailed(incident("a")))
     a.until(lambda n: n.state.ledger.head.index == 3)
-    append_leader(LocalBackend(bench.store), a.state.ledger, "a", "it stays", author="a", runtime=CLOCK)
+    append_leader(a.session._state, LocalBackend(bench.store), a.state.ledger, "a", "it stays")
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
     assert "Entry 1 is missing from the store. " in said

@@ -15,7 +15,7 @@ from elastic_core.session.contact import RETRY_FIRST, Backoff
 from elastic_core.session.leave import let_go
 from elastic_core.session.state import SessionState
 
-Job = Callable[[RendezvousBackend], None]
+Job = Callable[[RendezvousBackend], object]
 """Is called with the writer's connection, and from the beginning with the next one if that connection breaks."""
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.events import Event, Level
 from elastic_core.protocol.failure_detector import DeposedLeader, Watch, is_lost
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger
 from elastic_core.protocol.roster import NodeInfo, NodeRow
@@ -176,15 +175,7 @@ class Session:
     def _leave(self, store: RendezvousBackend, timeout: float) -> None:
         state = self._state
         try:
-            part(
-                store,
-                state.ledger,
-                self._leader.successor,
-                lambda heir: self._leader_changed(heir, f"{state.node_id} leaves"),
-                timeout,
-                node_id=state.node_id,
-                runtime=state.runtime,
-            )
+            part(state, store, self._leader.successor, timeout)
         except RendezvousConnectionError:
             raise  # and tried again
         except HistoryChangedError:
@@ -200,16 +191,7 @@ class Session:
             self._leave(store, timeout)
 
     def _take_leader(self, ledger: Ledger, heard: DeposedLeader, why: str) -> None:
-        node_id, runtime = self._state.node_id, self._state.runtime
-
-        def take(store: RendezvousBackend) -> None:
-            if append_leader(store, ledger, node_id, why, author=node_id, runtime=runtime):
-                self._leader_changed(node_id, why)
-
-        with self._state.wake:
+        state = self._state
+        with state.wake:
             self._reader.heard = heard
-            self._writer.later(take)
-
-    def _leader_changed(self, leader: str, why: str) -> None:
-        message = f"{leader} decides from here on: {why}"
-        self._state.calls.publish(Event("leader_changed", message, Level.DEBUG))
+            self._writer.later(lambda store: append_leader(state, store, ledger, state.node_id, why))
