@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import SEAL_BYTES, TOMBSTONE, Link, RendezvousBackend, RosterRow
@@ -82,15 +82,6 @@ def _row_place(node_id: str, revision: int) -> bytes:
     return b"row %d %d %b " % (revision, len(name), name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A row whose seal was checked. Usually few of a thousand rows have changed since the last read."""
-
-    revision: int
-    sealed: bytes
-    value: bytes
-
-
 class SealedBackend(GuardedBackend):
     """A guarded connection that seals all values; ``connect`` makes further ones."""
 
@@ -99,7 +90,8 @@ class SealedBackend(GuardedBackend):
     ) -> None:
         super().__init__(inner, described, now)
         self._seal = seal
-        self._rows: dict[str, _Opened] = {}
+        self._rows: dict[str, tuple[RosterRow, bytes]] = {}
+        """Of each row in the newest read: the row as it was sealed, and its value. Usually few of a thousand change."""
 
     def connect(self) -> SealedBackend:
         return SealedBackend(super().connect().inner, self.described, self._seal, self.now)
@@ -114,15 +106,14 @@ class SealedBackend(GuardedBackend):
         before, self._rows = self._rows, {}
         return [row if row.broken else self._opened(row, before.get(row.node_id)) for row in super().roster(ids)]
 
-    def _opened(self, row: RosterRow, before: _Opened | None) -> RosterRow:
-        if before is None or (before.revision, before.sealed) != (row.revision, row.value):
+    def _opened(self, row: RosterRow, before: tuple[RosterRow, bytes] | None) -> RosterRow:
+        if before is None or (before[0].revision, before[0].value) != (row.revision, row.value):
             try:
-                value = self._seal.opened_row(row.node_id, row.revision, row.value)
+                before = row, self._seal.opened_row(row.node_id, row.revision, row.value)
             except RendezvousStateError as exc:
                 return RosterRow.unreadable(row.node_id, str(exc))
-            before = _Opened(row.revision, row.value, value)
         self._rows[row.node_id] = before
-        return replace(row, value=before.value)
+        return replace(row, value=before[1])
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         return super().append(prev, entry, self._seal.entry(entry.index, data))

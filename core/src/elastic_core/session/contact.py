@@ -1,7 +1,6 @@
 """Whether the store serves this node: retries, and the instant up to which the node knows what the store had taken.
 
-The fence counts from that instant (rule S4). :class:`Contact` also tells people when the store stops to answer, and
-when it answers again.
+The fence counts from that instant (rule S4).
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ SILENT, UNREADABLE = "does not answer", "cannot be read on"  # how a store fails
 
 
 class Contact:
-    """What the operations of a session's threads came to.
+    """What the operations of a session's threads came to. People are told when the store stops to answer, and after.
 
     Args:
         now: This instant, by the monotonic clock: joining was an operation that succeeded.
@@ -206,11 +206,8 @@ def persist(
     def attempted(first: bool) -> T:
         if first:
             return attempt(store)
-        connection = store.connect()
-        try:
+        with closing(store.connect()) as connection:
             return attempt(connection)
-        finally:
-            connection.close()
 
     return _insist(attempted, lambda exc: store.embedded or isinstance(exc, StoreLostError), failed, timeout, runtime)
 
