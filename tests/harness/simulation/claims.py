@@ -26,7 +26,7 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "a newcomer does not know that a round is over",
         "restore_ledger",
-        'body_at(at.over, Over, "over") if at.over else None',
+        'body_at(at.over, entries.Over, "over") if at.over else None',
         "None",
         "departed",
     ),

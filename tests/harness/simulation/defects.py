@@ -9,7 +9,9 @@ from simulation.repairs import REPAIRS
 DEFECTS: tuple[Defect, ...] = (
     # Who decides
     Defect("everybody decides", "StoreReader._look", "state.ledger.leader == state.node_id", "True", "agents"),
-    Defect("a successor keeps the term", "compose", "head.term + isinstance(body, Leader)", "head.term", "agents"),
+    Defect(
+        "a successor keeps the term", "compose", "head.term + isinstance(body, entries.Leader)", "head.term", "agents"
+    ),
     Defect(
         "nobody succeeds a silent leader",
         "takeover_at",

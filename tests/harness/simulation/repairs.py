@@ -30,7 +30,13 @@ REPAIRS: tuple[Defect, ...] = (
         "forgetful",
         1000,
     ),
-    Defect("a RESUME begins no epoch", "compose", "head.epoch + isinstance(body, Resume)", "head.epoch", "forgetful"),
+    Defect(
+        "a RESUME begins no epoch",
+        "compose",
+        "head.epoch + isinstance(body, entries.Resume)",
+        "head.epoch",
+        "forgetful",
+    ),
     Defect(
         "an offer that a lost history has used is kept",
         "_replace_history",
