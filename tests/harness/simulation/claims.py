@@ -92,20 +92,20 @@ CLAIMS: tuple[Defect, ...] = (
         "a row without a seal is believed",
         "SealedBackend._opened",
         "return RosterRow.unreadable(row.node_id, str(exc))",
-        "value = row.value[97:]",
+        "before = row, row.value[97:]",
         "strangers",
     ),
     # Whose job it is
     Defect(
         "another program joins",
-        "_check_command",
+        "_command_refusal",
         "theirs.name and own.name and theirs.name != own.name",
         "False",
         "programs",
     ),
     Defect(
         "other arguments join a job without a name",
-        "_check_command",
+        "_command_refusal",
         "unnamed and _arguments_differ(opener, mine)",
         "False",
         "programs",

@@ -451,7 +451,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a latecomer takes the next run for its own",
         "verdict_since",
-        "first_verdict(arrival, _entries(store, arrival.place.index, ledger.head.index, codec), takes)",
+        "first_verdict(arrival, filter(None, since), takes)",
         "None",
         "latecomers",
     ),

@@ -160,20 +160,9 @@ def observe(
     for observed in sorted(rows, key=lambda observed: observed.serial):
         old = watch.get(observed.row.info.node_id)
         highest, contradictions = _highest_heartbeat(watch, old, observed)
+        listed = True
         if old is not None and observed.revision < old.revision:  # an old copy; the node will send its row again
-            changed_at = now if cut_off or old.heartbeat != observed.heartbeat else old.changed_at
-            sign_at = now if old.heartbeat != observed.heartbeat else old.sign_at
-            nodes[old.node_id] = replace(
-                old,
-                serial=observed.serial,
-                heartbeat=observed.heartbeat,
-                changed_at=changed_at,
-                sign_at=sign_at,
-                listed=False,
-                highest=highest,
-                contradictions=contradictions,
-            )
-            continue
+            observed, listed = replace(observed, row=old.row, revision=old.revision), False
         sign = old is not None and (old.heartbeat, old.row) != (observed.heartbeat, observed.row)
         changed_at = _last_sign_at(watch, observed, now) if old is None else now if cut_off or sign else old.changed_at
         node_view = NodeView(
@@ -184,6 +173,7 @@ def observe(
             changed_at=changed_at,
             seen_at=now if old is None or old.row.head != observed.row.head else old.seen_at,
             sign_at=now if sign else -math.inf if old is None else old.sign_at,
+            listed=listed,
             revision=observed.revision,
             highest=highest,
             contradictions=contradictions,

@@ -47,7 +47,8 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
     if not wanted:
         hosts = list_names(sorted({row.info.host for row in here if not row.leaving})) or "nowhere"
         raise UsageError(f"No agent of job {job!r} runs on {host!r}.", hint=f"They run on: {hosts}.")
-    if store.embedded and _opener(store, ledger) in wanted and any(row.info.host != host for row in here):
+    opening = peek(store, ledger.head.anchors.open) if store.embedded else None  # its author hosts an embedded store
+    if opening is not None and opening.author in wanted and any(row.info.host != host for row in here):
         raise UsageError(
             f"An agent on {host!r} hosts the store of job {job!r}: the job would end with it.",
             hint="Drain the other hosts, or keep the store where no agent has to stay, with another --rdzv_backend. "
@@ -135,12 +136,6 @@ def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[st
         yield request
     finally:
         store.remove(request)
-
-
-def _opener(store: RendezvousBackend, ledger: Ledger) -> str | None:
-    """Return the node that opened the run: where a store is embedded, its host."""
-    opening = peek(store, ledger.head.anchors.open)
-    return None if opening is None else opening.author
 
 
 def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:

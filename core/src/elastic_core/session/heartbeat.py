@@ -145,7 +145,7 @@ class Heartbeat:
                 if not ledger.is_member(self._node_id):
                     self._place = self._find_place(store, ledger)
                 if self._now() >= takeover_at(ledger, signs, self._place):
-                    self._take_leader(ledger, self._heard(ledger), self._why(ledger))
+                    self._succeed(ledger)
         except RendezvousConnectionError as exc:
             with self._changed:
                 self._connections.made["heartbeat"] = None
@@ -217,14 +217,11 @@ class Heartbeat:
             heartbeat_changed_at=self._leader_changed_at, reported_at=self._reported_at, gap_at=self.gap_at
         )
 
-    def _heard(self, ledger: Ledger) -> DeposedLeader:
-        unanswered = self._silence() < ledger.settings.timing.lost_after
-        return DeposedLeader(ledger.leader, self._leader_heartbeat or 0, self._leader_changed_at, unanswered)
-
-    def _why(self, ledger: Ledger) -> str:
-        if self._heard(ledger).unanswered:
-            return f"the leader, {ledger.leader}, did not answer an incident"
-        return f"no heartbeat from the leader, {ledger.leader}, for {self._silence():.1f} s"
-
-    def _silence(self) -> float:
-        return self._now() - self._leader_changed_at
+    def _succeed(self, ledger: Ledger) -> None:
+        """Have this node become the leader."""
+        silence = self._now() - self._leader_changed_at
+        why = f"no heartbeat from the leader, {ledger.leader}, for {silence:.1f} s"
+        if unanswered := silence < ledger.settings.timing.lost_after:
+            why = f"the leader, {ledger.leader}, did not answer an incident"
+        heard = DeposedLeader(ledger.leader, self._leader_heartbeat or 0, self._leader_changed_at, unanswered)
+        self._take_leader(ledger, heard, why)

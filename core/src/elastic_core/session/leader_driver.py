@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
@@ -171,10 +172,8 @@ class LeaderDriver:
         if self._thinking is not None and self._thinking.done() and self._judgement is not None:
             self._judgement = Judgement(round=self._judgement.round, verdict=self._thinking.result())
             self._thinking = None
-        judgement, may_forget = self._judgement, store.may_forget
-        return LeaderView(
-            ledger=ledger, watch=self.watch, now=self._looked_at, judgement=judgement, may_forget=may_forget
-        )
+        now, may_forget = self._looked_at, store.may_forget
+        return LeaderView(ledger=ledger, watch=self.watch, now=now, judgement=self._judgement, may_forget=may_forget)
 
     def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
         """Return the roster, decoded; of a thousand rows mostly one has changed since the last look."""
@@ -245,10 +244,8 @@ class LeaderDriver:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")
             self._judgement = Judgement(round=incident.round)
         if self._thinking is not None:
-            try:
+            with contextlib.suppress(FutureTimeoutError):
                 self._thinking.result(POLICY_WAIT_SECONDS)
-            except FutureTimeoutError:
-                return
 
     def _ask_who_is_gone(self, node_ids: Sequence[str]) -> None:
         """Ask the plugins about these nodes, on another thread; a later turn takes in the answer."""
