@@ -140,7 +140,7 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
         return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
     if verdict.action is Action.GIVE_UP:
         return leader_entries.halt_for_incident(view, current, HaltReason.GIVING_UP, first)
-    # If all members stay and nobody joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
+    # If all members stay and no node joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
     # round has other members.
     whole = _can_restart_all(view, current) and not view.has_room(current)
     if verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None:

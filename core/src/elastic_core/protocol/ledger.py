@@ -45,7 +45,7 @@ class Ledger:
     plan_at: float = 0.0
     stop_at: entries.StopAt | None = None  # the step at which its workers stop; None before it is known
     over: entries.Over | None = None
-    """The OVER of :attr:`round`, which says that it is over and who has left it; None without one."""
+    """The OVER of :attr:`round`, which says that it is over and which nodes have left it; None without one."""
     asked: frozenset[str] = frozenset()  # the nodes that a DRAIN has asked to leave
     closed: entries.Closed | None = None
     resized_at: float | None = None  # when the last planned resize was over; None before the first

@@ -22,7 +22,7 @@ SEAL_PREFIX = b"elastic-seal-1 "
 
 SEAL_HINT = (
     f"Start every node of a job with the same {TOKEN_VARIABLE} (or token_file=), or none of them with any; or use "
-    "another --rdzv_id. If all nodes have the same one, somebody else writes to the store: docs/security.md."
+    "another --rdzv_id. If all nodes have the same one, another process writes to the store: docs/security.md."
 )
 
 
@@ -63,7 +63,7 @@ class Seal:
 
     def _fault(self, sealed: bytes) -> str:
         if not sealed.startswith(SEAL_PREFIX):
-            return "has no seal, and this node has a job token: whoever wrote it has none"
+            return "has no seal, and this node has a job token: its writer has none"
         if (theirs := fingerprint(sealed)) != self.fingerprint:
             return f"is sealed with another job token ({theirs}) than this node's ({self.fingerprint})"
         return "is forged or damaged: its seal does not fit"

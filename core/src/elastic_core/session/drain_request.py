@@ -106,7 +106,7 @@ def _running(store: RendezvousBackend, job: str) -> Ledger:
         UsageError: There is no such job, or it is over.
     """
     if store.embedded and store.hosting:
-        raise RendezvousRefusedError(f"No agent of job {job!r} is there: nobody hosts its store.")
+        raise RendezvousRefusedError(f"No agent of job {job!r} is there to host its store.")
     ledger = load(store, time.monotonic())
     if ledger is None or ledger.closed is not None:
         raise UsageError(f"There is no job {job!r} that goes on here.", hint="See --rdzv_id, as the agents have it.")
@@ -150,6 +150,6 @@ def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
             names = list_names(f"{rows[node_id].info} ({node_id})" for node_id in staying)
             raise RendezvousTimeoutError(
                 f"{names} did not say within the time that it leaves.",
-                hint="Nobody may be there any more, or its workers finish because others have. See the agent's output.",
+                hint="No agent may be there any more, or its workers finish because others have. See the agent's output.",
             )
         cursor = store.wait(cursor, roster=True, timeout=left)
