@@ -246,7 +246,7 @@ def _sort_members(view: LeaderView, old: Round) -> _HaltedMembers:
         suspected = []
     gone |= set(suspected)
     fit = [node_id for node_id in fit if node_id not in gone]
-    busy = [node_id for node_id in fit if node_id in unseen or view.is_running(node_id) or view.get(node_id) is None]
+    busy = [i for i in fit if i in unseen or (node := view.get(i)) is None or node.row.phase is Phase.RUNNING]
     out = find_unreachable(view, old) if agreement.on_node_loss is OnNodeLoss.REPLACE else None
     if out not in fit or len(fit) - 1 + len(joining) < agreement.min_nodes:
         out = None

@@ -106,11 +106,6 @@ class LeaderView:
         node, over = self.get(node_id), self.ledger.over
         return (node is not None and node.row.leaving) or (over is not None and node_id in over.left)
 
-    def is_running(self, node_id: str) -> bool:
-        """Whether a node's row says that it has workers."""
-        node = self.get(node_id)
-        return node is not None and node.row.phase is Phase.RUNNING
-
     def has_finished(self, current: Round, node_id: str) -> bool:
         """Whether every worker of a node exited with 0; this stands even when the node is lost (rule L7)."""
         node = self.get(node_id)

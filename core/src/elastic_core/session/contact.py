@@ -139,8 +139,7 @@ class Contact:
 class Backoff:
     """The pauses of one thread after failures in a row.
 
-    A connection that can be made is no success yet: a store that is full, or a replica that takes no writes, accepts a
-    connection and refuses operations, as often as it is asked.
+    A connection that can be made is no success yet: a store that is full accepts connections and refuses operations.
     """
 
     pause: float = RETRY_FIRST  # seconds to wait after the next failure

@@ -150,6 +150,6 @@ def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
             names = list_names(f"{rows[node_id].info} ({node_id})" for node_id in staying)
             raise RendezvousTimeoutError(
                 f"{names} did not say within the time that it leaves.",
-                hint="No agent may be there any more, or its workers finish because others have. See the agent's output.",
+                hint="The agent may be gone, or its workers finish because others have. See the agent's output.",
             )
         cursor = store.wait(cursor, roster=True, timeout=left)
