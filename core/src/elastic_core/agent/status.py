@@ -82,11 +82,10 @@ def describe_node(state: NodeState, status: Status) -> str:
     ledger, info = state.ledger, state.info
     head = ledger.head
     leads = "this node" if ledger.leader == info.node_id else _named(ledger.leader, status.node_views)
-    kind = type(head.body).__name__.upper()
     rows = [
         ("run", f"{head.run}, known here for {_age(ledger.opened_at, status)}"),
         ("decides", f"{leads}, term {head.term}"),
-        ("entry", f"{head.index} is the newest, {kind}, read {_age(ledger.head_at, status)} ago"),
+        ("entry", f"{head.index} is the newest, {head.kind}, read {_age(ledger.head_at, status)} ago"),
         ("round", _round(ledger, status)),
         ("restarts", f"{ledger.counters.restarts} of {ledger.settings.agreement.max_restarts} spent"),
         ("waits for", status.describe_wait(_waits_for(state, status))),
