@@ -7,7 +7,6 @@ It works as torchrun's agent does: requests a round from the handler, starts the
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from functools import partial
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, Overdue, SignalReceived
 from elastic_core.agent.registration import applicant_for
-from elastic_core.agent.report import Ending, Publish, finish, publish_as
+from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
@@ -47,7 +46,6 @@ from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
-from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.warden.client import CLOSING, Warden
@@ -110,51 +108,33 @@ def run(
         resources = stack.enter_context(
             open_resources(config, plugins, publish, info, runtime.new_id(), warden, slot, warm=warm, cpus=cpus)
         )
-        agent = HandlerAgent(config, plugins, publish, handler, info, runtime, resources)
+        agent = HandlerAgent(resources, runtime, handler)
         show_state(agent.describe)
-        return snapshot_rescue.run(agent, resources, publish, str(info))
+        return snapshot_rescue.run(agent, resources)
 
 
 class HandlerAgent:
     """The agent's event loop: feeds events to ``state_machine.step`` and runs the effects that it returns."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        plugins: Plugins,
-        publish: Publish,
-        handler: RendezvousHandler,
-        info: NodeInfo,
-        runtime: Runtime,
-        resources: Resources,
-    ) -> None:
-        self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
-        self._resources = resources
+    def __init__(self, resources: Resources, runtime: Runtime, handler: RendezvousHandler) -> None:
+        self._resources, self._runtime = resources, runtime
+        self._config, self._plugins, self._publish = resources.config, resources.plugins, resources.publish
         self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
-        self._handled = resources.signals
         self._state = HandlerState()
-        self._info, self._since = info, runtime.now()
+        self._since = runtime.now()  # when the node's state last changed
         self._sealed: Sealed | None = None
         self._port_taken = False
-        self._count_timers = itertools.count(1)
-        self._count_timer = 0
-        """The newest timer for a question."""
-        self._asked_at: float | None = None
-        """When the handler was asked how many nodes wait; None if it has answered."""
-        self._blind_since: float | None = None
-        """When the handler first failed to answer; None after an answer."""
-        self._quiet_until = 0.0
-        """Until when waiting nodes are ignored."""
-        self._received: int | None = None
-        """The first signal that was received, which the workers get too."""
+        self._count_timer = 0  # the serial number of the newest timer for a question
+        self._asked_at: float | None = None  # when the handler was asked for a count; None if it has answered
+        self._blind_since: float | None = None  # when the handler first failed to answer; None after an answer
+        self._quiet_until = 0.0  # until when waiting nodes are ignored
+        self._received: int | None = None  # the first signal that was received, which the workers get too
         self._ending: Ending | None = None
-        self.closed: Closed | None = None
-        """The verdict on the job, as far as this node knows."""
-        self._over = False
-        """Whether the handler is shut down too."""
+        self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
+        self._over = False  # whether the handler is shut down too
         self._closed = False
         self._closing = threading.Lock()
-        self._handler_thread = HandlerThread(handler, info, config, self._post)
+        self._handler_thread = HandlerThread(handler, resources.info, self._config, self._post)
 
     def run(self) -> Ending:
         """Run the loop until the node's part in the job ends."""
@@ -181,7 +161,7 @@ class HandlerAgent:
         status = replace(Status.of(self._config), now=self._runtime.now(), since=self._since)
         group, incident = self._group, self._state.incident
         status = replace(status, workers=group.workers, started_at=group.started_at, incident=incident)
-        return describe_polled(self._state, self._info, status)
+        return describe_polled(self._state, self._resources.info, status)
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -189,16 +169,13 @@ class HandlerAgent:
         match event:
             case Sealed():
                 self._on_sealed(event)
-            case _CountDue(serial) if serial == self._count_timer:
-                self._ask_count()
-            case _CountDue():
-                pass
+            case _CountDue(serial):
+                if serial == self._count_timer:
+                    self._ask_count()
             case _HandlerBusy(number):
                 if self._state.work is HandlerWork.MEETING and number == self._round:
-                    self._say(
-                        "handler_busy",
-                        f"the handler has looked for a round for {BUSY_REPORT_SECONDS:g} s and still does",
-                    )
+                    message = f"the handler has looked for a round for {BUSY_REPORT_SECONDS:g} s and still does"
+                    self._say("handler_busy", message)
             case Counted() | Blind():
                 self._asked_at = None
                 self._on_count(event)
@@ -216,10 +193,9 @@ class HandlerAgent:
                 if self._warden.is_over(event):
                     self._group.finish_round()
                     self._step(WorkersGone())
-            case Overdue() if self._state.work is HandlerWork.STOPPING:
-                self._warden.kill()
             case Overdue():
-                pass
+                if self._state.work is HandlerWork.STOPPING:
+                    self._warden.kill()
             case Died(reason):
                 self._on_warden_death(reason)
             case _ if isinstance(event, ForkServerEvent):
@@ -297,7 +273,7 @@ class HandlerAgent:
         self._over = True
 
     def _on_signal(self, signum: int) -> None:
-        if signum not in self._handled:
+        if signum not in self._resources.signals:
             return
         name = signal_name(signum)
         if self._received is not None:
@@ -313,7 +289,7 @@ class HandlerAgent:
         self._step(Leaving.signalled(signum, name))
 
     def _on_warden_death(self, reason: str) -> None:
-        gone = handle_warden_death(self._resources, self._publish, reason)
+        gone = handle_warden_death(self._resources, reason)
         leaving = self._state.leaving or gone
         self._leave(leaving.exit_code, leaving.why)
 
@@ -369,7 +345,7 @@ class HandlerAgent:
         self._count_later(self._config.monitor_interval)
 
     def _count_later(self, seconds: float) -> None:
-        self._count_timer = next(self._count_timers)
+        self._count_timer += 1
         self._loop.at(self._runtime.now() + seconds, _CountDue(self._count_timer))
 
     def _stop(self, grace: Grace, why: str) -> None:
