@@ -338,5 +338,4 @@ class Supervisor:
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
-        self._say("left", report.describe_leaving(end.why, incident), report.level_of(end.code))
-        return Ending(end.code, end.why, incident)
+        return report.leave(self._publish, end.code, end.why, incident)

@@ -25,20 +25,8 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.handlers.state_machine import (
-    AskHandler,
-    AwaitOthers,
-    Close,
-    Counted,
-    HandlerEffect,
-    HandlerEvent,
-    HandlerState,
-    HandlerWork,
-    Judge,
-    Judged,
-    OthersFinished,
-    step,
-)
+from elastic_core.handlers import state_machine
+from elastic_core.handlers.state_machine import HandlerState, HandlerWork, step
 from elastic_core.handlers.status import describe_polled, round_started
 from elastic_core.handlers.thread import Blind, HandlerFailed, HandlerThread, Sealed, ShutDown
 from elastic_core.incidents import History, Incident, IncidentKind
@@ -138,7 +126,7 @@ class HandlerAgent:
 
     def run(self) -> Ending:
         """Run the loop until the node's part in the job ends."""
-        self._do(AskHandler())
+        self._do(state_machine.AskHandler())
         while not self._over:
             for event in self._loop.take():
                 self._handle(event)
@@ -176,12 +164,12 @@ class HandlerAgent:
                 if self._state.work is HandlerWork.MEETING and number == self._round:
                     message = f"the handler has looked for a round for {BUSY_REPORT_SECONDS:g} s and still does"
                     self._say("handler_busy", message)
-            case Counted() | Blind():
+            case state_machine.Counted() | Blind():
                 self._asked_at = None
                 self._on_count(event)
             case HandlerFailed(error):
                 self._on_failure(error)
-            case Judged() | OthersFinished():
+            case state_machine.Judged() | state_machine.OthersFinished():
                 self._step(event)
             case Crashed(error):
                 raise RuntimeError("the failure could not be judged") from error
@@ -236,7 +224,7 @@ class HandlerAgent:
             self._handler_thread.count()
             self._count_later(COUNT_MAX_SECONDS)
 
-    def _on_count(self, event: Counted | Blind) -> None:
+    def _on_count(self, event: state_machine.Counted | Blind) -> None:
         """Handle an answer. Silence of the handler's store is reported once, and stops healthy workers late (as S4)."""
         patience, since, now = self._config.timing.fence_after, self._blind_since, self._runtime.now()
         match event:
@@ -247,7 +235,7 @@ class HandlerAgent:
             case Blind() if since is not None and now - since >= patience:
                 why = f"the handler has not answered for {patience:g} s: its store is lost"
                 self._step(Leaving(why, ExitCode.STORE_LOST))
-            case Counted():
+            case state_machine.Counted():
                 if since is not None:
                     self._say("handler_answers", "the handler says again how many nodes wait")
                 self._blind_since = None
@@ -295,7 +283,7 @@ class HandlerAgent:
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
-    def _step(self, event: HandlerEvent) -> None:
+    def _step(self, event: state_machine.HandlerEvent) -> None:
         before = self._state
         self._state, effects = step(before, event)
         if (before.work, before.round) != (self._state.work, self._state.round):
@@ -303,9 +291,9 @@ class HandlerAgent:
         for effect in effects:
             self._do(effect)
 
-    def _do(self, effect: HandlerEffect) -> None:
+    def _do(self, effect: state_machine.HandlerEffect) -> None:
         match effect:
-            case AskHandler():
+            case state_machine.AskHandler():
                 state = self._state
                 self._handler_thread.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
                 self._loop.at(self._runtime.now() + BUSY_REPORT_SECONDS, _HandlerBusy(self._round))
@@ -313,15 +301,15 @@ class HandlerAgent:
                 self._start(current, restart_count)
             case Stop(grace, why):
                 self._stop(grace, why)
-            case Judge(incident, restarts):
+            case state_machine.Judge(incident, restarts):
                 self._judge(incident, restarts)
-            case AwaitOthers():
+            case state_machine.AwaitOthers():
                 self._say("workers_done", f"all local workers of round {self._round} exited with 0")
                 if self._sealed is not None:
                     self._handler_thread.finish(self._sealed.info)
                     patience = self._config.exit_barrier + SHUTDOWN_MAX_SECONDS
-                    self._loop.at(self._runtime.now() + patience, OthersFinished())  # the thread does not answer
-            case Close(closed):
+                    self._loop.at(self._runtime.now() + patience, state_machine.OthersFinished())  # if no answer came
+            case state_machine.Close(closed):
                 self.closed = closed
                 self._ending = finish(self._publish, closed, known="the first failure on this node")
                 self._handler_thread.shut_down()
@@ -331,9 +319,7 @@ class HandlerAgent:
 
     def _leave(self, code: int, why: str) -> None:
         """End at once, without a shutdown of the handler, which may close the job for the others."""
-        incident = self._state.incident
-        self._say("left", report.describe_leaving(why, incident), report.level_of(code))
-        self._ending, self._over = Ending(code, why, incident), True
+        self._ending, self._over = report.leave(self._publish, code, why, self._state.incident), True
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._publish(round_started(self._state, current, self._config.max_restarts))
@@ -364,7 +350,7 @@ class HandlerAgent:
 
         def judge() -> None:
             try:
-                self._post(Judged(self._plugins.judge(incident, history)))
+                self._post(state_machine.Judged(self._plugins.judge(incident, history)))
             except Exception as exc:
                 self._post(Crashed(exc))
 
