@@ -1,7 +1,6 @@
 """The agent's event loop: events of all threads, processes, signals and timers arrive in one queue.
 
-:meth:`EventLoop.take` blocks in one ``select`` over the warden's socket, the signal pipe, and the pipe by which other
-threads wake it. It does not poll: the timeout is the time until the next timer.
+:meth:`EventLoop.take` blocks in one ``select``, until the next timer at most, and does not poll.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ class Depart:
     """The node should leave: it received a signal, or ``elastic drain`` requested it."""
 
     signum: int
-    finished: bool = False  # the workers of other nodes have all exited with 0 (rule L7)
-    final: bool = False
-    """The grace period, in which the workers here may finish or stop together with all others, is over."""
+    finished: bool = False  # whether the workers of other nodes have all exited with 0 (rule L7)
+    final: bool = False  # whether the grace, in which workers here may finish or stop with all others, is over
     why: str = ""  # why a drain was requested; '' for a signal
 
 

@@ -16,7 +16,7 @@ from elastic_core.agent.resources import open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.supervisor import Supervisor
-from elastic_core.agent.worker_store import make_stores
+from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.host.addresses import advertised_address
@@ -60,7 +60,7 @@ def join_and_run(
         preloaded: The modules that the fork server imports; () without a fork server.
         cpus: The CPUs of each local rank; () if workers are not bound.
         again: Whether this agent has just been in an older run of the job, which the newest one has replaced (S3).
-        show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
+        show_state: Takes a function that describes the state; a newer one replaces it.
 
     Raises:
         ElasticError: The node was refused, or too few nodes came. No worker was started.
@@ -104,8 +104,13 @@ def join_and_run(
                 if (verdict := lookout.verdict()) is not None:
                     return finish(publish, verdict, idle=report.TOO_LATE)
         hosted = preload.STORE_MODULE in preloaded
-        made = make_stores(config, store, warden, address, runtime.new_id, hosted=hosted)
-        stores = stack.enter_context(closing(made))
+        if store.workers_store is not None:
+            stores: Stores = SharedStore(warden, store.workers_store, runtime.new_id)
+        elif config.master_port is not None:
+            stores = OnePort(warden, address, runtime.new_id, config.master_port, hosted=hosted)
+        else:
+            stores = Stores(warden, address, runtime.new_id, hosted=hosted)
+        stack.enter_context(closing(stores))
         applicant = replace(applicant, offer=stores.offer())
         joined = persist_with(lambda to: join(to, applicant, runtime, arrival))
         if isinstance(joined, Closed):
