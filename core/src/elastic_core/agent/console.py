@@ -103,7 +103,9 @@ class Console:
                 write_all(self._fd, chunk)
             except OSError as exc:
                 self._report(_gone(exc))
-                self._give_up()
+                with self._changed:
+                    self._closed = True
+                    self._waiting.clear()
                 return
             with self._changed:
                 self._size -= len(chunk)
@@ -131,11 +133,6 @@ class Console:
             return b""
         dropped, self._dropped = self._dropped, 0
         return f"\n[elastic] the console was too slow: {dropped:,} bytes of workers' output are missing here\n".encode()
-
-    def _give_up(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
 
 
 def _gone(exc: OSError) -> str:

@@ -12,6 +12,7 @@ import os
 import queue
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class EventLoop:
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, object]] = []
         self._order = itertools.count()
+        self._closing = threading.Lock()
         self._wake_r, self._wake_w = _pipe()
         self._signal_r, self._signal_w = _pipe()
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._drain_posted)
@@ -93,7 +95,7 @@ class EventLoop:
     def post(self, event: object) -> None:
         """Add an event. Any thread may call this, even after :meth:`close`."""
         self._posted.put(event)
-        with contextlib.suppress(BlockingIOError, OSError):
+        with self._closing, contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_w, b"\0")
 
     def at(self, instant: float, event: object) -> None:
@@ -122,7 +124,8 @@ class EventLoop:
             signal.signal(signum, handler)
         self._selector.close()
         pipes = (self._wake_r, self._wake_w, self._signal_r, self._signal_w)
-        self._wake_w = -1  # another file may soon have its number
+        with self._closing:
+            self._wake_w = -1  # another file may soon have its number
         for fd in pipes:
             os.close(fd)
 
@@ -141,8 +144,7 @@ def _ignore(_signum: int, _frame: FrameType | None) -> None:
 
 
 def _pipe() -> tuple[int, int]:
-    ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    return ends[0], ends[1]
+    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _drain(fd: int) -> bytes:

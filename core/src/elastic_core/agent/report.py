@@ -35,7 +35,7 @@ class Ending:
     exit_code: int  # one of ``ExitCode``, or 128 and the number of a signal
     why: str
     incident: Incident | None = None  # the root cause of a failed job, if it was a worker's failure
-    rejoin: bool = False  # whether the agent is to begin again, as a new node
+    rejoin: bool = False  # whether the agent must begin again, as a new node
     recorded: Mapping[str, Any] | None = None  # the error file of the worker that failed, if it was on this node
 
 

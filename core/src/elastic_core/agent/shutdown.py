@@ -42,7 +42,7 @@ class Departure:
             self._ask(Depart(signum))
 
     def on_drain(self, why: str) -> None:
-        """Leave after a drain was requested, for which there is no hurry."""
+        """Leave after a drain was requested."""
         if self.received is None and self.state().leaving is None:
             self._ask(Depart(signal.SIGTERM, why=why))
 
@@ -51,7 +51,7 @@ class Departure:
         state, ours = self.state(), self.resources.config.shutdown_timeout
         grace = 0.0 if order.final or state.work is not Work.RUNNING else self._grace(order)
         if state.leaving is not None and grace >= state.leaving.grace:
-            return  # it already leaves as soon as that
+            return  # it already leaves at least as soon
         why = order.why or f"received {signal_name(order.signum)}"
         busy = state.work in (Work.RUNNING, Work.STOPPING)
         again = "; once more to kill the workers at once" if busy and not order.why else ""

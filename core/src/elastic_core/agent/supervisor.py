@@ -1,8 +1,7 @@
-"""The agent's event loop: feeds events to the node's state machine and runs the effects that it returns.
+"""The agent's event loop: feeds events to ``step`` of :mod:`elastic_core.protocol.node` and runs its effects.
 
-:meth:`Supervisor.run` takes events, passes them to ``step`` of :mod:`elastic_core.protocol.node`, and executes the
-result. The threads of the session do all blocking I/O with the store, the warden starts and stops processes, and the
-threads of the output read streams. So the loop never blocks on anything but the next event.
+The threads of the session do all blocking I/O with the store, the warden starts and stops processes, and the threads of
+the output read streams. So the loop never blocks on anything but the next event.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
 
 class Supervisor:
-    """The agent's event loop: feeds events to ``node.step`` and runs the effects that it returns."""
+    """The agent of a node in a job with a ledger; ``look`` returns which slots of this host are held (rule S8)."""
 
     def __init__(
         self,
@@ -162,7 +161,10 @@ class Supervisor:
             case messages.Gone() | messages.Fenced():
                 self._on_gone(event)
             case messages.Died(reason):
-                self._on_warden_death(reason)
+                leaving = handle_warden_death(self._resources, reason)
+                self._step(node_events.WorkersGone())
+                self._step(leaving)
+                self._exit = Exit(leaving.exit_code, leaving.why)
             case node_events.EntriesRead() | node_events.HistoryReplaced() | node_events.RunReplaced():
                 self._step(event)
             case node_events.Probed() | node_events.StoreLost():
@@ -188,10 +190,10 @@ class Supervisor:
             self._do(node_events.MakeOffer())
         current = self._state.ledger.round
         if current is not None and current.offer == offer and self._state.work is Work.RUNNING:
-            self._lose_store(current, event)
+            self._lose_store(current, event if isinstance(event, messages.ServiceEnded) else None)
 
-    def _lose_store(self, current: Round, event: messages.ServiceFailed | messages.ServiceEnded | None = None) -> None:
-        if (news := self._group.lose_store(current, event)) is not None:
+    def _lose_store(self, current: Round, ended: messages.ServiceEnded | None = None) -> None:
+        if (news := self._group.lose_store(current, ended)) is not None:
             self._step(news)
 
     def _on_gone(self, event: messages.Gone | messages.Fenced) -> None:
@@ -204,12 +206,6 @@ class Supervisor:
         if self._warden.is_over(event):
             self._group.finish_round()
             self._step(node_events.WorkersGone())
-
-    def _on_warden_death(self, reason: str) -> None:
-        leaving = handle_warden_death(self._resources, reason)
-        self._step(node_events.WorkersGone())
-        self._step(leaving)
-        self._exit = Exit(leaving.exit_code, leaving.why)
 
     def _tick(self) -> None:
         """Once per heartbeat: vouch that the loop lives (L1), renew the dead-man's switch (S4), look at slots (S8)."""

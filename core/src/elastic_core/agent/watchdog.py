@@ -164,7 +164,7 @@ class Watchdog:
         return iter(())
 
     def take_expired(self) -> list[Timer]:
-        """Return the timers that have expired, whose processes are to be sent their signals."""
+        """Return the timers that have expired, whose processes must be sent their signals."""
         if (now := self._now()) < self._wakes_at:  # woken for a timer that was replaced or released
             return []
         self._wakes_at = math.inf

@@ -25,7 +25,7 @@ from elastic_core.worker.channel import FAILED, GO_ON, INITIALIZED, KIND, LEAVES
 
 PACKETS_MAX = 256  # per worker and window
 WINDOW_SECONDS = 1.0
-DRAINED_PACKETS_MAX = 4096  # per worker, if all packets are to be read; a socket holds some hundreds
+DRAINED_PACKETS_MAX = 4096  # per worker, when all packets are read; a socket holds some hundreds
 LINGERING = 30.0  # seconds that an interpreter may take to end before that is reported; with torch it takes one or two
 _INT = array("i").itemsize
 
@@ -115,7 +115,7 @@ class Reports:
         self.fd_store = FdStore()  # kept over rounds
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when :meth:`receive` is to be called."""
+        """Return a descriptor that is readable when :meth:`receive` has something to read."""
         return self._ready.fileno()
 
     def open(self, tag: int) -> socket.socket:

@@ -120,7 +120,7 @@ class OnePort(Stores):
         self._listens = False
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """Return the same address with a new id.
+        """Return an offer of the one address, with a new id.
 
         Raises:
             ElasticError: The port is taken.
@@ -166,5 +166,5 @@ class SharedStore(Stores):
         self._number = place[1]
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """Return the same address with a new id."""
+        """Return an offer of the one address, with a new id."""
         return Offer(self._address, self._number, self._new_id(), hosted=True)

@@ -231,11 +231,8 @@ class WorkerGroup:
             return None
         return error_file_data(error_file(self.directory, incident.round, incident.rank)) or None
 
-    def lose_store(
-        self, current: Round, event: messages.ServiceEnded | messages.ServiceFailed | None = None
-    ) -> node_events.WorkerFailed | None:
+    def lose_store(self, current: Round, ended: messages.ServiceEnded | None) -> node_events.WorkerFailed | None:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
-        ended = event if isinstance(event, messages.ServiceEnded) else None
         return self._fail(0, store_incident(self.info, current, self._after(), ended))
 
     def _after(self) -> float:

@@ -40,8 +40,7 @@ from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
 
 COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after that the question counts as failed
-FAILED_COUNT_INTERVAL_SECONDS = 5.0
-"""At least, between two questions after a failed one, since the handler may write warnings for each."""
+FAILED_COUNT_INTERVAL_SECONDS = 5.0  # at least, between two failed questions: the handler may warn of each
 FRUITLESS_ROUND_MIN_SECONDS = 10.0
 """For a round that was made for waiting nodes, and has as many nodes as the round before."""
 BUSY_REPORT_SECONDS = 30.0  # after which it is reported that the handler still looks for a round
@@ -120,9 +119,7 @@ class HandlerAgent:
         self._ending: Ending | None = None
         self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
         self._over = False  # whether the handler is shut down too
-        self._closed = False
-        self._closing = threading.Lock()
-        self._handler_thread = HandlerThread(handler, resources.info, self._config, self._post)
+        self._handler_thread = HandlerThread(handler, resources.info, self._config, self._loop.post)
 
     def run(self) -> Ending:
         """Run the loop until the node's part in the job ends."""
@@ -141,14 +138,17 @@ class HandlerAgent:
         """End the workers and the handler's thread. Call it once, at any time."""
         self._warden.close(CLOSING)
         self._handler_thread.close()
-        with self._closing:
-            self._closed = True
 
     def describe(self) -> str:
         """Describe what this agent does and waits for. Any thread may call this."""
-        status = replace(Status.of(self._config), now=self._runtime.now(), since=self._since)
-        group, incident = self._group, self._state.incident
-        status = replace(status, workers=group.workers, started_at=group.started_at, incident=incident)
+        status = replace(
+            Status.of(self._config),
+            now=self._runtime.now(),
+            since=self._since,
+            workers=self._group.workers,
+            started_at=self._group.started_at,
+            incident=self._state.incident,
+        )
         return describe_polled(self._state, self._resources.info, status)
 
     # Events ----------------------------------------------------------------------------------------------------------
@@ -185,7 +185,9 @@ class HandlerAgent:
                 if self._state.work is HandlerWork.STOPPING:
                     self._warden.kill()
             case Died(reason):
-                self._on_warden_death(reason)
+                gone = handle_warden_death(self._resources, reason)
+                leaving = self._state.leaving or gone
+                self._leave(leaving.exit_code, leaving.why)
             case _ if isinstance(event, ForkServerEvent):
                 self._publish(report.fork_server(event))
             case _:
@@ -213,10 +215,7 @@ class HandlerAgent:
         self._step(sealed.met)
 
     def _ask_count(self) -> None:
-        """Ask how many nodes wait; if the last question has no answer yet, count it as failed.
-
-        The handler's thread answers one question after the other. So this continues while it looks for a round.
-        """
+        """Ask how many nodes wait; if the last question has no answer yet, count it as failed."""
         if self._asked_at is not None:
             self._on_count(Blind(TimeoutError(f"no answer for {self._runtime.now() - self._asked_at:.0f} s")))
         elif self._state.work is HandlerWork.RUNNING:
@@ -225,7 +224,7 @@ class HandlerAgent:
             self._count_later(COUNT_MAX_SECONDS)
 
     def _on_count(self, event: state_machine.Counted | Blind) -> None:
-        """Handle an answer. Silence of the handler's store is reported once, and stops healthy workers late (as S4)."""
+        """Handle an answer. A silent store is reported once, and stops healthy workers after ``fence_after`` (S4)."""
         patience, since, now = self._config.timing.fence_after, self._blind_since, self._runtime.now()
         match event:
             case Blind(error) if since is None:
@@ -275,11 +274,6 @@ class HandlerAgent:
         if self._ending is not None:  # only the handler's shutdown is left
             self._over = True
         self._step(Leaving.signalled(signum, name))
-
-    def _on_warden_death(self, reason: str) -> None:
-        gone = handle_warden_death(self._resources, reason)
-        leaving = self._state.leaving or gone
-        self._leave(leaving.exit_code, leaving.why)
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
@@ -350,17 +344,11 @@ class HandlerAgent:
 
         def judge() -> None:
             try:
-                self._post(state_machine.Judged(self._plugins.judge(incident, history)))
+                self._loop.post(state_machine.Judged(self._plugins.judge(incident, history)))
             except Exception as exc:
-                self._post(Crashed(exc))
+                self._loop.post(Crashed(exc))
 
         threading.Thread(target=judge, name="elastic-judge", daemon=True).start()
-
-    def _post(self, event: object) -> None:
-        """Post an event to the loop. Any thread may call this, even after the loop is closed."""
-        with self._closing:
-            if not self._closed:
-                self._loop.post(event)
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))
