@@ -63,15 +63,15 @@ from elastic_core.session.state import SessionCalls
 from elastic_core.threads import bounded
 from elastic_core.warden.client import CLOSING
 from elastic_core.warden.messages import (
-    Died,
     Fenced,
     ForkServerEvent,
     ForkServerFailed,
-    Gone,
     ServiceEnded,
     ServiceFailed,
     ServiceStarted,
+    StopCompleted,
     Stuck,
+    WardenDied,
 )
 
 SILENT_PROGRESS_SECONDS = 30.0
@@ -208,9 +208,9 @@ class Supervisor:
                 self._departure.on_signal(signum)
             case Depart():
                 self._departure.depart(event)
-            case Gone() | Fenced():
-                self._on_gone(event)
-            case Died(reason):
+            case StopCompleted() | Fenced():
+                self._on_workers_stopped(event)
+            case WardenDied(reason):
                 self._on_warden_death(reason)
             case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | RunReplaced():
                 self._step(event)
@@ -243,7 +243,7 @@ class Supervisor:
         if (news := self._group.lose_store(current, event)) is not None:
             self._step(news)
 
-    def _on_gone(self, event: Gone | Fenced) -> None:
+    def _on_workers_stopped(self, event: StopCompleted | Fenced) -> None:
         if isinstance(event, Fenced) and self._state.work is Work.RUNNING:
             self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
         elif isinstance(event, Fenced) and self._state.work is Work.STOPPING:

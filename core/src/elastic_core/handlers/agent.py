@@ -51,7 +51,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
+from elastic_core.warden.messages import ForkServerEvent, StopCompleted, Stuck, WardenDied
 
 COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after that the question counts as failed
 FAILED_COUNT_INTERVAL_SECONDS = 5.0
@@ -212,7 +212,7 @@ class HandlerAgent:
                 self._on_shut_down(error)
             case SignalReceived(signum):
                 self._on_signal(signum)
-            case Gone():
+            case StopCompleted():
                 if self._warden.is_over(event):
                     self._group.finish_round()
                     self._step(WorkersGone())
@@ -220,7 +220,7 @@ class HandlerAgent:
                 self._warden.kill()
             case Overdue():
                 pass
-            case Died(reason):
+            case WardenDied(reason):
                 self._on_warden_death(reason)
             case _ if isinstance(event, ForkServerEvent):
                 self._publish(report.fork_server(event))

@@ -23,7 +23,7 @@ from elastic_core.warden.channel import Channel, Message
 from elastic_core.warden.linux import Process, descendants, kill
 
 if TYPE_CHECKING:
-    from elastic_core.warden.messages import Fenced, Gone, WardenEvent
+    from elastic_core.warden.messages import Fenced, StopCompleted, WardenEvent
 
 CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
 PROGRAM = os.path.join(os.path.dirname(__file__), "process.py")
@@ -197,8 +197,8 @@ class Warden:
         """Stop all: ``signum`` to the workers' process groups, SIGKILL to whatever is left after ``grace`` seconds.
 
         SIGTERM follows another ``signum`` in the last fifth of the grace, at most 5 s before its end.
-        What outlives the last worker is killed at once, services apart. Gone will come, once for all stops under way,
-        of which the earliest deadline holds.
+        Processes that outlive the last worker are killed at once, except services. One StopCompleted answers all stops
+        under way, of which the earliest deadline holds.
         """
         self._stops += 1
         self._unanswered = self._stops
@@ -208,16 +208,16 @@ class Warden:
         """Kill everything ``seconds`` from now, unless this is called again before; Fenced will come. None: never."""
         self._send({"do": "fence", "seconds": seconds})
 
-    def is_over(self, event: Gone | Fenced) -> bool:
+    def is_over(self, event: StopCompleted | Fenced) -> bool:
         """Whether all workers that were asked for are gone, as an event says; to be asked once, by who deals with it.
 
         Events come by the batch, and something else may have been asked for since. A start that crosses a Fenced is
         refused. A stop that crosses one is answered by itself, so nothing is over before that; nor is it by the answer
         to an earlier stop.
         """
-        from elastic_core.warden.messages import Gone  # see the top
+        from elastic_core.warden.messages import StopCompleted  # see the top
 
-        if not isinstance(event, Gone):
+        if not isinstance(event, StopCompleted):
             self._fences += 1
         elif event.serial == self._unanswered:
             self._unanswered = None
@@ -233,7 +233,7 @@ class Warden:
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Give up on it: Died will come, and its workers die with it."""
+        """Give up on it: WardenDied will come, and its workers die with it."""
         self._process.kill()
 
     def receive(self) -> list[WardenEvent]:
@@ -274,12 +274,12 @@ class Warden:
             self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0))
 
     def _event(self, message: Message) -> WardenEvent:
-        from elastic_core.warden.messages import Gone, Spawned, parse_message  # see the top
+        from elastic_core.warden.messages import Spawned, StopCompleted, parse_message  # see the top
 
         told = parse_message(message)
         if isinstance(told, Spawned):
             self._workers.add(told.pid)
-        elif isinstance(told, Gone):  # no process is left in the sessions of this round's workers
+        elif isinstance(told, StopCompleted):  # no process is left in the sessions of this round's workers
             self._workers.clear()
         return told
 

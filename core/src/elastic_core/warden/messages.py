@@ -62,14 +62,10 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """The answer to a ``Warden.stop`` and to those before it: only services are left below the warden.
+class StopCompleted:
+    """The answer to a ``Warden.stop`` and to those before it: only services are left below the warden."""
 
-    Attributes:
-        serial: The number of the stop, counted from 1.
-    """
-
-    serial: int
+    serial: int  # the number of the stop, counted from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ class Fenced:
     """The dead-man's switch has killed all workers: only services are left below the warden.
 
     No Exited is sent for these workers, and no SpawnFailed for those that were still to be started. A stop that was
-    requested meanwhile is answered by a Gone after this event.
+    requested meanwhile is answered by a StopCompleted after this event.
     """
 
 
@@ -160,18 +156,18 @@ class ServiceEnded:
     returncode: int
 
 
-WorkerEvent: TypeAlias = Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced
+WorkerEvent: TypeAlias = Spawned | StartedFresh | SpawnFailed | Exited | Signalled | StopCompleted | Stuck | Fenced
 ServiceEvent: TypeAlias = ServiceStarted | ServiceFailed | ServiceEnded
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class WardenDied:
     """The warden itself is dead, and every process below it was killed. The last event; the warden does not send it."""
 
     reason: str
 
 
-WardenEvent: TypeAlias = WorkerEvent | ForkServerEvent | ServiceEvent | Died
+WardenEvent: TypeAlias = WorkerEvent | ForkServerEvent | ServiceEvent | WardenDied
 
 _CLASSES = {
     re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind
@@ -194,6 +190,6 @@ def parse_message(message: Message) -> WardenEvent:
     return parsed
 
 
-def warden_death(returncode: int | None) -> Died:
+def warden_death(returncode: int | None) -> WardenDied:
     """Make the event of the warden's own end; ``returncode`` is None if it only closed its connection."""
-    return Died("it closed its connection" if returncode is None else f"it {describe_exit(returncode)}")
+    return WardenDied("it closed its connection" if returncode is None else f"it {describe_exit(returncode)}")

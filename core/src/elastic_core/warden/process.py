@@ -279,7 +279,7 @@ class WardenProcess:
             if stop.fenced:
                 self._send_event("fenced")
             if stop.serial is not None:
-                self._send_event("gone", serial=stop.serial)
+                self._send_event("stop_completed", serial=stop.serial)
             if self._channel.closed:
                 self._kill_services()
         elif stop.killed is not None or not (self._workers() or self._unforked()) or now >= stop.deadline:
