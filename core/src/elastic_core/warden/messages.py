@@ -22,13 +22,12 @@ class Spawned:
     tag: int
     pid: int
     warm: bool = False  # whether the fork server forked it
-    unlearned: int = 0
-    """How many modules an earlier worker has imported that the fork server has neither imported nor tried to."""
+    unlearned: int = 0  # modules that an earlier worker imported and the fork server has not, nor tried to
 
 
 @dataclass(frozen=True, slots=True)
 class StartedFresh:
-    """A worker that the fork server should have forked starts as a fresh process, for the reason ``why``: a line."""
+    """A worker that the fork server should have forked starts as a fresh process; ``why`` is one line."""
 
     tag: int
     why: str
@@ -50,7 +49,7 @@ class Exited:
     pid: int
     returncode: int
     at: float = field(default=0.0, compare=False)
-    """When the warden reaped it, in seconds on the monotonic clock, which all processes of a host share."""
+    """When the warden reaped it, in seconds on the monotonic clock of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ class Stuck:
 class Fenced:
     """The dead-man's switch has killed all workers: only services are left below the warden.
 
-    No Exited is sent for these workers, and no SpawnFailed for those that were still to be started. A stop that was
-    requested meanwhile is answered by a StopCompleted after this event.
+    No Exited is sent for these workers, and no SpawnFailed for those that were still to be started. The StopCompleted
+    of a stop that was requested meanwhile comes after this event.
     """
 
 
@@ -97,7 +96,7 @@ class ForkServerReady:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerFailed:
-    """There is no fork server and will be none; ``reason`` is the traceback of the import that raised, or a line."""
+    """There is no fork server and will be none; ``reason`` is the traceback of an import that raised, or a line."""
 
     reason: str
 
@@ -129,7 +128,6 @@ class ForkServerStayed:
 
 
 ForkServerEvent: TypeAlias = ForkServerReady | ForkServerFailed | ForkServerDied | ForkServerGrown | ForkServerStayed
-"""An event of the fork server."""
 
 
 @dataclass(frozen=True, slots=True)
