@@ -39,7 +39,11 @@ IDIOM = re.compile(
 CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
 
 PLAIN = [
+    CORE / "forkserver",
+    CORE / "host",
     CORE / "session",
+    CORE / "warden",
+    CORE / "worker",
     *(path.parent for path in PLUGINS if path.parts[-4] in {"file", "metrics", "redis", "torch", "torchrun"}),
     ROOT / "docs",
 ]
