@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_core.warden.channel import Message
-from elastic_core.warden.spawn import SLOT_DESCRIPTOR, STANDARD_STREAMS, inheritable, volunteer_for_oom
-from elastic_core.worker.channel import CONTROL_VARIABLE
+from elastic_core.warden.spawn import take_descriptors, volunteer_for_oom
 
 
 def become(request: Message, given: Mapping[str, int], environment: Mapping[str, str]) -> None:
@@ -22,13 +21,8 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
     Raises:
         OSError: A copy cannot be made, or the CPUs do not exist.
     """
-    for number, name in enumerate(STANDARD_STREAMS):
-        os.dup2(given[name], number)
     replace_environment(environment)
-    if "control" in given:
-        os.environ[CONTROL_VARIABLE] = str(inheritable(given["control"]))
-    if "slot" in given:
-        inheritable(given["slot"], SLOT_DESCRIPTOR)
+    take_descriptors(given, os.environ)
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is not None:
             renew(stream, number)

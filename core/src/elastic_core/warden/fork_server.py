@@ -175,10 +175,9 @@ class ForkServerClient:
         """Make a service that starts fresh out of ``child``; None if no settings have come."""
         if not self._settings:
             return None
-        argv = [*self._settings["python"], "-c", SERVICE]
-        request: Message = {**child.request, "argv": argv, "env": dict(self._settings["env"])}
+        argv, environment = [*self._settings["python"], "-c", SERVICE], dict(self._settings["env"])
         descriptors, child.descriptors = child.descriptors, []
-        return Child(child.kind, {**request, "cwd": None, "cpus": None, "worker": False}, descriptors)
+        return Child(child.kind, {**child.request, "argv": argv, "env": environment}, descriptors)
 
     def next_deadline(self) -> float:
         """Return when :meth:`take_released` or :meth:`fork_successor` has something to do."""
@@ -288,14 +287,14 @@ class ForkServerClient:
         environment[STAGE], environment[ROOM] = "probe", " " * ROOM_SIZE
         python = self._settings["python"]
         argv = [*python, "-c", PROBE, *python, *self._settings["program"]]
-        request: Message = {"argv": argv, "env": environment, "cwd": None, "cpus": None, "worker": False}
+        request: Message = {"argv": argv, "env": environment, "descriptors": ["stdin", "control"]}
         descriptors: list[int] = []
         try:
             ours, theirs = socket.socketpair()
             descriptors = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), theirs.detach()]
             channel = Channel(ours)
             channel.send({name: self._settings[name] for name in ("modules", "whole", "env")})
-            child = Child(Kind.FORK_SERVER, {**request, "descriptors": ["stdin", "control"]}, descriptors)
+            child = Child(Kind.FORK_SERVER, request, descriptors)
             start(child)
         except OSError as exc:
             close_all(descriptors)

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import signal
+from collections.abc import Mapping, MutableMapping
 from typing import NoReturn
 
 from elastic_core.warden.channel import Message, close_all
@@ -113,9 +114,37 @@ def start(child: Child) -> None:
         OSError: No process, or no descriptor, is left.
     """
     try:
-        child.pid, child.pipe = _fork(child.request, child.named_descriptors())
+        given, warden = child.named_descriptors(), os.getpid()
+        child.pipe, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Signals to the child stay blocked until it has its own dispositions: the warden's copy ignores them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            if (pid := os.fork()) == 0:
+                _become(child, given, writing, warden)
+            child.pid = pid
+        except OSError:
+            child.close_pipe()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(writing)
     finally:
         close_all(child.descriptors)
+
+
+def take_descriptors(given: Mapping[str, int], environment: MutableMapping[str, str]) -> None:
+    """In a worker: make the given descriptors its standard streams, its control channel and its copy of the slot.
+
+    Raises:
+        OSError: No descriptor is left.
+    """
+    for number, name in enumerate(STANDARD_STREAMS):
+        if name in given:
+            os.dup2(given[name], number)
+    if "control" in given:
+        environment[CONTROL_VARIABLE] = str(inheritable(given["control"]))
+    if "slot" in given:
+        inheritable(given["slot"], SLOT_DESCRIPTOR)
 
 
 def inheritable(descriptor: int, number: int = OUT_OF_THE_WAY) -> int:
@@ -138,53 +167,29 @@ def volunteer_for_oom() -> None:
         file.write(str(score))
 
 
-def _fork(request: Message, given: dict[str, int]) -> tuple[int, int]:
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    warden = os.getpid()
-    # Signals to the child stay blocked until it has its own dispositions: the warden's copy ignores them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _become(request, given, writing, warden)
-    except OSError:
-        os.close(reading)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(writing)
-    return pid, reading
-
-
-def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> NoReturn:
+def _become(child: Child, given: Mapping[str, int], pipe: int, warden: int) -> NoReturn:
     """Become the program, or report why not; in the child. Every other descriptor is close-on-exec."""
-    what = request["argv"][0]
+    request = child.request
+    environment, what = request["env"], request["argv"][0]
     try:
         os.setsid()
         die_with_parent()
         if os.getppid() != warden:
             os._exit(127)  # the warden died before the signal was set
-        for number, name in enumerate(STANDARD_STREAMS):
-            if name in given:
-                os.dup2(given[name], number)
-        environment = request["env"]
-        if "control" in given:
-            environment[CONTROL_VARIABLE] = str(inheritable(given["control"]))
-        if "slot" in given:
-            inheritable(given["slot"], SLOT_DESCRIPTOR)
-        if "entry" in request:  # a service
+        take_descriptors(given, environment)
+        if child.kind is Kind.SERVICE:
             numbers = {name: inheritable(fd) for name, fd in given.items()}
             call = {"entry": request["entry"], "arguments": request["arguments"], "descriptors": numbers}
             environment[SERVICE_VARIABLE] = json.dumps(call)
-        if request.get("worker", True):
+        if child.kind is Kind.WORKER:
             volunteer_for_oom()
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if request["cpus"] is not None:
+        if request.get("cpus") is not None:
             what = f"CPUs {request['cpus']}"
             os.sched_setaffinity(0, request["cpus"])
-        if request["cwd"] is not None:
+        if request.get("cwd") is not None:
             what = request["cwd"]
             os.chdir(what)
         what = request["argv"][0]

@@ -173,7 +173,7 @@ def _masked(mask: str, devices: Sequence[Device]) -> tuple[Visible, ...]:
     """
     entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
     if not entries:
-        return tuple(Visible(str(number), device) for number, device in enumerate(devices))
+        return select(None, devices)
     parts: dict[int, list[str]] = {}
     for entry in entries:
         root = entry.partition(".")[0]
