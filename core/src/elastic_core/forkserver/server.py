@@ -186,7 +186,8 @@ class _ForkServer:
         unlearned = self._learning.count_unlearned()
         if record is not None:
             record.begin()
-        _go(pipe, unlearned)
+        _confirm(pipe, unlearned)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _succeed(self, modules: list[str], control: int, *, learns: bool) -> None:
         """In the second fork: be the next fork server, that has imported more. Returns in workers only.
@@ -275,11 +276,6 @@ def _confirm(pipe: int, unlearned: int = 0) -> None:
     os.close(pipe)
 
 
-def _go(pipe: int, unlearned: int = 0) -> None:
-    _confirm(pipe, unlearned)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
 def _run_service(request: Message, given: dict[str, int]) -> NoReturn:
     """In a service: call its function, and end."""
     pipe = given.pop("pipe")
@@ -292,7 +288,8 @@ def _run_service(request: Message, given: dict[str, int]) -> NoReturn:
             _refuse(pipe, f"{type(exc).__name__}: {exc}")
             os._exit(1)
         ignore_requests_to_end()
-        _go(pipe)
+        _confirm(pipe)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         function(**request["arguments"], **given)
         code = 0
     except SystemExit as exc:
