@@ -269,7 +269,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "news of another end is taken for this one's",
-        "Supervisor._on_gone",
+        "Supervisor._on_workers_stopped",
         "self._warden.is_over(event)",
         "self._warden.is_over(event) or True",
         "suspended",

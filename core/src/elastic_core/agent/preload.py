@@ -78,9 +78,9 @@ def wait_until_ready(
 
     Ends earlier if there is no fork server, after ``PATIENCE``, or once ``lookout`` knows that the run has ended.
     """
-    from elastic_core.warden.messages import Died, ForkServerFailed, ForkServerGrown, ForkServerReady, ForkServerStayed
+    from elastic_core.warden import messages
 
-    last = ForkServerGrown | ForkServerStayed if more else ForkServerReady
+    last = messages.ForkServerGrown | messages.ForkServerStayed if more else messages.ForkServerReady
     heard: list[WardenEvent] = []
     watched: list[Warden | Lookout] = [warden, *([] if lookout is None else [lookout])]
     deadline = now() + PATIENCE
@@ -89,6 +89,6 @@ def wait_until_ready(
         if lookout in readable:
             break
         heard += warden.receive()
-        if any(isinstance(event, last | ForkServerFailed | Died) for event in heard):
+        if any(isinstance(event, last | messages.ForkServerFailed | messages.WardenDied) for event in heard):
             break
     return heard

@@ -158,9 +158,9 @@ class Supervisor:
                 self._departure.on_signal(signum)
             case Depart():
                 self._departure.depart(event)
-            case messages.Gone() | messages.Fenced():
-                self._on_gone(event)
-            case messages.Died(reason):
+            case messages.StopCompleted() | messages.Fenced():
+                self._on_workers_stopped(event)
+            case messages.WardenDied(reason):
                 leaving = handle_warden_death(self._resources, reason)
                 self._step(node_events.WorkersGone())
                 self._step(leaving)
@@ -196,7 +196,7 @@ class Supervisor:
         if (news := self._group.lose_store(current, ended)) is not None:
             self._step(news)
 
-    def _on_gone(self, event: messages.Gone | messages.Fenced) -> None:
+    def _on_workers_stopped(self, event: messages.StopCompleted | messages.Fenced) -> None:
         if isinstance(event, messages.Fenced) and self._state.work is Work.RUNNING:
             self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
         elif isinstance(event, messages.Fenced) and self._state.work is Work.STOPPING:

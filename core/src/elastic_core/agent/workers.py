@@ -201,7 +201,7 @@ class WorkerGroup:
         return steps if len(steps) == len(self._workers) else None
 
     def stop(self, grace: float, *, broken: bool = False, signum: int = signal.SIGTERM) -> None:
-        """Stop all workers with ``signum``, and SIGKILL after ``grace`` seconds; the warden answers Gone.
+        """Stop all workers with ``signum``, and SIGKILL after ``grace`` seconds; the warden answers StopCompleted.
 
         A ``broken`` round is stopped for a failure, whose cause may be a worker here that is about to end.
         """

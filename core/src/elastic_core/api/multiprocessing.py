@@ -39,7 +39,7 @@ from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import subreaping
-from elastic_core.warden.messages import Died, Exited, Gone, Spawned, SpawnFailed
+from elastic_core.warden.messages import Exited, Spawned, SpawnFailed, StopCompleted, WardenDied
 from elastic_core.worker import function
 
 __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
@@ -361,9 +361,9 @@ class PContext:
                     self._errors[tag] = error
                 case Exited(tag, pid, code):
                     self._pids[tag], self._codes[tag] = pid, code
-                case Gone():
+                case StopCompleted():
                     self._gone = self._warden.is_over(event)
-                case Died(reason):
+                case WardenDied(reason):
                     self._died = reason
 
     def _stop(self, signum: int, timeout: float) -> None:

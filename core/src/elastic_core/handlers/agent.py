@@ -39,7 +39,7 @@ from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop,
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
+from elastic_core.warden.messages import ForkServerEvent, StopCompleted, Stuck, WardenDied
 
 COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after that the question counts as failed
 FAILED_COUNT_INTERVAL_SECONDS = 5.0  # at least, between two failed questions: the handler may warn of each
@@ -180,14 +180,14 @@ class HandlerAgent:
                 self._on_shut_down(error)
             case SignalReceived(signum):
                 self._on_signal(signum)
-            case Gone():
+            case StopCompleted():
                 if self._warden.is_over(event):
                     self._group.finish_round()
                     self._step(WorkersGone())
             case Overdue():
                 if self._state.work is HandlerWork.STOPPING:
                     self._warden.kill()
-            case Died(reason):
+            case WardenDied(reason):
                 gone = handle_warden_death(self._resources, reason)
                 leaving = self._state.leaving or gone
                 self._leave(leaving.exit_code, leaving.why)
