@@ -116,7 +116,7 @@ def configure(config: LaunchConfig) -> RunConfig:
     if handler_registry.find(backend) is None:  # a handler that was registered may have any backend's name
         numbered = backend in rdzv_conf.NUMBERED
         backend, endpoint = rdzv_conf.settle(backend, endpoint, nnodes)
-    options = manager.rendezvous_options(backend, named=config.plugins)
+    options = manager.load_backend(backend, named=config.plugins).rendezvous_options()
     given = {key: value for key, value in config.rdzv_configs.items() if value is not None}
     if numbered and nnodes.most > 1 and "rank" not in given:
         raise UsageError(

@@ -107,7 +107,9 @@ def _complete(known: RunConfig, given: Flags) -> tuple[RunConfig, Plugins]:
     from elastic_core.plugins.entry_points import Catalogue
 
     catalogue, named = Catalogue.read(), plugins_named(given, os.environ)
-    config = configure(known, given, os.environ, lambda name: manager.rendezvous_options(name, catalogue, named), warn)
+    config = configure(
+        known, given, os.environ, lambda name: manager.load_backend(name, catalogue, named).rendezvous_options(), warn
+    )
     return config, manager.load(config, catalogue)
 
 

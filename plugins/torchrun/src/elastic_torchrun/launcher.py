@@ -56,7 +56,9 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     if flags.logs_specs is not None:
         raise UsageError(f"--logs_specs {flags.logs_specs!r} names a class of torch's, which Elastic does not use.")
     known, catalogue, named = outline(flags, os.environ), Catalogue.read(), plugins_named(flags, os.environ)
-    return configure(known, flags, os.environ, lambda name: manager.rendezvous_options(name, catalogue, named), warn)
+    return configure(
+        known, flags, os.environ, lambda name: manager.load_backend(name, catalogue, named).rendezvous_options(), warn
+    )
 
 
 def replace(module: Any) -> None:
