@@ -34,10 +34,8 @@ _NO_EFFECT = {
 class WorkerState(str, enum.Enum):
     """How a run ended."""
 
-    SUCCEEDED = "SUCCEEDED"
-    """The job is done."""
-    FAILED = "FAILED"
-    """It has failed, or this node could not stay in it."""
+    SUCCEEDED = "SUCCEEDED"  # the job is done
+    FAILED = "FAILED"  # the job has failed, or this node could not stay in it
 
 
 @dataclass
@@ -110,14 +108,10 @@ class RunResult:
     """
 
     state: WorkerState
-    returncode: int = 0
-    """What ``elastic run`` would have exited with (:class:`elastic_core.exit_codes.ExitCode`)."""
-    return_values: Mapping[int, Any] = field(default_factory=dict)
-    """What this node's workers returned, by global rank."""
-    failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
-    """The root cause, under the rank that it struck."""
-    incident: Incident | None = None
-    """The same with all that is known of it, and where it struck no worker, too."""
+    returncode: int = 0  # the exit code of ``elastic run`` (:class:`elastic_core.exit_codes.ExitCode`)
+    return_values: Mapping[int, Any] = field(default_factory=dict)  # of this node's workers, by global rank
+    failures: Mapping[int, ProcessFailure] = field(default_factory=dict)  # the root cause, under its worker's rank
+    incident: Incident | None = None  # the root cause with all its facts; also one that is no worker's failure
     why: str = ""
 
     def is_failed(self) -> bool:

@@ -224,11 +224,9 @@ class PContext:
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._errors: dict[int, str] = {}
-        self._stopped: set[int] = set()
-        """The local ranks that ran when they were told to end: how they do is no failure."""
+        self._stopped: set[int] = set()  # local ranks that were stopped: their exit codes are no failures
         self._closed = self._gone = False
-        self._died: str | None = None
-        """How the warden has ended, and all that it had started with it."""
+        self._died: str | None = None  # how the warden has ended, and all processes with it
         with ExitStack() as stack:
             stack.enter_context(subreaping())
             self._warden = Warden.start(alone=False)

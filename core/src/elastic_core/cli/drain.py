@@ -18,8 +18,7 @@ from elastic_core.errors import PluginError, UsageError
 if TYPE_CHECKING:
     from elastic_core.rendezvous.backend import RendezvousBackend
 
-TAKEN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
-"""The flags of ``elastic run`` that identify the job."""
+TAKEN = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")  # they name the job
 SEVERAL = NodeRange(1, 2)
 
 

@@ -122,8 +122,7 @@ VARIABLES = (
 """All variables but those of the flags."""
 
 
-_EXEC = "ELASTIC_EXEC"
-"""Set below ``elastic exec``: torchrun is Elastic's there. A process that a worker starts gets torch's."""
+_EXEC = "ELASTIC_EXEC"  # set below ``elastic exec``, where torchrun is Elastic's; workers do not inherit it
 _SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")
 """Variables that hold a backend's password, or the job's token."""
 

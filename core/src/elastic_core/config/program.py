@@ -10,8 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-CALLS = "elastic_core.worker.function"
-"""The module that runs a serialized function."""
+CALLS = "elastic_core.worker.function"  # the module that runs a serialized function
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 """The program by which ``--run_path`` runs a script, as in torchrun."""
 
@@ -19,16 +18,11 @@ RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_
 class ProgramKind(enum.Enum):
     """How the program is started."""
 
-    SCRIPT = "script"
-    """A Python file: ``elastic run train.py``."""
-    MODULE = "module"
-    """A Python module: ``elastic run -m package.train``."""
-    RUN_PATH = "run_path"
-    """A Python file, directory or archive, run by :func:`runpy.run_path`: ``elastic run --run_path /abs/train.py``."""
-    FUNCTION = "function"
-    """A Python function, serialized by :mod:`elastic_core.worker.function`, as for ``elastic_core.api.launch``."""
-    EXECUTABLE = "executable"
-    """Anything else: ``elastic run --no_python ./train.sh``."""
+    SCRIPT = "script"  # a Python file: ``elastic run train.py``
+    MODULE = "module"  # a Python module: ``elastic run -m package.train``
+    RUN_PATH = "run_path"  # a file, directory or archive for runpy: ``elastic run --run_path /abs/train.py``
+    FUNCTION = "function"  # serialized by :mod:`elastic_core.worker.function`, for ``elastic_core.api.launch``
+    EXECUTABLE = "executable"  # anything else: ``elastic run --no_python ./train.sh``
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +32,7 @@ class Program:
     kind: ProgramKind
     target: str
     args: tuple[str, ...] = ()
-    function: str = ""
-    """The qualified name of the function, for FUNCTION: its ``target`` is a directory."""
+    function: str = ""  # the qualified name of the function, for FUNCTION: its ``target`` is a directory
 
 
 def interpreter(environ: Mapping[str, str]) -> list[str]:
@@ -72,10 +65,8 @@ def function_command(
     return [*python, "-m", CALLS, directory, str(round_number), str(rank)]
 
 
-_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh")
-"""Executables that run the file which their arguments name."""
-_OF_ONE_NODE = re.compile(r"rank|node|host|addr", re.IGNORECASE)
-"""Options whose value is expected to differ between the nodes of a job."""
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh")  # they run a file of their arguments
+_OF_ONE_NODE = re.compile(r"rank|node|host|addr", re.IGNORECASE)  # options whose values differ between nodes
 
 
 def name(program: Program) -> str:

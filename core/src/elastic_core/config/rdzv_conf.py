@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
 
 RUN_UID, TOKEN_FILE = "run_uid", "token_file"
-LOCAL = "local"
-"""The backend of a job of one node."""
+LOCAL = "local"  # the backend of a job of one node
 STATIC = "static"
-NUMBERED = (STATIC, "torch-static")
-"""The backends whose nodes are numbered by hand: Elastic's, and torch's."""
+NUMBERED = (STATIC, "torch-static")  # the backends whose nodes are numbered by hand: Elastic's, and torch's
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
 FENCE_FACTOR = 5.0
@@ -54,12 +52,9 @@ class RendezvousConf:
 
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None
-    token_file: str | None = None
-    """The file of the job's token (``job_token``)."""
-    backend: Mapping[str, str] = field(default_factory=dict)
-    """The backend's own keys, as typed; the backend checks their values."""
-    without_effect: tuple[str, ...] = ()
-    """A sentence for each key that only torch's own backends know."""
+    token_file: str | None = None  # the file of the job's token (``job_token``)
+    backend: Mapping[str, str] = field(default_factory=dict)  # as typed; the backend checks the values
+    without_effect: tuple[str, ...] = ()  # a sentence for each key that only torch's own backends know
 
 
 def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousConf:
