@@ -1,8 +1,8 @@
 """Incidents and verdicts: the types of the failure hooks.
 
-The node where something failed creates an :class:`Incident` and writes it into its roster row; the leader creates that
-of a lost node. The leader asks the failure policies and appends the incident to the ledger, from which every node
-prints the root cause.
+The node where a failure happens creates an :class:`Incident` and writes it into its roster row; the leader creates the
+incident of a lost node. The leader asks the failure policies and appends the incident to the ledger, from which every
+node prints the root cause.
 """
 
 from __future__ import annotations

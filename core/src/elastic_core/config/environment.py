@@ -1,7 +1,6 @@
-"""Every environment variable that Elastic reads or sets, with its meaning; a test keeps the list complete.
+"""Every environment variable that Elastic reads or sets, with its meaning; ``docs/environment.md`` shows them.
 
-Each flag of ``elastic run`` is also read from ``PET_<FLAG>`` (:func:`flag_variable`), as torchrun's are. Those follow
-from the declarations of the flags (``cli/options.py``). ``docs/environment.md`` shows both.
+Each flag of ``elastic run`` is also read from ``PET_<FLAG>`` (:func:`flag_variable`), as torchrun's are.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from elastic_core.errors import without_passwords
 
 FLAG_PREFIX = "PET_"
-_MAY_HOLD_ONE = (f"{FLAG_PREFIX}RDZV_ENDPOINT", f"{FLAG_PREFIX}RDZV_CONF")
+_MAY_HOLD_PASSWORD = (f"{FLAG_PREFIX}RDZV_ENDPOINT", f"{FLAG_PREFIX}RDZV_CONF")
 
 
 class Use(enum.Enum):
@@ -121,24 +120,18 @@ VARIABLES = (
 )
 """All variables but those of the flags."""
 
-
 _EXEC = "ELASTIC_EXEC"  # set below ``elastic exec``, where torchrun is Elastic's; workers do not inherit it
-_SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")
-"""Variables that hold a backend's password, or the job's token."""
+_SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")  # a backend's password, or the job's token
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that an agent's processes inherit: all but secrets and ``ELASTIC_EXEC``.
+    """Return the environment that an agent's processes inherit: without secrets and ``ELASTIC_EXEC``."""
 
-    Secrets are in ``ELASTIC_JOB_TOKEN``, in ``ELASTIC_…_PASSWORD``, and possibly in the variables of
-    ``--rdzv_endpoint`` and ``--rdzv_conf``.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if name != _EXEC
-        and not (_SECRET.fullmatch(name) or (name in _MAY_HOLD_ONE and without_passwords(value) != value))
-    }
+    def is_kept(name: str, value: str) -> bool:
+        shows_password = name in _MAY_HOLD_PASSWORD and without_passwords(value) != value
+        return name != _EXEC and not _SECRET.fullmatch(name) and not shows_password
+
+    return {name: value for name, value in environ.items() if is_kept(name, value)}
 
 
 def flag_variable(parameter: str) -> str:

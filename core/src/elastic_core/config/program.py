@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CALLS = "elastic_core.worker.function"  # the module that runs a serialized function
-RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-"""The program by which ``--run_path`` runs a script, as in torchrun."""
+RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"  # as in torchrun
 
 
 class ProgramKind(enum.Enum):
@@ -35,6 +34,14 @@ class Program:
     function: str = ""  # the qualified name of the function, for FUNCTION: its ``target`` is a directory
 
 
+_BEFORE_TARGET: Mapping[ProgramKind, Sequence[str]] = {
+    ProgramKind.SCRIPT: (),
+    ProgramKind.MODULE: ("-m",),
+    ProgramKind.RUN_PATH: ("-c", RUN_PATH),
+    ProgramKind.FUNCTION: ("-m", CALLS),
+}  # the interpreter's arguments before the target
+
+
 def interpreter(environ: Mapping[str, str]) -> list[str]:
     """Return the command of the interpreter for workers: this one, or ``PYTHON_EXEC``, unbuffered."""
     return [environ.get("PYTHON_EXEC") or sys.executable, "-u"]
@@ -42,26 +49,14 @@ def interpreter(environ: Mapping[str, str]) -> list[str]:
 
 def python_program(program: Program) -> list[str]:
     """Return the interpreter's arguments that are the same for all workers; [] for an executable."""
-    match program.kind:
-        case ProgramKind.SCRIPT:
-            return [program.target]
-        case ProgramKind.MODULE:
-            return ["-m", program.target]
-        case ProgramKind.RUN_PATH:
-            return ["-c", RUN_PATH, program.target]
-        case ProgramKind.FUNCTION:
-            return ["-m", CALLS, program.target]
-        case ProgramKind.EXECUTABLE:
-            return []
+    before = _BEFORE_TARGET.get(program.kind)
+    return [] if before is None else [*before, program.target]
 
 
 def function_command(
     directory: str, *, round_number: int, rank: int, python: Sequence[str] = (sys.executable, "-u")
 ) -> list[str]:
-    """How to start a worker that calls the function which was written down in this directory.
-
-    The worker writes its result there, as that of ``rank`` in this round.
-    """
+    """Return the command of a worker that calls the function of this directory, and writes its result there."""
     return [*python, "-m", CALLS, directory, str(round_number), str(rank)]
 
 

@@ -25,9 +25,8 @@ NUMBERED = (STATIC, "torch-static")  # the backends whose nodes are numbered by 
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
 FENCE_FACTOR = 5.0
-"""``fence_after`` is at least this many times ``lost_after``. A node without store contact stops its workers at 80 % of
-``fence_after``, and must have the time of two losses to reach the store again: one for the store to come back, one for
-its own reconnects."""
+"""``fence_after`` is at least this many times ``lost_after``: a node without store contact stops its workers at 80 % of
+``fence_after``, and needs two ``lost_after`` before, for the store's return and for its reconnects."""
 _TLS = "this backend does not speak TLS"
 TORCH_KEYS: Mapping[str, str] = {
     "timeout": "say join_timeout for what it means",
@@ -61,9 +60,9 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
     """Parse ``KEY=VALUE,KEY=VALUE``. torch's keys are accepted, though some have no effect.
 
     Args:
-        text: As the user typed it; '' for nothing.
+        text: The text as typed; '' for none.
         backend: The backend's name, for messages.
-        options: The backend's options. A handler of others gets all keys, known or not; core reads ``fence_after``.
+        options: The backend's options. A foreign handler gets all keys, known or not; core reads ``fence_after``.
 
     Raises:
         UsageError: A pair has no ``=``, a key is unknown or given twice, a duration is not a number of seconds, or
@@ -206,8 +205,7 @@ def scheduler_uid(environ: Mapping[str, str]) -> str | None:
     return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT') or 0}" if job else None
 
 
-_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
-"""Matches a text that may hold a password, of which a comma may have cut off a part."""
+_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)  # in a text that may hold a password, cut at a comma
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -76,14 +76,12 @@ class Timing:
     """
 
     join_timeout: float = 600.0  # how long the job waits for the minimum of nodes, at first and after a loss
-    last_call_timeout: float = 1.0
-    """How long the first round waits for one more node once the minimum is there; a recovery never does."""
+    last_call_timeout: float = 1.0  # how long the first round waits for one more node than the minimum
     beat_interval: float = 2.0
     lost_after: float = 6.0  # a node without a heartbeat for this long is lost
     fence_after: float = 600.0
     """How long a round with unreachable members blocks the next one; such members stop their workers at 80 % of it."""
-    plan_timeout: float = 300.0
-    """How long workers that call should_checkpoint() get to reach the agreed step, before a resize or a drain."""
+    plan_timeout: float = 300.0  # how long workers get to reach the agreed step of should_checkpoint()
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -112,17 +110,16 @@ class RunConfig:
     nproc_per_node: int = 1
     role: str = "default"
     node_rank: int | None = None  # the number of this node, given by hand (static backend); None to have it assigned
-    master_port: int | None = None
-    """The port of the workers' store in a job of one node; None for a free port, another one in each round."""
+    master_port: int | None = (
+        None  # the port of the workers' store in a job of one node; None for a free one each round
+    )
     max_restarts: int = MAX_RESTARTS
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)  # not shown: it may hold a password, as may ``rdzv_conf``
     rdzv_id: str = DEFAULT_ID
-    rdzv_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The backend's own keys; core's are in ``timing`` and ``run_uid``."""
-    job_token: JobToken | None = field(default=None, repr=False)
-    """The secret that all nodes of the job share; None for a job without one."""
+    rdzv_conf: Mapping[str, str] = field(default_factory=dict, repr=False)  # the keys of the backend, without core's
+    job_token: JobToken | None = field(default=None, repr=False)  # the secret of all nodes; None for a job without one
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None  # the scheduler's id of this run (rule S6), from ``run_uid=…`` or its environment
     allow_version_mismatch: bool = False
@@ -132,8 +129,7 @@ class RunConfig:
     shutdown_timeout: float = SHUTDOWN_TIMEOUT  # between the first signal and SIGKILL, for workers of a healthy round
     failure_grace: float = 3.0
     """Time between the first signal and SIGKILL for the workers of a broken round, which often hang in a collective."""
-    preemption_grace: float = 0.0
-    """Time after SIGTERM in which the workers of this node stop together with all others; 0 for no such stop."""
+    preemption_grace: float = 0.0  # time after SIGTERM in which all workers stop together; 0 for no such stop
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)
     tee: StreamMap = field(default_factory=StreamMap)
