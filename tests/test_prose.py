@@ -40,6 +40,8 @@ CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
 
 PLAIN = [
     CORE / "session",
+    *(CORE / name for name in ("api", "cli", "config", "plugins")),
+    *sorted(CORE.glob("*.py")),
     *(path.parent for path in PLUGINS if path.parts[-4] in {"file", "metrics", "redis", "torch", "torchrun"}),
     ROOT / "docs",
 ]

@@ -221,11 +221,7 @@ def without_effect(config: LaunchConfig) -> Iterator[str]:
 def logs_of(
     logs_specs: Any, log_dir: str | os.PathLike[str] | None, redirects: Streams | None, tee: Streams | None
 ) -> Logs:
-    """Return the destinations that the arguments name; where they name none, those of torch's LogsSpecs.
-
-    Raises:
-        UsageError: ``logs_specs`` is no LogsSpecs, or a flag is invalid.
-    """
+    """Return the destinations that the arguments name, else those of torch's LogsSpecs; UsageError if invalid."""
     shown: Any = None
     if logs_specs is not None:
         if not hasattr(logs_specs, "root_log_dir"):
@@ -243,11 +239,7 @@ def logs_of(
 
 
 def stream_map(streams: Streams) -> StreamMap:
-    """Return the streams of each local rank, from one flag or from flags by local rank.
-
-    Raises:
-        UsageError: A flag or a rank is invalid.
-    """
+    """Return the streams of each local rank; raise a UsageError for an invalid flag or rank."""
     given: Mapping[Any, Any] = streams if isinstance(streams, Mapping) else {0: streams}
     with suppress(ValueError, TypeError):
         flags = {int(rank): int(flag) for rank, flag in given.items()}
@@ -261,11 +253,7 @@ def stream_map(streams: Streams) -> StreamMap:
 
 
 def numa_mode(options: Any) -> str | None:
-    """Return the mode of ``--numa_binding`` for torch's NumaOptions or a mode's name; None for None.
-
-    Raises:
-        UsageError: There is no such mode.
-    """
+    """Return the mode of ``--numa_binding`` for torch's NumaOptions or a mode's name, or UsageError; None for None."""
     mode = getattr(options, "affinity_mode", options)
     return read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), parse.numa_binding)
 
@@ -276,11 +264,7 @@ def warn(warning: str) -> None:
 
 
 def read(name: str, text: str | None, meaning: Callable[[str], _T]) -> _T | None:
-    """Return the parsed value of a text, as on the command line; None for None.
-
-    Raises:
-        UsageError: The value is invalid or no text.
-    """
+    """Return the parsed value of a text, as on the command line; UsageError if it is invalid; None for None."""
     if not isinstance(text, str | None):
         raise UsageError(f"{name}={text!r} is of the type {type(text).__name__}, not a text.")
     try:

@@ -15,8 +15,7 @@ import click
 from click.core import ParameterSource
 
 from elastic_core.cli import program
-from elastic_core.cli.options import Flags
-from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.options import Flags, RunCommand
 from elastic_core.config import rdzv_conf
 from elastic_core.config.environment import flag_variable
 from elastic_core.config.parse import names

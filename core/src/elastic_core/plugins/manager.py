@@ -54,7 +54,11 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
 
 
 class Plugins:
-    """Registered plugins, and the calls of their hooks."""
+    """Registered plugins, and the calls of their hooks.
+
+    Where a hook's contract (``hookspecs``) says that an error fails the run, the method that calls it raises that
+    error: an ElasticError as it is, any other as a PluginError that names the plugin.
+    """
 
     def __init__(self) -> None:
         self.problems: list[PluginError] = []  # of autoload; the observers receive them before anything else
@@ -193,11 +197,7 @@ class Plugins:
     # Worker start ----------------------------------------------------------------------------------------------------
 
     def preload(self, config: RunConfig) -> tuple[str, ...]:
-        """Return the modules that plugins want the fork server to import, in order of their registration.
-
-        Raises:
-            PluginError: A plugin failed.
-        """
+        """Return the modules that plugins want the fork server to import, in order of their registration."""
         names: list[str] = []
         for impl in reversed(self.implementations("elastic_preload")):
             names += self._ask(impl, config=config) or ()
@@ -215,11 +215,7 @@ class Plugins:
         raise PluginError("No plugin says how to start a worker.")
 
     def worker_environment(self, program: Program, assignment: Assignment) -> dict[str, str]:
-        """Return the variables to add to one worker's environment; of several values the last registered plugin's wins.
-
-        Raises:
-            PluginError: A plugin failed; the worker cannot be started.
-        """
+        """Return the variables to add to one worker's environment; the last registered plugin's value of each wins."""
         environment: dict[str, str] = {}
         for impl in reversed(self.implementations("elastic_worker_environment")):
             environment.update(self._ask(impl, program=program, assignment=assignment) or {})
@@ -228,16 +224,12 @@ class Plugins:
     # In a worker -----------------------------------------------------------------------------------------------------
 
     def offered(self, hook: str) -> Any:
-        """Return the last registered plugin's answer to a hook without arguments; None where no plugin answers.
-
-        Raises:
-            PluginError: A plugin failed.
-        """
+        """Return the last registered plugin's answer to a hook without arguments; None where no plugin answers."""
         answers = (self._ask(impl) for impl in self.implementations(hook))
         return next((answer for answer in answers if answer is not None), None)
 
     def _ask(self, impl: Implementation, **facts: object) -> Any:
-        """Call one implementation; an error that is no ElasticError becomes a PluginError, which names the plugin."""
+        """Call one implementation."""
         try:
             return impl(**facts)
         except ElasticError:
