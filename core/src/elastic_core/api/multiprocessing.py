@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from elastic_core.agent.directories import make_log_dir
 from elastic_core.agent.error_files import last_exception_line
 from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.registration import cpus_of_workers
 from elastic_core.api import launch_config
 from elastic_core.api.agent import LocalElasticAgent, RunResult, WorkerSpec
 from elastic_core.api.launch_config import LaunchConfig, Logs, Streams
@@ -175,18 +176,8 @@ def start_processes(
         logs_specs, log_dir = None, log_dir or logs_specs
     logs = launch_config.logs_of(logs_specs, log_dir, redirects, tee)
     filters = {Stream.OUT: duplicate_stdout_filters or (), Stream.ERR: duplicate_stderr_filters or ()}
-    cpus = _cpus(launch_config.numa_mode(numa_options), len(args))
+    cpus = cpus_of_workers(launch_config.numa_mode(numa_options), len(args))
     return PContext(name, entrypoint, args, envs, logs, log_line_prefixes or {}, filters, cpus)
-
-
-def _cpus(numa_binding: str | None, processes: int) -> tuple[frozenset[int], ...]:
-    """Return the CPUs of each local rank; () when they are not bound."""
-    if numa_binding is None:
-        return ()
-    from elastic_core.host.devices import Machine, read_topology, worker_cpus  # few need it
-
-    topology = read_topology(os.environ, Machine())
-    return tuple(worker_cpus(numa_binding, rank, processes, topology) for rank in range(processes))
 
 
 class PContext:

@@ -126,7 +126,7 @@ def connect_and_run(
     from elastic_core.rendezvous.backend import RendezvousBackend
 
     watchdog.check(os.environ)
-    cpus = cpus_of_workers(config)
+    cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))

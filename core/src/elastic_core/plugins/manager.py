@@ -204,15 +204,11 @@ class Plugins:
         return tuple(dict.fromkeys(names))
 
     def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
-        """Return the argument vector of one worker.
-
-        Raises:
-            PluginError: A plugin failed; the worker cannot be started.
-        """
-        for impl in self.implementations("elastic_worker_command"):
-            if (command := self._ask(impl, program=program, assignment=assignment)) is not None:
-                return list(command)
-        raise PluginError("No plugin says how to start a worker.")
+        """Return the argument vector of one worker."""
+        command = self.first_answer("elastic_worker_command", program=program, assignment=assignment)
+        if command is None:
+            raise PluginError("No plugin says how to start a worker.")
+        return list(command)
 
     def worker_environment(self, program: Program, assignment: Assignment) -> dict[str, str]:
         """Return the variables to add to one worker's environment; the last registered plugin's value of each wins."""
@@ -221,11 +217,9 @@ class Plugins:
             environment.update(self._ask(impl, program=program, assignment=assignment) or {})
         return environment
 
-    # In a worker -----------------------------------------------------------------------------------------------------
-
-    def offered(self, hook: str) -> Any:
-        """Return the last registered plugin's answer to a hook without arguments; None where no plugin answers."""
-        answers = (self._ask(impl) for impl in self.implementations(hook))
+    def first_answer(self, hook: str, **facts: object) -> Any:
+        """Return the last registered plugin's answer that is not None; None where no plugin answers."""
+        answers = (self._ask(impl, **facts) for impl in self.implementations(hook))
         return next((answer for answer in answers if answer is not None), None)
 
     def _ask(self, impl: Implementation, **facts: object) -> Any:
