@@ -56,18 +56,14 @@ VARIABLES = (
         TORCHELASTIC_RESTART_COUNT="Restarts that the job has spent so far.",
         TORCHELASTIC_MAX_RESTARTS="Restarts that the job may spend (--max_restarts).",
         TORCHELASTIC_RUN_ID="The job id (--rdzv_id).",
-        TORCHELASTIC_USE_AGENT_STORE=(
-            "True: the agents serve the workers' store, a new one in each round. False: rank 0 opens it."
-        ),
+        TORCHELASTIC_USE_AGENT_STORE="True: the agents serve the workers' store, one a round. False: rank 0 opens it.",
         TORCHELASTIC_ERROR_FILE=(
             "The file to which torch's @record writes the exception that ends the worker. Where it is set for elastic "
             "run itself: the file to which elastic run writes why the job has failed."
         ),
         ELASTIC_RUN_UID="The run's own random id; one job id may see many runs.",
         ELASTIC_ROUND="The round's number within the run; a later round has a greater one.",
-        ELASTIC_CONTROL_FD=(
-            "The descriptor of the worker's channel to its agent, a socket of packets; a script may ignore it."
-        ),
+        ELASTIC_CONTROL_FD="The descriptor of the worker's channel to its agent, a packet socket; it may be ignored.",
         ELASTIC_LOCAL_RANK="The worker's rank on its node, also where LOCAL_RANK is 0 (--virtual_local_rank).",
     ),
     *_variables(
@@ -77,16 +73,9 @@ VARIABLES = (
     ),
     *_variables(
         Use.READ,
-        ELASTIC_PLUGINS=(
-            "Names of plugins to load besides those of --plugin, separated by commas. Workers get the names of both."
-        ),
-        ELASTIC_JOB_TOKEN=(
-            "A secret of 32 characters or more, the same on all nodes of a job; it seals all that they write to the "
-            "store."
-        ),
-        PYTHONPATH=(
-            "The module path of workers. While the fork server starts, a directory of Elastic stands in front of it."
-        ),
+        ELASTIC_PLUGINS="Names of plugins to load besides those of --plugin, separated by commas. Workers get both.",
+        ELASTIC_JOB_TOKEN="The secret of all nodes of a job, 32 characters or more; it seals their data in the store.",
+        PYTHONPATH="The module path of workers. While the fork server starts, a directory of Elastic precedes it.",
         PYTHON_EXEC="The interpreter for workers; the agent's own where it is not set.",
         TORCH_ELASTIC_SHUTDOWN_TIMEOUT="As --shutdown_timeout, which takes precedence.",
         TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=(
@@ -94,9 +83,7 @@ VARIABLES = (
         ),
         LOGLEVEL="The least level of the events that the agent prints: DEBUG, INFO, WARNING or ERROR.",
         TORCHELASTIC_ENABLE_FILE_TIMER="1: processes whose torch.distributed.elastic.timer expires are ended.",
-        TORCHELASTIC_TIMER_FILE=(
-            "The named pipe for those timers; workers find it in this variable. One is made where it is not set."
-        ),
+        TORCHELASTIC_TIMER_FILE="The named pipe for those timers, also for workers; the agent makes one by default.",
         TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=(
             "Seconds that a worker may wait in the kernel (state D) before its round ends; 0, no limit, by default."
         ),
