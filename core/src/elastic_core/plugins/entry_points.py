@@ -90,7 +90,12 @@ class Catalogue:
     def read(cls) -> Catalogue:
         """Return the plugins of the distributions that are on ``sys.path`` now."""
         found = metadata.entry_points()
-        return cls(_installed(group, entry_point) for group in Group for entry_point in found.select(group=group.value))
+        points = [(group, point) for group in Group for point in found.select(group=group.value)]
+        return cls(
+            InstalledPlugin(group, point.name, distribution.name, distribution.version, point)
+            for group, point in points
+            if (distribution := point.dist) is not None  # as it is for all that were found
+        )
 
     def offers(self, group: Group) -> list[InstalledPlugin]:
         """Return the plugins of one group in order of name; a name that two distributions offer is there twice."""
@@ -138,13 +143,6 @@ class Catalogue:
             if name in self.names(group) and (flag := _FLAGS.get(group)) is not None:
                 hint = f"It is a {group.noun}: {flag}={name}."
         return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
-
-
-def _installed(group: Group, entry_point: metadata.EntryPoint) -> InstalledPlugin:
-    distribution = entry_point.dist
-    if distribution is None:  # only for one that was made by hand, not read from a distribution
-        return InstalledPlugin(group, entry_point.name, "unknown", "", entry_point)
-    return InstalledPlugin(group, entry_point.name, distribution.name, distribution.version, entry_point)
 
 
 def load(offer: InstalledPlugin) -> Any:
