@@ -41,8 +41,7 @@ _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
 )
 """The types of :class:`LaunchConfig`'s fields, in words, and the fields; other numbers are RunConfig's to check."""
 _LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
-_MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")
-"""Of the fields whose default is not None, those for which None is the same as the default."""
+_MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")  # None stands for another default
 _T = TypeVar("_T")
 
 
@@ -57,8 +56,7 @@ class LaunchConfig:
     min_nodes: int = 1
     max_nodes: int = 1
     nproc_per_node: int = 1
-    logs_specs: Any = None
-    """torch's DefaultLogsSpecs; its log_dir, redirects, tee and local_ranks_filter hold where ours are not given."""
+    logs_specs: Any = None  # torch's DefaultLogsSpecs; ``log_dir``, ``redirects`` and ``tee`` take precedence
     run_id: str = ""  # the job's id; a random one when it is '' and no other node can join
     role: str = "default"
     rdzv_endpoint: str = field(default="", repr=False)

@@ -27,6 +27,7 @@ from elastic_core.api import launch_config
 from elastic_core.api.agent import LocalElasticAgent, RunResult, WorkerSpec
 from elastic_core.api.launch_config import LaunchConfig, Logs, Streams
 from elastic_core.api.process_failure import ProcessFailure, read_failure
+from elastic_core.config import parse
 from elastic_core.config.program import function_command
 from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
@@ -97,8 +98,6 @@ class Std:
         Raises:
             UsageError: The text is neither.
         """
-        from elastic_core.config import parse  # reads texts as the command line does
-
         try:
             streams = parse.stream_map(text)
         except parse.Wrong as wrong:

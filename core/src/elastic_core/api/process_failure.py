@@ -29,8 +29,7 @@ class ProcessFailure:
     error_file: str  # '' for a process that has written none
     error_file_data: Mapping[str, Any] = field(default_factory=lambda: _NO_DATA)  # as torch's @record writes it
     message: str = ""  # one line: the exception, or how the process ended
-    timestamp: int = field(default_factory=lambda: int(time.time()))
-    """Seconds since 1970: when the exception was recorded, else when the failure was seen."""
+    timestamp: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970, of the record or of now
 
     def signal_name(self) -> str:
         """``SIGKILL``; ``<N/A>`` where no signal ended it."""

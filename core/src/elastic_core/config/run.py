@@ -19,8 +19,7 @@ from elastic_core.rendezvous.options import check_node_limit
 if TYPE_CHECKING:
     from elastic_core.rendezvous.job_token import JobToken
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The signals on which a node leaves, unless they are ignored or ``--signals_to_handle`` names others."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # on which a node leaves by default, unless ignored
 DEFAULT_ID = "none"  # the job id of a run without ``--rdzv_id``, as in torchrun
 MAX_RESTARTS = 3  # failures of workers that a job survives by default
 SHUTDOWN_TIMEOUT = 30.0
@@ -124,11 +123,9 @@ class RunConfig:
     run_uid: str | None = None  # the scheduler's id of this run (rule S6), from ``run_uid=…`` or its environment
     allow_version_mismatch: bool = False
     local_addr: str | None = None
-    signals: tuple[signal.Signals, ...] | None = None
-    """The signals on which the node leaves; None for ``SIGNALS``, except those that are ignored at the start."""
+    signals: tuple[signal.Signals, ...] | None = None  # on which the node leaves; None for ``SIGNALS`` unless ignored
     shutdown_timeout: float = SHUTDOWN_TIMEOUT  # between the first signal and SIGKILL, for workers of a healthy round
-    failure_grace: float = 3.0
-    """Time between the first signal and SIGKILL for the workers of a broken round, which often hang in a collective."""
+    failure_grace: float = 3.0  # between the first signal and SIGKILL, for workers of a broken round
     preemption_grace: float = 0.0  # time after SIGTERM in which all workers stop together; 0 for no such stop
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)

@@ -30,9 +30,7 @@ from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler, complete_class
 from elastic_core.rendezvous.options import RendezvousOptions
 
-Factory: TypeAlias = Callable[..., Any]
-"""Makes a handler: a class or a function that takes :class:`RendezvousParameters`, or nothing."""
-
+Factory: TypeAlias = Callable[..., Any]  # makes a handler, from RendezvousParameters or without an argument
 TORCH_PREFIX = "torch-"  # before the names of torch's own handlers, of which some are also names of our backends
 SHARE_SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 

@@ -64,8 +64,7 @@ class Plugins:
         self.problems: list[PluginError] = []  # of autoload; the observers receive them before anything else
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
-        self.in_workers: tuple[str, ...] = ()
-        """The plugins that workers call, in the order in which the run names them; all nodes must have equal ones."""
+        self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
         self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
         self._backend: object = None
 
