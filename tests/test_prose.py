@@ -38,9 +38,8 @@ IDIOM = re.compile(
 """A sentence names its subject: a node, a waiter, a process, a user."""
 CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
 
-PACKAGES = ("agent", "forkserver", "handlers", "host", "protocol", "rendezvous", "session", "warden", "worker")
 PLAIN = [
-    *(CORE / package for package in PACKAGES),
+    CORE,
     *(path.parent for path in PLUGINS if path.parts[-4] in {"file", "metrics", "redis", "torch", "torchrun"}),
     ROOT / "docs",
 ]

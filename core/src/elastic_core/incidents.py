@@ -1,8 +1,8 @@
 """Incidents and verdicts: the types of the failure hooks.
 
-The node where something failed creates an :class:`Incident` and writes it into its roster row; the leader creates that
-of a lost node. The leader asks the failure policies and appends the incident to the ledger, from which every node
-prints the root cause.
+The node where a failure happens creates an :class:`Incident` and writes it into its roster row; the leader creates the
+incident of a lost node. The leader asks the failure policies and appends the incident to the ledger, from which every
+node prints the root cause.
 """
 
 from __future__ import annotations
@@ -120,10 +120,8 @@ def follows_peer_loss(incident: Incident) -> bool:
 
 _BROKEN_SCRIPT = frozenset({"ImportError", "IndentationError", "ModuleNotFoundError", "SyntaxError", "TabError"})
 _USAGE = re.compile(r"^usage:", re.IGNORECASE | re.MULTILINE)
-_USAGE_EXIT_CODE = 2
-"""The exit code of argparse, click and the like after a usage message."""
-_BEGINS_WITHIN = 600.0
-"""Seconds within which a program has done its first imports, also from a slow file system."""
+_USAGE_EXIT_CODE = 2  # of argparse, click and the like, after a usage message
+_BEGINS_WITHIN = 600.0  # seconds within which a program has done its first imports, also from a slow file system
 _COMPILED = re.compile(r"\.so\b")
 
 
@@ -163,8 +161,7 @@ class Action(enum.IntEnum):
     """The action after an incident. Of several verdicts the greatest action, which is the strictest, wins."""
 
     RESTART = 0
-    EXCLUDE_HOST = 1
-    """Restart without the incident's host, if enough others are there."""
+    EXCLUDE_HOST = 1  # restart without the incident's host, if enough others are there
     GIVE_UP = 2
 
 

@@ -100,15 +100,15 @@ def applicant_for(
     )
 
 
-def cpus_of_workers(config: RunConfig) -> tuple[frozenset[int], ...]:
+def cpus_of_workers(numa_binding: str | None, workers: int) -> tuple[frozenset[int], ...]:
     """Return the CPUs that each local rank may run on (``--numa_binding``); () when they are not bound.
 
     Raises:
         UsageError: A worker would have none.
     """
-    if config.numa_binding is None:
+    if numa_binding is None:
         return ()
     from elastic_core.host.devices import Machine, read_topology, worker_cpus  # few runs need it
 
-    topology, workers = read_topology(os.environ, Machine()), config.nproc_per_node
-    return tuple(worker_cpus(config.numa_binding, rank, workers, topology) for rank in range(workers))
+    topology = read_topology(os.environ, Machine())
+    return tuple(worker_cpus(numa_binding, rank, workers, topology) for rank in range(workers))

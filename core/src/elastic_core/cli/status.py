@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.drain import TAKEN, over_the_store
+from elastic_core.cli.job_store import STORE_FLAGS, job_store
 from elastic_core.cli.option import FlagCommand
-from elastic_core.cli.options import FLAGS
 from elastic_core.errors import UsageError
 from elastic_core.exit_codes import ExitCode, describe_exit
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
-    from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.session.job_view import JobStatus, NodeStatus
 
 WATCH_INTERVAL_SECONDS = 2.0
@@ -32,7 +30,7 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
     if job is not None:
         given["rdzv_id"] = job
 
-    def show(store: RendezvousBackend, job_id: str) -> int:
+    with job_store(given) as (store, job_id):
         while True:
             if (seen := look(store, job_id)) is None:
                 raise UsageError(
@@ -46,8 +44,6 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
             if not watch or seen.state in ("succeeded", "failed"):
                 return int(ExitCode.SUCCESS)
             time.sleep(WATCH_INTERVAL_SECONDS)
-
-    return over_the_store(given, show)
 
 
 def describe(seen: JobStatus) -> Iterator[str]:
@@ -94,7 +90,7 @@ command = FlagCommand(
     callback=status,
     params=[
         click.Argument(["job"], required=False),
-        *(flag for flag in FLAGS if flag.name in TAKEN),
+        *STORE_FLAGS,
         click.Option(["--watch"], is_flag=True, help="Look again every 2 s, until the job is over or Ctrl-C."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs."),
     ],

@@ -64,7 +64,7 @@ def _warn(text: str) -> None:
 @functools.cache
 def _offered(name: str) -> Any:
     named = [word for text in os.environ.get("ELASTIC_PLUGINS", "").split(",") if (word := text.strip())]
-    if named and (answer := plugins_in_worker(named).offered(OFFERED[name])) is not None:
+    if named and (answer := plugins_in_worker(named).first_answer(OFFERED[name])) is not None:
         return answer
     return from_elastic_torch(name)
 
