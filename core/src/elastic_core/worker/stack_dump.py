@@ -9,11 +9,10 @@ finds the memory file by its name in ``/proc`` (``agent/stacks.py``), so nothing
 are built in, or loaded anyway.
 """
 
+import _signal  # type: ignore[import-not-found]  # the built-in part of signal, which imports enum
 import faulthandler
 import fcntl
 import os
-
-import _signal  # type: ignore[import-not-found]  # the built-in part of signal, which imports enum
 
 SIGNAL: int = _signal.SIGRTMAX - 3
 """Asks for the stacks. It ends a process that has no handler, so the agent sends it only where there is one."""

@@ -58,10 +58,11 @@ def _prepare_worker() -> None:
     try:
         name = "elastic_core.worker.stack_dump"
         package = os.path.join(os.path.dirname(__file__), "..", "..")
-        code = type(__loader__)(name, os.path.join(package, "worker", "stack_dump.py")).get_code(name)
-        parts = {"__name__": name}
-        exec(code, parts)
-        parts["prepare"]()
+        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
+        code = loader(name, os.path.join(package, "worker", "stack_dump.py")).get_code(name)
+        module = type(sys)(name)
+        exec(code, module.__dict__)
+        module.prepare()
     except Exception:  # such as a module that this interpreter was built without: the program runs all the same
         pass
     for name in [name for name in sys.modules if name not in usual]:
