@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.stacks import ProcessStacks, collect, describe_ranks, main_stack, summarize
+from elastic_core.agent.stacks import ProcessStacks, collect, main_stack
+from elastic_core.protocol.stacks import describe_ranks, summarize
 from elastic_core.worker.stack_dump import SIGNAL
 
 HANGS = {

@@ -15,6 +15,7 @@ from typing import Any
 
 from elastic_core.agent import worker_channels
 from elastic_core.agent.error_files import error_file_data
+from elastic_core.agent.hangs import HangWatch, ReportedSteps
 from elastic_core.agent.output import Output
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
@@ -30,7 +31,7 @@ from elastic_core.exit_codes import signal_name
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Round
+from elastic_core.protocol.entries import Round, Stacks
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
@@ -60,6 +61,8 @@ class WorkerGroup:
     warm: bool = False  # whether the fork server forks them
     temporary: bool = False  # whether ``directory`` is removed at the end, because no logs were requested
     watchdog: Watchdog | None = None  # none if no limit was requested
+    steps: ReportedSteps = field(default_factory=ReportedSteps)
+    hangs: HangWatch | None = None  # none if hangs are not looked for
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -88,6 +91,9 @@ class WorkerGroup:
         self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
         self._workers.clear()
         self.reports.clear()
+        self.steps.begin()
+        if self.hangs is not None:
+            self.hangs.begin()
         for assignment in assignments(
             self.config, self.run_uid, self.info.node_id, current, restart_count, self.directory
         ):
@@ -120,6 +126,32 @@ class WorkerGroup:
     def alive(self) -> bool:
         """Whether every local rank has been started and none has ended."""
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
+
+    def seconds_without_progress(self) -> float:
+        """Return for how long a worker has made no progress, once that is longer than it should be; else 0.
+
+        A worker that has ended, or whose program has, makes none; nor do workers that are being stopped.
+        """
+        if self.hangs is None or self._over:
+            return 0.0
+        ending, every = self.reports.ending(), self._workers.items()
+        return self.hangs.look(w for tag, w in every if w.pid and w.exit_code is None and tag not in ending)
+
+    def newest_step(self) -> int | None:
+        """Return the newest step that a local rank is known to have reached; None where none is known."""
+        steps = [reached.step for reached, _ in self.steps.newest().values() if reached.step is not None]
+        return max(steps, default=None)
+
+    def end_hung(self, report: Stacks) -> node_events.WorkerFailed | None:
+        """Kill the rank for which the others wait, if it is here, and report that as its failure."""
+        for tag, worker in self._workers.items():
+            if worker.assignment.rank == report.culprit and worker.exit_code is None and worker.pid and not self._over:
+                where = report.report.partition("\n")[0]
+                message = f"Hang: no progress for {report.window:g} s; {where}"
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(worker.pid, signal.SIGKILL)
+                return self._fail(tag, worker_incident(self.info, worker, self._after(), message=message))
+        return None
 
     def handle(
         self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent
@@ -277,6 +309,7 @@ class WorkerGroup:
         first = worker.step is None
         worker.step = step if worker.step is None else max(step, worker.step)
         worker.leaves = worker.leaves or leaves
+        self.steps.note(worker.assignment.rank, worker.step)
         known = first and all(other.step is not None for other in self._workers.values())
         return node_events.TakesNotices(worker.assignment.round) if known else None
 

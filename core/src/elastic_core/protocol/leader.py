@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
-from elastic_core.protocol import graceful_stop, leader_entries
+from elastic_core.protocol import graceful_stop, leader_entries, stacks
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
@@ -126,6 +126,11 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
             why = f"{who} joins the {len(ids)} node(s) of the round"
             return graceful_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
+    # A node sees no progress, or `elastic stacks` asks where the ranks are (L13).
+    asks = stacks.ask_or_report(view, current, finished)
+    if isinstance(asks, Append):
+        return asks
+    looks += [] if asks is None else [asks]
     return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)))
 
 
