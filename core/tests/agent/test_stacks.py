@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from elastic_core.agent.stacks import ProcessStacks, collect, main_stack
-from elastic_core.protocol.stacks import describe_ranks, summarize
 from elastic_core.worker.stack_dump import SIGNAL
 
 HANGS = {
@@ -150,20 +149,3 @@ def test_the_call_that_a_person_knows_is_named_and_the_line_that_made_it() -> No
 """
     place = ProcessStacks(1, main_stack(text), text).place
     assert place == "in all_reduce (torch/distributed/distributed_c10d.py:2810), called at model.py:7"
-
-
-def test_the_ranks_at_the_rarest_place_come_first() -> None:
-    places = dict.fromkeys(range(8), "in all_reduce (torch)") | {
-        3: "in __next__ (dataloader)",
-        9: "the process is gone",
-    }
-    assert summarize(places) == [
-        "rank 3 is in __next__ (dataloader)",
-        "rank 9: the process is gone",
-        "ranks 0-2, 4-7 are in all_reduce (torch)",
-    ]
-
-
-@pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([0, 1], "0-1"), ([0, 2, 3, 4, 9], "0, 2-4, 9"), ([], "")])
-def test_ranks_are_written_as_ranges(ranks: list[int], text: str) -> None:
-    assert describe_ranks(ranks) == text
