@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.stacks import ProcessStacks, collect, main_stack
+from elastic_core.agent.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
+from elastic_core.warden.linux import descendants
 from elastic_core.worker.stack_dump import SIGNAL
 
 HANGS = {
@@ -149,3 +150,48 @@ def test_the_call_that_a_person_knows_is_named_and_the_line_that_made_it() -> No
 """
     place = ProcessStacks(1, main_stack(text), text).place
     assert place == "in all_reduce (torch/distributed/distributed_c10d.py:2810), called at model.py:7"
+
+
+READY = "print('ready', flush=True)\n"
+HOW_IT_GOES: dict[str, tuple[str, bool, bool]] = {
+    "it waits": (READY + "import queue; queue.Queue().get()", False, False),
+    "it computes in many places": (
+        READY + "while True:\n  x = sum(range(90))\n  y = max(range(90))\n  z = 1",
+        True,
+        True,
+    ),
+    "native code holds the interpreter's lock": (READY + "import re; re.match(r'(a+)+b', 40 * 'a')", False, True),
+    "a child computes": (
+        "import subprocess, sys\n" + READY + "subprocess.run([sys.executable, '-c', 'while True: pass'])",
+        False,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOW_IT_GOES)
+def test_whether_a_rank_moves_and_computes(case: str, tmp_path: Path) -> None:
+    program, moves, computes = HOW_IT_GOES[case]
+    with running(PREPARE + program, tmp_path) as process:
+        try:
+            for _ in range(20):  # it may not have come there yet
+                found = locate(5, [LocalRank(3, process.pid)], False, 12)
+                if (found.moved, found.busy) == (moves, computes):
+                    break
+        finally:
+            for pid, _ in descendants(process.pid):
+                os.kill(pid, signal.SIGKILL)
+    assert (found.moved, found.busy) == (moves, computes)
+    assert (found.answers, found.step, found.texts) == (5, 12, {})
+    assert list(found.places.values()) == [(3,)]
+
+
+def test_the_whole_stacks_come_on_request_and_ranks_without_a_process_are_named(tmp_path: Path) -> None:
+    with running(PREPARE + READY + "import queue; queue.Queue().get()", tmp_path) as process:
+        ranks = [LocalRank(0, process.pid), LocalRank(1, None), LocalRank(2, 1, finished=True)]
+        found = locate(5, ranks, True, None)
+    assert "train.py" in found.texts["0"]
+    assert {rank: where for where, ranks in found.places.items() for rank in ranks if rank} == {
+        1: "being started",
+        2: "finished",
+    }
