@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +49,7 @@ def asked(*, at: float = NOW - 1, by: Stacks = ASKS) -> Ledger:
     return then(live("ab"), by, at=at)
 
 
-def answer(name: str, places: dict[str, tuple[int, ...]], *, question: int = 3, **more: Any) -> NodeView:
+def answer(name: str, places: Mapping[str, tuple[int, ...]], *, question: int = 3, **more: Any) -> NodeView:
     epoch = more.pop("epoch", 0)
     return running(name, stacks=LocalStacks(answers=question, places=places, **more), epoch=epoch)
 

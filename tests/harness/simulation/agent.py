@@ -24,7 +24,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival
 from elastic_core.session.join import Applicant, arrive, join
 from elastic_core.session.runtime import Runtime
-from simulation import forgetting, peers, programs, runtime, strangers
+from simulation import forgetting, peers, programs, questions, runtime, strangers
 from simulation.engine import TICK, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
@@ -224,6 +224,7 @@ class SimAgent:
             warden=self.hands,
             group=self.hands,
             unreachable=partial(peers.unreachable, self.host),
+            locate=partial(questions.locate, self),
         )
         look = partial(self.host.look, self.slot)
         self.supervisor = Supervisor(cast("Any", resources), means, store, applicant, found, cast("Any", stores), look)
