@@ -31,7 +31,7 @@ from elastic_core.protocol.node_events import (
 from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase
 from elastic_core.protocol.stacks import ANSWER_WAIT_SECONDS, culprit, describe_hang, describe_ranks, is_hang, summarize
 
-ASKS = Stacks(round=1, why="host-a has seen no progress for 300 s", window=300.0, nth=1)
+ASKS = Stacks(round=1, why="no progress for 300 s on host-a", window=300.0, nth=1)
 WAITS = "in all_reduce (torch/distributed/distributed_c10d.py:2810), called at train.py:41"
 LOADS = "in __next__ (torch/utils/data/dataloader.py:732), called at train.py:40"
 
@@ -110,6 +110,14 @@ class TestQuestion:
         found = body(more)
         assert isinstance(found, Stacks)
         assert found.requests == ("stacks-2",)
+
+    def test_a_request_of_a_person_does_not_hasten_the_next_question_of_a_suspicion(self) -> None:
+        first = then(asked(at=NOW - 299), replace(ASKS, answers=3, report="x", hang=True), at=NOW - 299)
+        by_hand = Stacks(round=1, why="by hand", requests=("stacks-1",))
+        ledger = then(then(first, by_hand, at=NOW - 8), replace(by_hand, answers=5, report="x"), at=NOW - 8)
+        found = decide(view(ledger, hung("a", head=6), running("b", head=6)))
+        assert isinstance(found, LookAgain)
+        assert found.at == NOW + 1
 
 
 class TestReport:
@@ -279,6 +287,16 @@ def test_the_next_failure_of_the_round_says_where_the_ranks_were() -> None:
     node.hears(WorkerFailed(replace(incident("a"), detail="Traceback …\n")))
     assert node.state.incident is not None
     assert node.state.incident.detail == f"Traceback …\n{describe_hang(report)}"
+
+
+def test_a_request_of_a_person_does_not_displace_the_report_of_a_hang() -> None:
+    node = running_node()
+    report = replace(ASKS, answers=3, report=f"rank 3 is {LOADS}", hang=True)
+    by_hand = Stacks(round=1, why="by hand", requests=("stacks-1",))
+    node.reads(ASKS, report, by_hand, replace(by_hand, answers=5, report="x"))
+    node.hears(WorkerFailed(incident("a")))
+    assert node.state.incident is not None
+    assert node.state.incident.detail == describe_hang(report)
 
 
 def test_a_report_without_a_hang_is_no_part_of_a_failure() -> None:

@@ -236,7 +236,7 @@ class Stacks:
     requests: tuple[str, ...] = ()  # the ids of the requests of ``elastic stacks`` that it serves, at most MAX_REQUESTS
     full: bool = False  # whether the whole stacks are wanted in the answers, not only the places
     window: float = 0.0  # seconds without progress that a member has seen; 0 if nothing is suspected
-    nth: int = 0  # how often members have been asked in this round because something was suspected
+    nth: int = 0  # how often a suspicion has had members asked in this round; 0 if nothing is suspected
     answers: int = 0  # the index of the STACKS whose answers this one reports; 0 for a STACKS that asks
     report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
     hang: bool = False  # whether nothing moves

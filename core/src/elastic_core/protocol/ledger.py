@@ -50,6 +50,8 @@ class Ledger:
     stacks: entries.Stacks | None = None  # the newest STACKS of :attr:`round`; None without one
     stacks_at: float = 0.0
     stacks_index: int = 0
+    suspected: entries.Stacks | None = None  # the newest report of :attr:`round` that a suspicion has led to
+    suspected_at: float = 0.0
     served: frozenset[str] = frozenset()  # the requests of ``elastic stacks`` that reports have answered
     closed: entries.Closed | None = None
     resized_at: float | None = None  # when the last planned resize was over; None before the first
@@ -125,7 +127,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             sealed = _list_members(body, ledger.round)
             at, cost = _last_resize(ledger, sealed, now, entry.since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
-            return after(halt=None, plan=None, stop_at=None, over=None, stacks=None)
+            return after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None)
         case entries.Halt() as body:
             return after(halt=body, halt_at=now, plan=None, stop_at=None)
         case entries.Plan() as body if ledger.is_live:
@@ -138,7 +140,8 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             return after(asked=ledger.asked | {*body.nodes})
         case entries.Stacks() as body if ledger.is_live:
             served = ledger.served | {*body.requests} if body.answers else ledger.served
-            return after(stacks=body, stacks_at=now, stacks_index=entry.index, served=served)
+            after = partial(after, stacks=body, stacks_at=now, stacks_index=entry.index, served=served)
+            return after(suspected=body, suspected_at=now) if body.answers and body.window else after()
         case entries.Plan() | entries.StopAt() | entries.Stacks():
             raise RendezvousStateError(f"Entry {entry.index} is a {entry.kind}, but no round is live that it is for.")
         case entries.Over():

@@ -157,7 +157,7 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
 
 def _with_report(state: NodeState, incident: Incident) -> Incident:
     """Return the incident with the newest report of a hang in its round (rule L13)."""
-    found = state.ledger.stacks
+    found = state.ledger.suspected
     if found is None or not found.hang or found.round != incident.round or found.report in incident.detail:
         return incident
     return replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), describe_hang(found)])))
@@ -188,7 +188,8 @@ def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
     histories are the same only if their members are too, because each history may have used the same offer.
     """
     before, after = state.ledger.round, ledger.round
-    state = replace(state, ledger=ledger, offer=None, needs_offer=True, located_for=0, stacks=None)
+    state = replace(state, ledger=ledger, offer=None, needs_offer=True)
+    state = replace(state, located_for=0, stacks=None)  # entries of two histories may have one index
     if before is not None and after is not None and _is_same_round(before, after):
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING

@@ -41,14 +41,14 @@ def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -
     suspected = ask_at is not None and view.now >= ask_at
     if not requests and not suspected:
         return ask_at
-    nth = 0 if asked is None else asked.nth
+    last = view.ledger.suspected
     body = Stacks(
         round=current.number,
         why=_why(view, hung if suspected else [], requests),
         requests=tuple(node.node_id for node in requests),
         full=any(node.row.wants_stacks == FULL for node in requests),
         window=window if suspected else 0.0,
-        nth=nth + suspected,
+        nth=(0 if last is None else last.nth) + 1 if suspected else 0,
     )
     return Append(body, view.ledger.counters)
 
@@ -107,10 +107,10 @@ def _has_workers(node: NodeView, current: Round) -> bool:
 
 def _may_ask_at(ledger: Ledger, window: float) -> float:
     """Return when members may be asked again after a suspicion: after the window, and each time twice as late."""
-    last = ledger.stacks
-    if last is None or not last.window:
+    last = ledger.suspected
+    if last is None:
         return ledger.round_at
-    return ledger.stacks_at + max(window, last.window) * 2.0 ** min(last.nth - 1, 10)
+    return ledger.suspected_at + max(window, last.window) * 2.0 ** min(last.nth - 1, 10)
 
 
 def _requests(view: LeaderView) -> list[NodeView]:
@@ -123,7 +123,7 @@ def _requests(view: LeaderView) -> list[NodeView]:
 def _why(view: LeaderView, hung: Sequence[NodeView], requests: Sequence[NodeView]) -> str:
     if not hung:
         return f"requested by elastic stacks on {requests[0].row.info.host}"
-    return f"{view.describe_nodes(node.node_id for node in hung)} has seen no progress for {hung[0].row.hung:g} s"
+    return f"no progress for {hung[0].row.hung:g} s on {view.describe_nodes(node.node_id for node in hung)}"
 
 
 def _answer(view: LeaderView, row: NodeRow) -> LocalStacks | None:
