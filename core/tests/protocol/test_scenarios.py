@@ -346,9 +346,8 @@ class World:
                 self.say(node.name, f"its workers stop at step {notice.step}, save, and exit with 0")
                 return [SteppedDown()]
             case Locate(index, _):
-                current = node.state.ledger.round
-                assert current is not None
-                first = place(current.members, node.name).first_rank
+                assert node.state.ledger.round is not None
+                first = place(node.state.ledger.round.members, node.name).first_rank
                 found: dict[str, tuple[int, ...]] = {}
                 for rank, where in enumerate(node.places, first):
                     found[where] = (*found.get(where, ()), rank)

@@ -12,7 +12,8 @@ from elastic_core.protocol.entries import Entry, Halt, Open, Resume, Round, Stac
 from elastic_core.protocol.node_events import Hung
 from elastic_core.protocol.roster import LocalStacks, NodeInfo, NodeRow
 from simulation.engine import Process
-from simulation.store import Connection, Wire
+from simulation.lines import Wire
+from simulation.store import Connection
 
 if TYPE_CHECKING:
     from simulation.agent import SimAgent
@@ -78,9 +79,12 @@ def _ask(world: World, host: Host, fault: Fault) -> bool:
         with contextlib.suppress(RendezvousConnectionError):
             getattr(Connection(world.store, host.line, process, hosting=False), name)(*given)
 
+    def end() -> None:
+        world.hub.start(process, lambda: call("remove", name))
+
     world.hub.start(process, lambda: call("enter", name, row))
     if not fault.value:
-        world.hub.at(world.hub.now + fault.span, world.hub.start, process, lambda: call("remove", name))
+        world.hub.at(world.hub.now + fault.span, end)
     return True
 
 
