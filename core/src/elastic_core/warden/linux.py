@@ -9,6 +9,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
+from os import sysconf
 from typing import TypeAlias, TypeVar
 
 Process: TypeAlias = "tuple[int, int]"
@@ -19,7 +20,7 @@ _REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _spares: list[int] = []
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_SECOND = sysconf("SC_CLK_TCK")
 _T = TypeVar("_T")
 
 
