@@ -69,6 +69,8 @@ WHEN = {
     "round_started": "A round begins. `cause` is `None` for the first round.",
     "stop_planned": "The workers of a healthy round are to stop together within `deadline_s`.",
     "stop_at": "The step after which the workers of a planned stop end is agreed.",
+    "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "
+    "and which policy decided. The leader publishes it. `elastic policy replay` reads it.",
     "round_halted": "A round is over, and its workers are stopped.",
     "workers_started": "The programs of all local workers run.",
     "recovered": "The programs of all local workers run again. Each field is the time from the first trouble to the "

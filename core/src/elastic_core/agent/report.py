@@ -64,12 +64,13 @@ def no_place(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
             "(Another job needs an --rdzv_id of its own.)"
         )
         return Event("spare", message, Level.WARNING)
-    counters, host = ledger.counters, info.host_id
-    if host not in counters.bad_hosts():
+    counters, host, age = ledger.counters, info.host_id, ledger.head.age
+    excluded = counters.excluded_at(age)
+    if host not in counters.bad_hosts(age):
         return None
     why = (
         "excluded by a failure policy, or not reached by others"
-        if host in counters.excluded
+        if host in excluded
         else (f"lost {counters.losses[host].count} times")
     )
     message = f"this host was {why}: waiting as long as nodes of other hosts are enough"

@@ -52,6 +52,7 @@ from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop,
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.session.verdict_event import verdict_event
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
 
@@ -208,6 +209,8 @@ class HandlerAgent:
                 self._on_count(event)
             case HandlerFailed(error):
                 self._on_failure(error)
+            case Judged(verdict) if verdict.delay:
+                self._loop.at(self._runtime.now() + verdict.delay, Judged(replace(verdict, delay=0.0)))
             case Judged() | OthersFinished():
                 self._step(event)
             case Crashed(error):
@@ -400,7 +403,9 @@ class HandlerAgent:
 
         def judge() -> None:
             try:
-                self._post(Judged(self._plugins.judge(incident, history)))
+                verdict = self._plugins.judge(incident, history)
+                self._publish(verdict_event(incident, history, verdict))
+                self._post(Judged(verdict))
             except Exception as exc:
                 self._post(Crashed(exc))
 

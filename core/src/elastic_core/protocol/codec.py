@@ -22,7 +22,9 @@ from elastic_core.protocol.entries import (
     Counters,
     Drain,
     Entry,
+    Exclusion,
     Halt,
+    HostLosses,
     Leader,
     Member,
     Open,
@@ -90,7 +92,7 @@ def decode_entry(data: bytes) -> Entry:
 def _entry_writer(name: str) -> Writer:
     sealed = writer(Round, members=_pack_members)
     bodies = {"ROUND": sealed, "RESUME": writer(Resume, round=sealed)}
-    counters = writer(Counters, failures=_pack_failures)
+    counters = writer(Counters, failures=_pack_failures, losses=_pack_losses, excluded=_pack_excluded)
     return writer(Entry, body=bodies.get(name) or writer(_KINDS[name]), counters=counters)
 
 
@@ -98,7 +100,7 @@ def _entry_writer(name: str) -> Writer:
 def _entry_reader(name: str) -> Reader:
     sealed = reader(Round, members=_unpack_members)
     bodies = {"ROUND": sealed, "RESUME": reader(Resume, round=sealed)}
-    counters = reader(Counters, failures=_unpack_failures)
+    counters = reader(Counters, failures=_unpack_failures, losses=_unpack_losses, excluded=_unpack_excluded)
     return reader(Entry, body=bodies.get(name) or reader(_KINDS[name]), counters=counters)
 
 
@@ -273,6 +275,38 @@ def _unpack_failures(packed: object) -> tuple[SpentRestart, ...]:
         raise SchemaError("", "are not of the schema")
     found = [reader(Failure)(dict(zip(_FAILURE_FIELDS, row, strict=True))) for row in packed]
     return tuple(SpentRestart(failure=replace(failure, seconds_ago=0.0), age=failure.seconds_ago) for failure in found)
+
+
+def _pack_losses(losses: Mapping[str, HostLosses]) -> dict[str, list[float]]:
+    """Return ``[count, age]`` by host, since every entry carries them."""
+    return {host: [one.count, one.age] for host, one in losses.items()}
+
+
+def _unpack_losses(packed: object) -> dict[str, HostLosses]:
+    """Reverse :func:`_pack_losses`; raise SchemaError for values of other types."""
+    if type(packed) is not dict or any(type(row) is not list or len(row) != 2 for row in packed.values()):
+        raise SchemaError("", "are not of the schema")
+    return {host: reader(HostLosses)({"count": count, "age": age}) for host, (count, age) in packed.items()}
+
+
+def _pack_excluded(excluded: tuple[Exclusion, ...]) -> list[Any]:
+    """Return a host that is out for good as its id, any other as ``[id, age]``."""
+    return [one.host_id if one.until is None else list(one) for one in excluded]
+
+
+def _unpack_excluded(packed: object) -> tuple[Exclusion, ...]:
+    """Reverse :func:`_pack_excluded`; raise SchemaError for values of other types."""
+    rows = [[row] if isinstance(row, str) else row for row in packed] if isinstance(packed, list) else [None]
+    found = []
+    for row in rows:
+        match row:
+            case [str() as host]:
+                found.append(Exclusion(host))
+            case [str() as host, int() as until] if type(until) is int:
+                found.append(Exclusion(host, until))
+            case _:
+                raise SchemaError("", "are not of the schema")
+    return tuple(found)
 
 
 def _read(reading: Reader, plain: object, where: str) -> Any:
