@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 4)
+HOOKSPEC_VERSION = (1, 5)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -68,6 +68,20 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
             The run ends at once if the error is ``lasting``, and for an embedded store or a handler, which wait by
             themselves.
         UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
+        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
+            2.
+    """
+
+
+@hookspec
+def elastic_configure(config: RunConfig) -> None:
+    """Receive the run's configuration, so that a plugin can read its own settings there.
+
+    Called once, on the main thread, when the plugins of a run are loaded, before anything is started. Plugins are
+    called in the order of their registration.
+
+    Raises:
+        UsageError: A setting is wrong. Ends the run with exit code 2.
         PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
             2.
     """

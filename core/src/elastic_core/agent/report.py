@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_core.agent.worker_channels import LINGERING
-from elastic_core.config.run import RunConfig
+from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -261,7 +261,7 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) 
     workers = sum(member.local_world_size for member in current.members)
     restarts = ""
     if current.charged:
-        restarts = f", restart {ledger.counters.restarts} of {ledger.settings.agreement.max_restarts}"
+        restarts = f", restart {ledger.counters.restarts}{describe_limit(ledger.settings.agreement.max_restarts)}"
     elif ledger.counters.restarts < before.counters.restarts:
         restarts = f", restart {before.counters.restarts} is given back"
     out = "" if ledger.is_member(node_id) else "; this node is not in it and waits"

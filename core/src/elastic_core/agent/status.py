@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from elastic_core.agent.worker import Worker
-from elastic_core.config.run import RunConfig
+from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host.terminal import printable
@@ -88,7 +88,7 @@ def describe_node(state: NodeState, status: Status) -> str:
         ("decides", f"{leads}, term {head.term}"),
         ("entry", f"{head.index} is the newest, {kind}, read {_age(ledger.head_at, status)} ago"),
         ("round", _round(ledger, status)),
-        ("restarts", f"{ledger.counters.restarts} of {ledger.settings.agreement.max_restarts} spent"),
+        ("restarts", f"{ledger.counters.restarts}{describe_limit(ledger.settings.agreement.max_restarts)} spent"),
         ("waits for", status.describe_wait(_waits_for(state, status))),
     ]
     if state.leaving is not None:

@@ -138,13 +138,20 @@ class Flags:
         metavar="MODE",
         fills="numa_binding",
     )
-    max_restarts: int = FAILURE.flag(
+    max_restarts: int | None = FAILURE.flag(
         "How many failures of workers the job survives; the loss of a node is none. With 0 the first one ends the "
         "job, as under torchrun.",
         parse=parse.count_from_zero,
-        default=str(MAX_RESTARTS),
         metavar="N",
-        fills="max_restarts",
+        unset=f"{MAX_RESTARTS}, or without a limit where --failure_policy has a budget",
+    )
+    failure_policy: str = FAILURE.flag(
+        "When the job is restarted after a failure, how soon, and on which hosts: budget=10/1h,backoff=1s..60s. "
+        "It needs elastic-policies, whose page lists the policies and those that are on without this flag.",
+        parse=str,
+        default="",
+        metavar="NAME=VALUE,...",
+        fills="failure_policy",
     )
     on_node_loss: OnNodeLoss = FAILURE.flag(
         "Go on without a lost node, or with its replacement; or fail the job.",

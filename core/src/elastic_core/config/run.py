@@ -25,6 +25,10 @@ DEFAULT_ID = "none"
 """The job id of a run without ``--rdzv_id``, as in torchrun."""
 MAX_RESTARTS = 3
 """Failures of workers that a job survives unless ``--max_restarts`` says otherwise."""
+UNLIMITED_RESTARTS = 1_000_000
+"""The limit where a budget of ``--failure_policy`` stands in its place."""
+MAX_FAILURE_POLICY = 500
+"""Characters of ``--failure_policy``, at most: an OPEN carries it (``protocol/limits.py``)."""
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
 EXIT_BARRIER = 300.0
@@ -35,6 +39,17 @@ DEVICES = ("auto", "cpu", "gpu", "xpu")
 """The kinds of device that ``--nproc_per_node`` can count."""
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 """The modes of ``--numa_binding``."""
+
+
+def has_budget(failure_policy: str) -> bool:
+    """Whether the text of ``--failure_policy`` names a budget of restarts."""
+    parts = ["".join(part.split()) for part in failure_policy.split(",")]
+    return any(part.startswith("budget=") and part != "budget=off" for part in parts)
+
+
+def describe_limit(max_restarts: int) -> str:
+    """Return ``" of 3"``; '' where a budget of ``--failure_policy`` stands in the limit's place."""
+    return "" if max_restarts >= UNLIMITED_RESTARTS else f" of {max_restarts}"
 
 
 class OnNodeLoss(str, enum.Enum):
@@ -123,6 +138,8 @@ class RunConfig:
     master_port: int | None = None
     """The port of the workers' store in a job of one node; None for a free port, another one in each round."""
     max_restarts: int = MAX_RESTARTS
+    failure_policy: str = ""
+    """The failure policies, as typed; the plugin ``policies`` reads it. All nodes of a run must have the same."""
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)
@@ -182,6 +199,8 @@ class RunConfig:
         if self.min_nodes > self.max_nodes:
             raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
         check_node_limit(self.max_nodes)
+        if (length := len(self.failure_policy)) > MAX_FAILURE_POLICY:
+            raise UsageError(f"--failure_policy has {length} characters; {MAX_FAILURE_POLICY} are allowed.")
         if (length := len(self.role)) > MAX_ROLE:
             raise UsageError(f"--role {self.role[:MAX_ROLE]!r}… has {length} characters; {MAX_ROLE} are allowed.")
         for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval", "exit_barrier"):
