@@ -47,6 +47,14 @@ def test_what_was_judged_comes_back_from_the_log() -> None:
     assert (judged.verdict, judged.verdict.policy) == (Verdict(Action.RESTART, "restart 1"), "max-restarts")
 
 
+def test_dates_of_elastic_metrics_are_times_too() -> None:
+    plain = [json.loads(line) for line in log((0.0, incident()), (60.0, incident())).splitlines() if line[0] == "{"]
+    texts = ["2026-11-24T22:00:00.250123Z", "2026-11-24T22:01:00.250123Z"]
+    lines = [json.dumps({**one, "time": text}) for one, text in zip(plain[1:], texts, strict=True)]
+    first, second = read_events(lines)
+    assert second.at - first.at == 60.0
+
+
 def test_another_policy_is_applied_to_the_failures_before() -> None:
     text = log((10.0, incident()), (20.0, incident()), (30.0, incident()))
     actions = [verdict.action for verdict in replayed(text, "no_progress=2")]

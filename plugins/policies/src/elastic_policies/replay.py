@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from elastic_core.errors import UsageError
@@ -48,9 +49,18 @@ def read_events(lines: Iterable[str]) -> Iterator[Judged]:
             continue
         if isinstance(plain, dict) and plain.get("name") == EVENT and isinstance(plain.get("fields"), dict):
             try:
-                yield _as_judged(float(plain["time"]), plain["fields"])
+                yield _as_judged(_seconds(plain["time"]), plain["fields"])
             except (KeyError, TypeError, ValueError) as exc:
                 raise UsageError(f"Line {number} is no verdict event of this release: {exc!r}.") from None
+
+
+def _seconds(time: object) -> float:
+    """Return the instant of an event: core's log has seconds, that of elastic-metrics a date and time of day."""
+    if isinstance(time, str):
+        return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+    if isinstance(time, int | float):
+        return float(time)
+    raise TypeError(f"the time is {time!r}")
 
 
 def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
