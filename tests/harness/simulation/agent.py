@@ -264,7 +264,7 @@ class SimAgent:
         if world.plan.thinking:
             self._sleep(world.plan.thinking * world.hub.random.random())
         if history.restarts < history.max_restarts:
-            return verdicts.verdict(world)
+            return verdicts.verdict(world, incident, history)
         return Verdict(Action.GIVE_UP, "no restart is left")
 
     def _node_gone(self, info: NodeInfo) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.incidents import Action, Verdict
+from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Entry, Halt, HaltReason, Round
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ DRIFT = 0.9
 """The least share of a delay that passes by the fastest clock of a plan."""
 
 
-def verdict(world: World) -> Verdict:
+def verdict(world: World, _incident: Incident, _history: History) -> Verdict:
     """Return what the plan's policy says of a failure after which a restart is left."""
     plan = world.plan
     if plan.exclude_for:
