@@ -12,7 +12,14 @@ import pytest
 
 from elastic_core.agent.error_files import last_exception_line
 from elastic_core.incidents import PEER_LOSS_PATTERNS, Incident, IncidentKind, follows_peer_loss
-from elastic_core.known_failures import KNOWN_FAILURES, FailureClass, classify, recognize
+from elastic_core.known_failures import (
+    KNOWN_FAILURES,
+    FailureClass,
+    KnownFailure,
+    alternatives_of,
+    classify,
+    recognize,
+)
 
 BY_NAME = {known.name: known for known in KNOWN_FAILURES}
 
@@ -66,7 +73,7 @@ SAMPLES = [
         -9,
     ),
     Sample(
-        "the host ran out of memory",
+        "the program asked for more memory than the host has",
         GITHUB + "mxfold/mxfold2/issues/20",
         "RuntimeError: [enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't allocate memory: you "
         "tried to allocate 132426121216 bytes. Error code 12 (Cannot allocate memory)\n",
@@ -287,7 +294,10 @@ SAMPLES = [
         "Traceback (most recent call last):\n"
         '  File "/data/check.py", line 17, in <module>\n'
         "    print(torch.rand(3,3).cuda())\n"
-        "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\n",
+        "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+        "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1.\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
     ),
     Sample(
         "a GPU is missing, or another process has it",
@@ -641,9 +651,18 @@ UNBOUNDED = re.compile(r"(?<!\\)[*+]|\{\d*,\}|\)(?:\{|\?[*+?])|\.\{")
 
 
 @pytest.mark.parametrize("known", KNOWN_FAILURES, ids=lambda known: known.name)
-def test_a_pattern_has_only_bounded_repeats_of_single_characters(known: object) -> None:
-    pattern = known.pattern  # type: ignore[attr-defined] # a row of the table
-    assert UNBOUNDED.search(pattern) is None
+def test_a_pattern_has_only_bounded_repeats_of_single_characters(known: KnownFailure) -> None:
+    assert UNBOUNDED.search(known.pattern) is None
+
+
+@pytest.mark.parametrize("known", KNOWN_FAILURES, ids=lambda known: known.name)
+def test_an_alternative_begins_with_literal_text_which_is_looked_for_first(known: KnownFailure) -> None:
+    alternatives = alternatives_of(known.pattern)
+    assert "|".join(alternative for _, alternative in alternatives) == known.pattern
+    for prefix, alternative in alternatives:
+        assert prefix
+        re.compile(alternative)
+        assert alternative.replace("\\", "").startswith(prefix)
 
 
 @pytest.mark.parametrize(
@@ -665,7 +684,7 @@ def test_a_pattern_has_only_bounded_repeats_of_single_characters(known: object) 
     ],
 )
 def test_two_hundred_kilobytes_of_near_matches_is_searched_at_once(unit: str) -> None:
-    """A detail has at most 4 KiB. At this size a search of exponential or cubic time would hang the test."""
+    """A detail has at most 4 KiB. Here, a search of quadratic time would take minutes."""
     text = unit * (200_000 // len(unit))
     for known in KNOWN_FAILURES:
         assert re.search(known.pattern, text) is None, known.name
@@ -698,7 +717,10 @@ def test_two_hundred_kilobytes_of_near_matches_is_searched_at_once(unit: str) ->
         ({"exit_code": 1, "message": "torch.OutOfMemoryError: x"}, FailureClass.FRAMEWORK),
         ({"exit_code": 1, "message": "jsonargparse.ArgumentError: x"}, FailureClass.SCRIPT),
         ({"exit_code": 1, "message": "ConnectionRefusedError: x"}, FailureClass.INFRASTRUCTURE),
-        ({"exit_code": -11, "message": "TypeError: x"}, FailureClass.SCRIPT),
+        ({"exit_code": 1, "message": "MemoryError"}, FailureClass.FRAMEWORK),
+        ({"exit_code": -11, "message": "TypeError: x"}, FailureClass.FRAMEWORK),
+        ({"exit_code": -9, "message": "TypeError: x"}, FailureClass.INFRASTRUCTURE),
+        ({"exit_code": -6, "message": "TypeError: x"}, FailureClass.SCRIPT),
     ],
 )
 def test_a_failure_without_a_known_text_has_the_class_of_its_kind_type_or_signal(

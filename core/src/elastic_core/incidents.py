@@ -92,7 +92,7 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
     "NCCL: the peer's process has ended": r"ncclremoteerror|remote process exited|peer process terminated",
     "NCCL: the peer does not answer": r"caught collective operation timeout|operations have failed or timed out",
     "NCCL: torch has given the group up": r"nccl communicator was aborted|timeout signal from another rank",
-    "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d{1,9} ?ms|\d{1,6}/\d{1,6} clients joined",
+    "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d{1,9} ?ms|/\d{1,6} clients joined",
     "TCPStore: the peer that holds it is gone": r"failed to recv, got 0 bytes|distnetworkerror",
 }
 """Messages of a worker whose peer has failed, by their meaning; regular expressions in lower case.
