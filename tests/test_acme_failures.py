@@ -97,6 +97,8 @@ CASES = [
         "    main()\n"
         '  File "train.py", line 161, in main\n'
         "    model.optimize_parameters(current_step)\n"
+        '  File "/home/ubuntu/Desktop/DLSRSingleImage/ESRGAN/BasicSR/codes/models/SR_model.py", line 119, in '
+        "optimize_parameters\n"
         "    self.log_dict['l_pix'] = l_pix.item()\n"
         "RuntimeError: CUDA error: unspecified launch failure\n",
         source=GITHUB + "XPixelGroup/BasicSR/issues/211",
