@@ -16,6 +16,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
+* ``known_failures``: a table of failure texts, with what each means and what to do.
 * ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``exit_codes``: shared vocabulary.
 
 The seven stations of a failure (``docs/architecture.md``): the **warden** reaps a dead worker, the **agent**'s event

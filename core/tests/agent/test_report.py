@@ -97,6 +97,16 @@ def test_of_a_long_traceback_the_last_thirty_lines_are_shown() -> None:
     assert root_cause(replace(CRASH, detail=detail))[6:] == [f"    | line {number}" for number in range(70, 100)]
 
 
+def test_a_known_failure_comes_with_a_hint() -> None:
+    full = "RuntimeError: unable to write to file </torch_8289_606636967_0>: No space left on device (28)"
+    lines = root_cause(replace(CRASH, message=full, detail=f"Traceback (most recent call last):\n{full}\n"))
+    assert lines[3:6] == [
+        f"  error   {full}",
+        "  hint    Enlarge /dev/shm (docker --shm-size, a memory emptyDir in Kubernetes), or lower num_workers.",
+        "  log     /logs/round_2/rank_5/stderr.log on gpu-7",
+    ]
+
+
 # The closing message -------------------------------------------------------------------------------------------------
 
 

@@ -157,9 +157,13 @@ def leave(publish: Publish, exit_code: int, why: str, incident: Incident | None)
 
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """Return the lines that describe a failure."""
+    from elastic_core.known_failures import recognize  # here, since only a job that failed needs it
+
     lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}"]
     if incident.message and incident.message != incident.cause():
         lines.append(f"  error   {incident.message}")
+    if (known_failure := recognize(incident)) is not None:
+        lines.append(f"  hint    {known_failure.advice}")
     if incident.log:
         lines.append(f"  log     {incident.log} on {incident.host}")
     if incident.detail:
