@@ -1,7 +1,4 @@
-"""The resources of an agent: its event loop, the warden, the workers, their output and their directory.
-
-Both agents, ``agent.supervisor`` and ``handlers.agent``, open them with :func:`open_resources`.
-"""
+"""The resources of both agents, ``agent.supervisor`` and ``handlers.agent``: opened at the start, closed at the end."""
 
 from __future__ import annotations
 
@@ -41,6 +38,10 @@ WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes afte
 class Resources:
     """The resources of one run on one node."""
 
+    config: RunConfig
+    plugins: Plugins
+    publish: Publish
+    info: NodeInfo
     loop: EventLoop
     signals: frozenset[int]  # the signals on which the node leaves
     warden: Warden
@@ -56,10 +57,10 @@ def kill_workers(resources: Resources, now: float) -> None:
     resources.loop.at(now + WARDEN_PATIENCE, Overdue())
 
 
-def handle_warden_death(resources: Resources, publish: Publish, reason: str) -> Leaving:
+def handle_warden_death(resources: Resources, reason: str) -> Leaving:
     """Give up the workers of a dead warden. Without a warden the node cannot keep its promises, so it leaves."""
     message = f"the process that guards the workers is gone ({reason}), and the workers with it"
-    publish(Event("warden_died", message, Level.ERROR))
+    resources.publish(Event("warden_died", message, Level.ERROR))
     resources.loop.unwatch(resources.warden)
     resources.group.finish_round()
     return Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN)
@@ -113,7 +114,15 @@ def open_resources(
         if config.program.kind is ProgramKind.FUNCTION:
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
-        output = _output(config, publish)
+        output = Output(
+            redirects=config.redirects,
+            tee=config.tee,
+            keep=config.log_dir is not None,
+            shown=config.local_ranks_filter,
+            several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
+            filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
+            report=lambda message: publish(Event("output", message, Level.WARNING)),
+        )
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
         plugins.run_starts(config, run_uid, info, None if temporary else directory)
@@ -129,7 +138,7 @@ def open_resources(
             if pipe is not None:
                 loop.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
-        yield Resources(loop, signals, warden, group, reports.fd_store)
+        yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store)
 
 
 @contextmanager
@@ -157,18 +166,3 @@ def leave_signals(config: RunConfig) -> frozenset[int]:
     if config.signals is not None:
         return frozenset(config.signals)
     return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)
-
-
-def _output(config: RunConfig, publish: Publish) -> Output:
-    def report(message: str) -> None:
-        publish(Event("output", message, Level.WARNING))
-
-    return Output(
-        redirects=config.redirects,
-        tee=config.tee,
-        keep=config.log_dir is not None,
-        shown=config.local_ranks_filter,
-        several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
-        filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
-        report=report,
-    )

@@ -17,10 +17,8 @@ from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.messages import ServiceEnded
 
-MASTER_PORT_MAX_SECONDS = 30.0
-"""After its start, in which rank 0 can fail because its port is taken. Later failures have another cause."""
-DETAIL_MAX_CHARACTERS = 4096
-"""Of the detail of an incident."""
+MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
+DETAIL_MAX_CHARACTERS = 4096  # of the detail of an incident
 
 
 def worker_incident(

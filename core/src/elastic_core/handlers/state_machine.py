@@ -32,8 +32,7 @@ class HandlerState:
 
     work: HandlerWork = HandlerWork.MEETING
     round: Round | None = None  # the newest round that it was in
-    restarts: int = 0
-    """Restarts spent on this node, of ``--max_restarts``. Each node counts its own."""
+    restarts: int = 0  # restarts spent on this node, of ``--max_restarts``; each node counts for itself
     why: str = "the first round"  # why the round began, or why the next one will
     reason: HaltReason | None = None  # why the last round ended; None before the first one has
     incident: Incident | None = None  # the failure that ended the round, if one did
@@ -156,11 +155,7 @@ def _go_on(state: HandlerState) -> Step:
             return _end(state, Exit(ExitCode.WITHDRAWN, reason))
         case Verdict(_, reason, requeue):
             failed = Closed(
-                success=False,
-                why=reason,
-                exit_code=ExitCode.JOB_FAILED,
-                incident=state.incident,
-                requeue=requeue,
+                success=False, why=reason, exit_code=ExitCode.JOB_FAILED, incident=state.incident, requeue=requeue
             )
             return _end(state, Close(failed))
 

@@ -1,9 +1,5 @@
 """Limits of the parts of a ledger entry, so that every entry that a leader can decide on fits into one store value.
 
-``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON. A RESUME carries
-all parts at once; their shares add up to less than the limit:
-
-======================================  ====================================  =======
 part                                    share                                   bytes
 ======================================  ====================================  =======
 ``MAX_NODES`` members                   8 of id and 1 of kind, each           180,000
@@ -17,6 +13,9 @@ hosts of members                        ``HOSTS_BYTES``                         
 ``MAX_LEFT_MEMBERS``                    15 of id, each                          3,900
 the settings and the run's uid          ``OPEN_BYTES``                          8,000
 ======================================  ====================================  =======
+=======
+``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON, which
+``docs/protocol.md`` lists (rule L8). A RESUME carries all parts at once; their shares add up to less than the limit.
 """
 
 from __future__ import annotations
