@@ -151,13 +151,6 @@ DEFECTS: tuple[Defect, ...] = (
         "verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None",
         "workers",
     ),
-    Defect(
-        "nobody looks when an exclusion ends",
-        "LeaderView.next_admission_at",
-        "self.now + min(ends) - self.age if ends else None",
-        "None",
-        "workers",
-    ),
     Defect("an exclusion never ends", "Counters.excluded_at", "until is None or age < until", "True", "workers"),
     # Who is lost
     Defect(
