@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from elastic_core.exit_codes import describe_exit
 
+DESCRIBED_CHARACTERS = 200  # of a message, in one line
 _EXCEPTION_NAME = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 
 
@@ -56,6 +57,7 @@ class Incident:
         detail: The exception's traceback from the error file, else the tail of the worker's stderr; at most 4 KiB.
         log: Where the worker's stderr was kept on its host, or ''.
         step: The last step that the worker is known to have reached; None where nothing reports steps.
+        where: The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''.
     """
 
     kind: IncidentKind
@@ -71,6 +73,7 @@ class Incident:
     detail: str = ""
     log: str = ""
     step: int | None = None
+    where: str = ""
 
     @property
     def exception(self) -> str:
@@ -78,11 +81,22 @@ class Incident:
         name, colon, _ = self.message.partition(":")
         return name if _EXCEPTION_NAME.fullmatch(name) and (colon or name == self.message) else ""
 
+    def describe(self) -> str:
+        """Return the outcome in one line, with the exception and the user's line where they are known.
+
+        ``exited with code 1: ValueError: boom, at train.py:41 in step``
+        """
+        if not self.exception or self.message == self.cause():
+            return self.cause()
+        where = f", at {self.where.partition(': ')[0]}" if self.where else ""
+        return f"{self.cause()}: {self.message[:DESCRIBED_CHARACTERS]}{where}"
+
     def cause(self) -> str:
         """Return the outcome in a few words, e.g. ``was killed by SIGBUS (often a full /dev/shm)``."""
         if self.exit_code is None:
             return self.message or self.kind.value.replace("_", " ")
-        return describe_exit(self.exit_code) + _SIGNAL_NOTES.get(-self.exit_code, "")
+        note = "" if self.exception else _SIGNAL_NOTES.get(-self.exit_code, "")
+        return f"{describe_exit(self.exit_code)}{note}"
 
 
 PEER_LOSS_PATTERNS: Mapping[str, str] = {

@@ -92,9 +92,14 @@ def test_what_is_not_known_of_a_failure_is_left_out(told: Incident, lines: list[
     assert root_cause(told) == [TITLE, *lines]
 
 
-def test_of_a_long_traceback_the_last_thirty_lines_are_shown() -> None:
+def test_a_failed_job_takes_fifteen_lines_however_long_its_traceback_is() -> None:
     detail = "".join(f"line {number}\n" for number in range(100))
-    assert root_cause(replace(CRASH, detail=detail))[6:] == [f"    | line {number}" for number in range(70, 100)]
+    crash = replace(CRASH, detail=detail, where="train.py:41 in step: loss = model(batch)", step=812)
+    lines = describe_verdict(Closed(success=False, why="it was stopped", exit_code=1, incident=crash)).splitlines()
+    assert len(lines) == 15
+    assert lines[3].endswith("12.3 s after its start, at step 812")
+    assert lines[6] == "  where   train.py:41 in step: loss = model(batch)"
+    assert lines[9:] == [f"    | line {number}" for number in range(94, 100)]
 
 
 def test_a_known_failure_comes_with_a_hint() -> None:

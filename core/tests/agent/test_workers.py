@@ -305,9 +305,19 @@ def test_a_failure_is_told_with_all_that_is_known_of_it(node: Node) -> None:
     assert [event for event in node.published if event.name != "workers_started"] == [
         Event(
             "worker_failed",
-            f"rank 2 (pid {incident.pid}) exited with code 7",
+            f"rank 2 (pid {incident.pid}) exited with code 7: ValueError: boom",
             Level.WARNING,
-            {"rank": 2, "pid": incident.pid, "exit_code": 7, "round": 1},
+            {
+                "rank": 2,
+                "pid": incident.pid,
+                "exit_code": 7,
+                "round": 1,
+                "exception": "ValueError",
+                "step": None,
+                "message": "ValueError: boom",
+                "where": "",
+                "log": incident.log,
+            },
         )
     ]
 

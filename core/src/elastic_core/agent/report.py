@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
 from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.events import Event, Field, Level
@@ -25,6 +26,7 @@ from elastic_core.warden import messages
 Publish = Callable[[Event], None]
 
 MOST_REFUSALS = 5  # modules that a line names with the reason why each is not imported ahead
+ROOT_CAUSE_MAX_LINES = 13  # with the lines before it, a failed job's last message has 15
 FIRST_OF_ALL = "the first failure across all nodes"
 
 
@@ -84,19 +86,34 @@ def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
     return Event("under_way", message, fields={"run": arrival.run, "round": arrival.round})
 
 
-def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL, idle: str = "") -> Ending:
-    """Report how the job ended, with the root cause of a failure.
+def finish(
+    publish: Publish,
+    closed: Closed,
+    summary: RunSummary | None = None,
+    *,
+    known: str = FIRST_OF_ALL,
+    idle: str = "",
+) -> Ending:
+    """Report how the job ended, with the root cause of a failure, and leave a ``verdict.json`` beside the logs.
 
     Args:
         publish: Tells the observers.
         closed: The verdict.
+        summary: What the run came to; None where this node had no part in it.
         known: How far the incident is known to be the root cause.
         idle: Why this node has started no worker; '' if it has.
     """
     if idle:
         publish(Event("idle", f"this node started no worker: {idle}", Level.WARNING))
     level = Level.INFO if closed.success else Level.ERROR
-    publish(Event("job_closed", describe_verdict(closed, known), level, {"success": closed.success}))
+    fields: dict[str, Field] = {"success": closed.success, "exit_code": closed.exit_code, "requeue": closed.requeue}
+    if summary is not None:
+        if (error := write_verdict(summary, closed)) is not None:
+            message = f"{summary.logs}/{FILE_NAME} cannot be written: {error.strerror}"
+            publish(Event("output", message, Level.WARNING))
+        fields |= {"restarts": summary.restarts, "seconds_s": summary.seconds}
+        fields |= {"interrupted_s": summary.interrupted_seconds, "nodes_lost": summary.nodes_lost}
+    publish(Event("job_closed", describe_verdict(closed, known, summary), level, fields))
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
@@ -132,10 +149,11 @@ def _refusals(refused: Mapping[str, str]) -> str:
     return ", ".join(shown) + (f" and {len(refused) - len(shown)} more" if len(refused) > len(shown) else "")
 
 
-def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL) -> str:
-    """Return the closing message, several lines for a failure; ``known`` as for :func:`finish`."""
+def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL, summary: RunSummary | None = None) -> str:
+    """Return the closing message, several lines for a failure; arguments as for :func:`finish`."""
     if closed.success:
-        return f"the job is done: {closed.why}"
+        told = "" if summary is None else summary.describe()
+        return f"the job is done: {closed.why}" + (f" ({told})" if told else "")
     lines = [f"the job has failed: {closed.why}"]
     if closed.incident is not None:
         lines += ["", *root_cause(closed.incident, known)]
@@ -163,13 +181,16 @@ def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}"]
     if incident.message and incident.message != incident.cause():
         lines.append(f"  error   {incident.message}")
+    if incident.where:
+        lines.append(f"  where   {incident.where}")
     if (known_failure := recognize(incident)) is not None:
         lines.append(f"  hint    {known_failure.advice}")
     if incident.log:
         lines.append(f"  log     {incident.log} on {incident.host}")
     if incident.detail:
-        lines += ["  last lines of its stderr, or the traceback that it recorded:"]
-        lines += [f"    | {line}" for line in incident.detail.rstrip().splitlines()[-30:]]
+        lines.append("  last lines of its stderr, or the traceback that it recorded:")
+        tail = incident.detail.rstrip().splitlines()[-(ROOT_CAUSE_MAX_LINES - len(lines)) :]
+        lines += [f"    | {line}" for line in tail]
     return lines
 
 
@@ -183,6 +204,8 @@ def _who(incident: Incident) -> str:
     if incident.pid is not None:
         where.append(f"pid {incident.pid}")
     at = f"round {incident.round}, {incident.after:.1f} s after its start"
+    if incident.step is not None:
+        at += f", at step {incident.step}"
     return f"rank {incident.rank} ({', '.join(where)}), {at}"
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, marked
@@ -17,6 +18,7 @@ from elastic_core.agent.event_loop import EventLoop, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker_channels import Reports
@@ -48,6 +50,17 @@ class Resources:
     group: WorkerGroup
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
+
+    def summarize(self, **counters: Any) -> RunSummary:
+        """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""
+        return RunSummary(
+            job=self.config.rdzv_id,
+            run=self.group.run_uid,
+            node=str(self.info),
+            interrupted_seconds=round(self.group.interrupted_seconds, 3),
+            logs=None if self.group.temporary else self.group.directory,
+            **counters,
+        )
 
 
 def kill_workers(resources: Resources, now: float) -> None:

@@ -27,6 +27,7 @@ from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
+from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol import node_events
@@ -62,6 +63,9 @@ class WorkerGroup:
     watchdog: Watchdog | None = None  # none if no limit was requested
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
+    interrupted_seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
+    oom: OomCounter = field(default_factory=find_counter)
+    _oom_kills: int = 0  # those that the kernel had counted when the round began
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _workers: dict[int, Worker] = field(default_factory=dict)
     _recovery: Recovery | None = None  # the timing of the current interruption
@@ -81,6 +85,7 @@ class WorkerGroup:
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. Failures come later, as events."""
         self.started_at, self._over, self._cause_wanted = self.now(), False, False
+        self._oom_kills = self.oom.read()
         self._killed.clear()
         self._expired.clear()
         self._raised.clear()
@@ -241,7 +246,9 @@ class WorkerGroup:
 
     def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
         timer = None if worker.pid is None else self._expired.get(worker.pid)
-        return exit_incident(self.info, worker, self._after(), exit_code, timer)
+        killed_for_memory = worker.pid not in self._killed and self.oom.read() > self._oom_kills
+        oom = self.oom if killed_for_memory else None
+        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom)
 
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), self._after()
@@ -250,6 +257,7 @@ class WorkerGroup:
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
         if self._recovery is not None:
             self._recovery.running = self.now()
+            self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
             self.publish(restarted(number, self._recovery, self._fresh, self._unlearned))
             self._recovered, self._recovery = self._recovery, None
@@ -336,8 +344,20 @@ class WorkerGroup:
             self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return node_events.WorkerFailed(incident)
         where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
-        fields = {"rank": incident.rank, "pid": incident.pid, "exit_code": incident.exit_code, "round": incident.round}
-        self.publish(Event("worker_failed", f"{where} {incident.cause()}", Level.WARNING, fields))
+        consequence = " (which follows from the loss of a peer)" if follows_peer_loss(incident) else ""
+        told = f"{where} {incident.describe()}{consequence}"
+        fields: dict[str, Field] = {
+            "rank": incident.rank,
+            "pid": incident.pid,
+            "exit_code": incident.exit_code,
+            "round": incident.round,
+            "exception": incident.exception,
+            "step": incident.step,
+            "message": incident.message,
+            "where": incident.where,
+            "log": incident.log,
+        }
+        self.publish(Event("worker_failed", told, Level.WARNING, fields))
         return node_events.WorkerFailed(incident)
 
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:

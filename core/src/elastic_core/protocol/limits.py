@@ -47,6 +47,7 @@ HOSTS_BYTES = 4096
 NAMES_SHOWN = 8  # names in a text for users; the others are counted
 WHY_BYTES = 2048
 TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of its host
+WHERE_BYTES = 256  # size of the line of an incident's program
 DETAIL_BYTES = 6144
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
 
@@ -106,6 +107,7 @@ def fit_incident(incident: Incident) -> Incident:
         message=clip(incident.message, TEXT_BYTES),
         detail=clip(incident.detail, DETAIL_BYTES, end=True),
         log=clip(incident.log, TEXT_BYTES),
+        where=clip(incident.where, WHERE_BYTES),
     )
 
 

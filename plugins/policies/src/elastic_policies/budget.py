@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from elastic_core.config.parse import Wrong
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.known_failures import FailureClass, classify
+from elastic_core.plugins.builtin import is_worth_requeueing
 from elastic_policies.durations import format_duration, parse_count, parse_duration
 from elastic_policies.past import MAX_FAILURES, class_of, since_progress, within
 
@@ -38,7 +39,7 @@ def parse(text: str) -> Budget:
 
 
 def judge(incident: Incident, history: History, budget: Budget) -> Verdict | None:
-    """Give up, and ask for a requeue, if the budget is spent. Preemptions are free, and spend nothing of it."""
+    """Give up if the budget is spent. Preemptions are free, and spend nothing of it."""
     if classify(incident) is FailureClass.PREEMPTION:
         return None
     if budget.window is None:
@@ -48,5 +49,5 @@ def judge(incident: Incident, history: History, budget: Budget) -> Verdict | Non
     spent = sum(class_of(failure) is not FailureClass.PREEMPTION for failure in counted)
     if spent >= budget.restarts:
         reason = f"all restarts of budget={budget} are spent: {spent} {span}"
-        return Verdict(Action.GIVE_UP, reason, requeue=True, policy=NAME)
+        return Verdict(Action.GIVE_UP, reason, requeue=is_worth_requeueing(incident), policy=NAME)
     return Verdict(Action.RESTART, f"restart {spent + 1} of budget={budget}", policy=NAME)
