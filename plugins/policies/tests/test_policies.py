@@ -63,7 +63,7 @@ def test_the_budget(text: str, past: list[Failure], now: Incident, expected: Act
     assert action(budget.judge(now, history(*past), budget.parse(text))) is expected
 
 
-@pytest.mark.parametrize(("now", "requeue"), [(incident(), False), (killed(), True)])
+@pytest.mark.parametrize(("now", "requeue"), [(incident(), False), (incident(message="ConnectionError: store"), True)])
 def test_a_spent_budget_says_what_was_spent_and_whether_a_requeue_helps(now: Incident, requeue: bool) -> None:
     assert budget.judge(now, history(failure(9), failure(1)), budget.parse("2/1h")) == Verdict(
         Action.GIVE_UP, "all restarts of budget=2/1h are spent: 2 within 1h", requeue=requeue
