@@ -73,7 +73,7 @@ WHEN = {
     "listens_everywhere": "The address that other nodes are given is not an address of this host, so its ports "
     "listen at all addresses.",
     "output": "The output or a log of a worker cannot be kept or shown.",
-    "waiting": "The job waits for nodes. The leader publishes it.",
+    "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
     "spare": "The job has all nodes that it takes, and this node waits for a place.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `cause` is `None` for the first round.",

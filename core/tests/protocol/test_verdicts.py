@@ -20,9 +20,9 @@ BLAME = incident("b")
 LATER = replace(RESTART, delay=8.0, reason="back-off")
 
 
-def failed(age: float, *, names: str = "ab", **timing: float) -> Ledger:
+def failed(age: float, *, names: str = "ab", min_nodes: int = 1) -> Ledger:
     """A run whose first round was halted ``age`` seconds before NOW."""
-    return halted(names, HaltReason.FAILURE, settings(**timing), at=NOW - age, blame=BLAME)
+    return halted(names, HaltReason.FAILURE, settings(min_nodes), at=NOW - age, blame=BLAME)
 
 
 def nodes_of(names: str = "ab") -> list[NodeView]:
