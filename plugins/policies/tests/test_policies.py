@@ -154,7 +154,7 @@ def test_it_says_what_did_not_progress() -> None:
     assert verdict.reason == "3 failures in a row without a step after 7 (no_progress=3)"
     verdict = no_progress.judge(incident(), history(failure(9), failure(5)), 3)
     assert verdict is not None
-    assert verdict.reason == "ValueError on rank 0 for the 3rd time in a row (no_progress=3)"
+    assert verdict.reason == "ValueError on rank 0 3 times in a row (no_progress=3)"
 
 
 @pytest.mark.parametrize(

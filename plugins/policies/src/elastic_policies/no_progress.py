@@ -36,9 +36,7 @@ def judge(incident: Incident, history: History, most: int) -> Verdict | None:
         return None
     equal = 1 + _equal_in_a_row(before, incident)
     if incident.step is None and equal >= most:
-        reason = (
-            f"{incident.exception} on rank {incident.rank} for the {_nth(equal)} time in a row (no_progress={most})"
-        )
+        reason = f"{incident.exception} on rank {incident.rank} {equal} times in a row (no_progress={most})"
         return Verdict(Action.GIVE_UP, reason, policy=NAME)
     return None
 
@@ -50,8 +48,3 @@ def _equal_in_a_row(before: list[Failure], incident: Incident) -> int:
             break
         count, later = count + 1, failure.seconds_ago
     return count
-
-
-def _nth(count: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th") if count % 100 not in (11, 12, 13) else "th"
-    return f"{count}{ending}"
