@@ -16,6 +16,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
+* ``progress``: how steps and losses are read from what scripts print.
 * ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``exit_codes``: shared vocabulary.
 
 A failure passes seven stations:
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         TrainState as TrainState,
         init_process_group as init_process_group,
     )
+    from elastic_core.worker.progress import report as report
 
 __all__ = [
     "ElasticError",
@@ -89,6 +91,7 @@ __all__ = [
     "__version__",
     "hookimpl",
     "record",
+    "report",
 ]
 
 _HOME = {
@@ -102,6 +105,7 @@ _HOME = {
     "__version__": "version",
     "hookimpl": "hookspecs",
     "record": "worker.error_file",
+    "report": "worker.progress",
 }
 """Where each public name lives."""
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from types import FrameType
 
 from elastic_core.agent import probing
+from elastic_core.agent.checkpoint_files import CheckpointFiles
 from elastic_core.agent.directories import log_directory, marked
 from elastic_core.agent.event_loop import EventLoop, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.output import Output
+from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.report import Publish
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
@@ -29,6 +31,7 @@ from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.manager import Plugins
+from elastic_core.progress import compile_expressions
 from elastic_core.protocol.node_events import Leaving
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
@@ -113,7 +116,15 @@ def open_resources(
         if config.program.kind is ProgramKind.FUNCTION:
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
-        output = _output(config, publish)
+        progress = ProgressReader(
+            compile_expressions(config.progress_pattern, config.checkpoint_pattern),
+            nan_stop=config.nan_stop,
+            publish=publish,
+            post=loop.post,
+        )
+        if config.checkpoint_path is not None:
+            stack.enter_context(closing(CheckpointFiles(config.checkpoint_path, progress.note_checkpoint)))
+        output = _output(config, publish, progress)
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
         plugins.run_starts(config, run_uid, info, None if temporary else directory)
@@ -123,6 +134,7 @@ def open_resources(
         group = WorkerGroup(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
+        group.progress = progress
         pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
         if pipe is not None or limit is not None:
             group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, loop.at, warden.pid)))
@@ -159,7 +171,7 @@ def leave_signals(config: RunConfig) -> frozenset[int]:
     return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)
 
 
-def _output(config: RunConfig, publish: Publish) -> Output:
+def _output(config: RunConfig, publish: Publish, progress: ProgressReader) -> Output:
     def report(message: str) -> None:
         publish(Event("output", message, Level.WARNING))
 
@@ -171,4 +183,5 @@ def _output(config: RunConfig, publish: Publish) -> Output:
         several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
         filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
         report=report,
+        progress=progress,
     )

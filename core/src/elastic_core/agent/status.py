@@ -14,6 +14,7 @@ from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
+from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Member
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.ledger import Ledger
@@ -39,6 +40,7 @@ class Status:
         since: When the agent began to do what it does.
         workers: Of its newest round.
         started_at: When those were started.
+        progress: What is known of their progress, by rank, and how many seconds ago it last moved.
         contact_at: When it last knew all that the store had taken.
         failing: The threads whose last operation on the store failed.
         node views: The rows of the roster, where the node leads.
@@ -53,6 +55,7 @@ class Status:
     since: float
     workers: Sequence[Worker] = ()
     started_at: float = 0.0
+    progress: Mapping[int, tuple[Progress, float]] = field(default_factory=dict)
     contact_at: float | None = None
     failing: Collection[str] = ()
     node_views: Mapping[str, NodeView] = field(default_factory=dict)
@@ -192,8 +195,10 @@ def _worker(worker: Worker, status: Status) -> str:
     if worker.pid is None:
         return f"being started, for {_age(status.started_at, status)}"
     group = ", in its process group" if worker.initialized else ""
-    step = f", at step {worker.step} or before" if worker.step is not None else ""
-    return f"pid {worker.pid}, started {_age(status.started_at, status)} ago{group}{step}"
+    progress, ago = status.progress.get(worker.assignment.rank, (Progress(), 0.0))
+    words = progress.describe() or ("moving" if worker.assignment.rank in status.progress else "")
+    reached = f", {words}, last progress {ago:.1f} s ago" if words else ""
+    return f"pid {worker.pid}, started {_age(status.started_at, status)} ago{group}{reached}"
 
 
 def _failure(incident: Incident) -> str:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import write_all
+from elastic_core.agent.progress_reader import StreamReader
 from elastic_core.agent.stream_lines import Filtered
 
 TAIL = 4096  # bytes of stderr that are remembered
@@ -60,6 +61,7 @@ class Pump:
         report: Told in words, once for each file, what cannot be kept.
         filtered: Takes the lines that somebody looks for; closed with this object.
         rank: The worker's local rank.
+        progress: Reads how far the worker has come.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Pump:
         report: Callable[[str], None],
         filtered: Filtered | None = None,
         rank: int = 0,
+        progress: StreamReader | None = None,
     ) -> None:
         self.pipe = pipe
+        self._progress = progress
         self._filtered = filtered
         self.tail = b""
         """The last ``TAIL`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
@@ -98,6 +102,8 @@ class Pump:
             data = b""
         if data:
             self.tail = (self.tail + data)[-TAIL - 1 :]
+            if self._progress is not None:
+                self._progress.feed(data)
             self._keep(data)
         return self._show(data if self._lines is None else self._lines.feed(data)) and bool(data)
 
@@ -109,6 +115,8 @@ class Pump:
         """Show what is left, and close: the stream is over, or the rest is not wanted."""
         if self._lines is not None:
             self._show(self._lines.finish())
+        if self._progress is not None:
+            self._progress.finish()
         os.close(self.pipe)
         if self._file is not None:
             os.close(self._file)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from elastic_core.agent.fd_store import FdStore
+from elastic_core.progress import LARGEST_STEP, Progress, check_report
 from elastic_core.protocol.node_events import Notice
 from elastic_core.warden.channel import close_all
 from elastic_core.worker.channel import (
@@ -31,6 +32,7 @@ from elastic_core.worker.channel import (
     LONGEST,
     OVER,
     PLAN,
+    PROGRESS,
     STEP,
     STOP_AT,
 )
@@ -73,6 +75,14 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Advanced:
+    """A worker's script reports how far it has come (``elastic.report``)."""
+
+    tag: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
 class NotUnderstood:
     """A worker has sent something else than a report, and why it was ignored; said once for each."""
 
@@ -87,9 +97,8 @@ class ListenAgain:
     channel: object
 
 
-Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | NotUnderstood | ListenAgain"
+Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | Advanced | NotUnderstood | ListenAgain"
 
-LARGEST_STEP = 2**53  # steps are smaller
 _MEANINGS: Mapping[str, type[Initialized | Failed | Lingers]] = {
     INITIALIZED: Initialized,
     FAILED: Failed,
@@ -277,6 +286,8 @@ def parse_packet(packet: bytes) -> Callable[[int], Report]:
             return functools.partial(Stepped, step=step, leaves=name == LEAVES)
         case {"type": str(name)} if name in (STEP, LEAVES):
             raise ValueError("it reports a step, but names none")
+        case {"type": str(name)} if name == PROGRESS:
+            return functools.partial(Advanced, progress=check_report(message))
         case {"type": str(name)}:
             raise ValueError(f"its type is {name[:40]!r}, which is not known here")
     raise ValueError("it is not a JSON object with a type")

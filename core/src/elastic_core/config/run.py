@@ -155,6 +155,15 @@ class RunConfig:
     stderr_filters: tuple[str, ...] = ()
     line_prefix: str = LINE_PREFIX
     """The prefix of a teed line; ``${rank}``, ``${local_rank}`` and ``${role_name}`` are filled in."""
+    progress_pattern: str | None = None
+    """A regular expression whose groups step, loss, samples and epoch are read from lines of output; None for those
+    that are built in."""
+    checkpoint_pattern: str | None = None
+    """A regular expression for lines which say that a checkpoint was saved."""
+    checkpoint_path: str | None = None
+    """A directory or a glob, whose newest file is the last checkpoint."""
+    nan_stop: int = 0
+    """After how many nan or infinite losses in a row a worker fails; 0 for never."""
     event_log: bool = False
     """Whether each event is written to stderr as a JSON line."""
     warm_start: bool = True
@@ -175,7 +184,13 @@ class RunConfig:
     """The least level of the events on the console."""
 
     def __post_init__(self) -> None:
-        for name, least in (("nproc_per_node", 1), ("min_nodes", 1), ("max_nodes", 1), ("max_restarts", 0)):
+        for name, least in (
+            ("nproc_per_node", 1),
+            ("min_nodes", 1),
+            ("max_nodes", 1),
+            ("max_restarts", 0),
+            ("nan_stop", 0),
+        ):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
@@ -193,9 +208,21 @@ class RunConfig:
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
+        self._check_patterns()
         self._check_ranks("redirects", self.redirects.by_rank)
         self._check_ranks("tee", self.tee.by_rank)
         self._check_ranks("local_ranks_filter", self.local_ranks_filter or ())
+
+    def _check_patterns(self) -> None:
+        if self.progress_pattern is None and self.checkpoint_pattern is None:
+            return
+        from elastic_core.progress import WrongExpression, compile_expressions  # few runs have any
+
+        for name in ("progress_pattern", "checkpoint_pattern"):
+            try:
+                compile_expressions(**{name: getattr(self, name)})
+            except WrongExpression as wrong:
+                raise UsageError(f"{name} {getattr(self, name)!r} {wrong}.") from None
 
     def _check_ranks(self, name: str, ranks: Iterable[int]) -> None:
         for rank in ranks:

@@ -184,7 +184,10 @@ class HandlerAgent:
         """Describe what this agent does and waits for. Any thread may call this."""
         status = replace(Status.of(self._config), now=self._runtime.now(), since=self._since)
         group, incident = self._group, self._state.incident
-        status = replace(status, workers=group.workers, started_at=group.started_at, incident=incident)
+        progress = group.progress.newest()
+        status = replace(
+            status, workers=group.workers, started_at=group.started_at, progress=progress, incident=incident
+        )
         return describe_polled(self._state, self._info, status)
 
     # Events ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 A report is a JSON object with a ``type``, in one packet of a socketpair, so that those of a worker and of what it has
 forked never mix. ``initialized`` says that the process group is there, ``failed`` that an exception has ended the
 program and the interpreter is about to follow, ``over`` that it has ended otherwise, ``step`` and ``leaves`` how far it
-has come (``graceful_stop.py``, which also reads what the agent sends: ``plan``, ``stop_at``, ``go_on``).
+has come (``graceful_stop.py``, which also reads what the agent sends: ``plan``, ``stop_at``, ``go_on``), ``progress``
+what a script says of that (``progress.py``).
 ``agent/worker_channels.py`` is the agent's end. What is left with the agent (``fd_store.py``) goes the same way.
 
 Imported by the warden and the fork server too, so by few and cheap means.
@@ -21,8 +22,9 @@ from collections.abc import Iterator, Mapping
 CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 LONGEST = 4096  # bytes that a report may have; the agent ignores longer ones
 INITIALIZED, FAILED, OVER = "initialized", "failed", "over"
-STEP, LEAVES = "step", "leaves"
-"""The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told."""
+STEP, LEAVES, PROGRESS = "step", "leaves", "progress"
+"""The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told; what a
+script reports (``progress.py``)."""
 PLAN, STOP_AT, GO_ON = "plan", "stop_at", "go_on"
 """Notices, from the agent: hold after the next report; stop after ``step``; do not wait any longer."""
 HOLD, HELD, RELEASE = "hold", "held", "release"
