@@ -25,7 +25,7 @@ USER_LINE_MAX_CHARACTERS = 500  # of a line, its end, for an expression of a use
 LINES_PER_SECOND = 25.0  # of one stream that are matched
 LINES_AT_ONCE = 25.0
 MATCHES_TO_CHOOSE = 3  # with growing steps, until a pattern is chosen
-PROBE_MAX_SECONDS = 0.05  # of CPU, for one line of the greatest length
+PROBE_MAX_SECONDS = 0.1  # of CPU, for one line of the greatest length
 REPEATS_MAX = 20  # in one expression of a user; the time may double with each
 PROGRESS_GROUPS = ("step", "loss", "samples", "epoch")
 CHECKPOINT_GROUPS = ("step", "path")
@@ -34,7 +34,7 @@ CHECKPOINT_EXAMPLE = r"saved (?P<path>\S+) at step (?P<step>\d+)"
 
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = r"[+-]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?))"
-_BAR = r"(?P<n>\d+)/(?P<total>\d+) \[\d[\d:]*<[^,\]]{1,24}, *[\d.?]+ ?[^\s,\]/]*/[^\s,\]]+"
+_BAR = r"(?<!\d)(?P<n>\d+)/(?P<total>\d+) \[\d[\d:]*<[^,\]]{1,24}, *[\d.?]+ ?[^\s,\]/]*/[^\s,\]]+"
 _BAR_LOSS = rf"(?:[^\]]*?\b(?:train_|training_|step_)?loss(?:_step|_epoch)?=(?P<loss>{_NUMBER}))?"
 
 
@@ -214,7 +214,8 @@ def compile_expression(
         WrongExpression: It does not compile, has a group of another name or none at all, or could take long.
     """
     try:
-        compiled = re.compile(text)
+        # What begins with .* matches from the start of a line, if at all; a search would try every place in it.
+        compiled = re.compile(rf"\A{text}" if text.startswith(".*") else text)
     except (re.error, RecursionError, OverflowError) as exc:
         raise WrongExpression(f"is not a regular expression: {exc}") from None
     unknown = [name for name in compiled.groupindex if name not in groups]
@@ -228,7 +229,7 @@ def compile_expression(
     if _count_repeats(parsed) > REPEATS_MAX:
         raise WrongExpression(f"has more than {REPEATS_MAX} repeats, which can take for ever")
     if _is_slow(compiled, _literals(parsed), seconds):
-        raise WrongExpression(f"takes too long for a line of {USER_LINE_MAX_CHARACTERS} characters")
+        raise WrongExpression(f"takes too long for some lines of {USER_LINE_MAX_CHARACTERS} characters")
     return compiled
 
 
@@ -240,6 +241,7 @@ def _parse(text: str) -> Any:
     return _parser.parse(text)
 
 
+_PROBE_LENGTHS = (8, 12, 16, 22, 32, 45, 64, 90, 125, 180, 250, 350, USER_LINE_MAX_CHARACTERS)
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 
@@ -301,16 +303,18 @@ def _literals(parsed: Any) -> list[str]:
 
 
 def _is_slow(expression: re.Pattern[str], literals: Sequence[str], seconds: Callable[[], float]) -> bool:
-    """Whether a line takes long that is made of what the expression looks for. Lines grow, so that none takes ages."""
-    sample = " ".join(literals) or "a"
-    with_digits = " 1 ".join([*literals, ""]) or "1 "
-    for length in (8, 16, 32, 64, 125, 250, USER_LINE_MAX_CHARACTERS):
-        for unit in ("1", "a", " ", "=", sample, with_digits):
-            line = (unit * (length // len(unit) + 1))[:length]
-            began = seconds()
-            expression.search(line)
-            if seconds() - began > PROBE_MAX_SECONDS:
-                return True
+    """Whether a line takes long that has one character many times, or what the expression looks for a few times.
+
+    Lines grow, so that none takes ages.
+    """
+    texts = (" ".join(literals), " 1 ".join([*literals, ""]))
+    units = ("1", "a", " ", "=")
+    lines = [unit * length for length in _PROBE_LENGTHS for unit in units]
+    for line in [*lines, *(text * count for count in (1, 2, 3) for text in texts)]:
+        began = seconds()
+        expression.search(line[:USER_LINE_MAX_CHARACTERS])
+        if seconds() - began > PROBE_MAX_SECONDS:
+            return True
     return False
 
 
