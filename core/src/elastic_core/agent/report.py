@@ -204,6 +204,7 @@ def _who(incident: Incident) -> str:
     if incident.pid is not None:
         where.append(f"pid {incident.pid}")
     at = f"round {incident.round}, {incident.after:.1f} s after its start"
+    at += f", at step {incident.step}" if incident.step is not None else ""
     return f"rank {incident.rank} ({', '.join(where)}), {at}"
 
 

@@ -8,6 +8,7 @@ import operator
 import os
 import socket
 import time
+from collections.abc import Callable, Mapping
 from typing import SupportsFloat, SupportsIndex
 
 from elastic_core.progress import check_report
@@ -15,9 +16,53 @@ from elastic_core.worker.channel import PROGRESS, channel
 
 PERIOD = 0.1  # seconds between two reports that are sent
 
-_reported_at = -math.inf
-_process: int | None = None
-"""The worker that reports, and not what it has forked; a fork server may have imported this module."""
+
+class Reporter:
+    """Sends one worker's reports.
+
+    Args:
+        environ: Where the channel's number is.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic) -> None:
+        self._environ, self._clock, self._process = environ, clock, os.getpid()
+        self._sent_at = -math.inf
+
+    def report(
+        self,
+        step: SupportsIndex | None,
+        loss: SupportsFloat | None,
+        samples: SupportsIndex | None,
+        epoch: SupportsFloat | None,
+    ) -> bool:
+        """See :func:`report`."""
+        now = self._clock()
+        if now - self._sent_at < PERIOD or os.getpid() != self._process:
+            return False
+        try:
+            values = {
+                "step": None if step is None else operator.index(step),
+                "loss": None if loss is None else float(loss),
+                "samples": None if samples is None else operator.index(samples),
+                "epoch": None if epoch is None else float(epoch),
+            }
+            check_report(values)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise ValueError(f"report(step={step!r}, samples={samples!r}, epoch={epoch!r}): {exc}.") from None
+        packet = {"type": PROGRESS, **{name: value for name, value in values.items() if value is not None}}
+        with channel(self._environ) as agent:
+            if agent is None:
+                return False
+            try:
+                agent.send(json.dumps(packet).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:  # the agent is too far behind, or gone
+                return False
+        self._sent_at = now
+        return True
+
+
+_own: Reporter | None = None
 
 
 def report(
@@ -44,28 +89,7 @@ def report(
     Raises:
         ValueError: A value is no number, or out of range, or there is none.
     """
-    global _process, _reported_at
-    now, pid = time.monotonic(), os.getpid()
-    _process = _process or pid
-    if now - _reported_at < PERIOD or pid != _process:
-        return False
-    try:
-        values = {
-            "step": None if step is None else operator.index(step),
-            "loss": None if loss is None else float(loss),
-            "samples": None if samples is None else operator.index(samples),
-            "epoch": None if epoch is None else float(epoch),
-        }
-        check_report(values)
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise ValueError(f"report(step={step!r}, samples={samples!r}, epoch={epoch!r}): {exc}.") from None
-    with channel() as agent:
-        if agent is None:
-            return False
-        packet = {"type": PROGRESS, **{name: value for name, value in values.items() if value is not None}}
-        try:
-            agent.send(json.dumps(packet).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:  # the agent is too far behind, or gone
-            return False
-    _reported_at = now
-    return True
+    global _own  # made by the worker, and not by a fork server that imports this module
+    if _own is None:
+        _own = Reporter()
+    return _own.report(step, loss, samples, epoch)
