@@ -375,8 +375,8 @@ class Scanner:
         self._rest = b""
         self._follows_return = False
         self._allowed, self._at = LINES_AT_ONCE, 0.0
-        self._waiting = b""
-        """The newest line that there was no time for."""
+        self._waiting: tuple[bytes, float] | None = None
+        """The newest line that there was no time for, and when it came."""
         self._shown = b""
         """The bar without an end that was returned already."""
 
@@ -398,12 +398,15 @@ class Scanner:
             return []
         return self._pick(self._candidates(whole, needles), now)
 
+    def take_waiting(self) -> tuple[str, float] | None:
+        """Return the newest line for which there was no time, if none came after it, and when it came."""
+        waiting, self._waiting = self._waiting, None
+        return None if waiting is None else (_text(waiting[0]), waiting[1])
+
     def finish(self, needles: Collection[bytes] | None) -> list[str]:
-        """Return what waits at the end of the stream: the newest line for which there was no time, and the last one."""
-        last, self._rest = self._rest, b""
-        lines = [line for line in (self._waiting, last) if line.strip() and _has_any(line, needles)]
-        self._waiting = b""
-        return [_text(line) for line in lines if line.strip() != self._shown]
+        """Return the last line of the stream, if it has no end."""
+        last, self._rest = self._rest.strip(), b""
+        return [_text(last)] if last and last != self._shown and _has_any(last, needles) else []
 
     def _candidates(self, whole: bytes, needles: Collection[bytes] | None) -> list[bytes]:
         """Return lines, newest first, as many as may be matched at all."""
@@ -425,10 +428,8 @@ class Scanner:
         self._at = now
         picked = newest_first[: int(self._allowed)]
         self._allowed -= len(picked)
-        if picked:
-            self._waiting = b""
-        elif newest_first:
-            self._waiting = newest_first[0]
+        if newest_first:
+            self._waiting = None if picked else (newest_first[0], now)
         return [_text(line) for line in reversed(picked)]
 
 

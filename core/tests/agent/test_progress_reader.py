@@ -230,6 +230,21 @@ def test_an_expression_that_takes_long_is_not_used_any_more() -> None:
     assert node.reader.newest()[0][0] == Progress(step=1)
 
 
+def test_the_newest_line_of_a_burst_is_read_when_it_is_asked_for_with_its_time() -> None:
+    node = Node(compile_expressions(r"at (?P<step>\d+)"))
+    stream = node.reader.stream(0)
+    for step in range(100):
+        stream.feed(b"at %d\n" % step)
+    node.time += 7.0
+    assert node.reader.newest() == {0: (Progress(step=99), 7.0)}
+    for step in range(100, 200):
+        stream.feed(b"at %d\n" % step)
+    assert node.reader.step(0) == 199
+    stream.feed(b"at 200")
+    stream.finish()
+    assert node.reader.step(0) == 200
+
+
 def test_streams_of_anything() -> None:
     node = Node()
     out, err = node.reader.stream(0), node.reader.stream(0)

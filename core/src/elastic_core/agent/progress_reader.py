@@ -6,10 +6,11 @@ with reports. Both take microseconds. What follows from progress is posted to th
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_core.events import Event, Field, Level
@@ -80,6 +81,7 @@ class ProgressReader:
         self._lock = threading.Lock()
         self._round = 0
         self._ranks: dict[int, _Rank] = {}
+        self._streams: list[StreamReader] = []
         self._step_seen = False
         self._told_pattern = ""
         """The name of the pattern that was published last."""
@@ -104,13 +106,18 @@ class ProgressReader:
         with self._lock:
             self._round, self._step_seen, self._said = number, False, None
             self._ranks.clear()
+            self._streams.clear()
 
     def stream(self, rank: int) -> StreamReader:
         """Return the reader of a stream of a worker of the current round."""
-        return StreamReader(self, self._round, rank)
+        stream = StreamReader(self, self._round, rank)
+        with self._lock:
+            self._streams.append(stream)
+        return stream
 
     def newest(self) -> Mapping[int, tuple[Progress, float]]:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
+        self._catch_up()
         now = self._now()
         with self._lock:
             return {
@@ -119,6 +126,7 @@ class ProgressReader:
 
     def step(self, rank: int) -> int | None:
         """Return the newest step of a worker; of one that says none, that of the other workers here."""
+        self._catch_up()
         with self._lock:
             known = self._ranks.get(rank)
             if known is not None and known.progress.step is not None:
@@ -148,8 +156,8 @@ class ProgressReader:
         with self._lock:
             self._note_checkpoint(checkpoint, age)
 
-    def read(self, number: int, rank: int, lines: Sequence[str]) -> None:
-        """Read lines of a worker of round ``number``."""
+    def read(self, number: int, rank: int, lines: Sequence[str], at: float | None = None) -> None:
+        """Read lines of a worker of round ``number`` that came at this instant; None for now."""
         found: list[Progress] = []
         checkpoints: list[Checkpoint] = []
         with self._lock:
@@ -164,7 +172,14 @@ class ProgressReader:
                     checkpoints.append(checkpoint)
                 if self.wants_all_output and self._cpu() - began > MATCH_MAX_SECONDS:
                     raise TimeoutError(f"a line took more than {MATCH_MAX_SECONDS:g} s: {line[-80:]!r}")
-        self._take(number, rank, found, checkpoints, is_read=True)
+        self._take(number, rank, found, checkpoints, is_read=True, at=at)
+
+    def _catch_up(self) -> None:
+        """Read the newest lines for which there was no time when they came."""
+        with self._lock:
+            streams = tuple(self._streams)
+        for stream in streams:
+            stream.catch_up()
 
     def _known(self, rank: int) -> _Rank:
         if rank not in self._ranks:
@@ -179,6 +194,7 @@ class ProgressReader:
         checkpoints: Sequence[Checkpoint],
         *,
         is_read: bool,
+        at: float | None = None,
     ) -> None:
         news: list[Event] = []
         posts: list[ProgressEvent] = []
@@ -186,7 +202,7 @@ class ProgressReader:
             if number != self._round:
                 return
             for progress in found:
-                posts += self._update(rank, self._known(rank), progress)
+                posts += self._update(rank, self._known(rank), progress, self._now() if at is None else at)
             for checkpoint in checkpoints:
                 self._note_checkpoint(checkpoint, 0.0)
             if found:
@@ -197,8 +213,8 @@ class ProgressReader:
         for post in posts:
             self._post(post)
 
-    def _update(self, rank: int, known: _Rank, progress: Progress) -> list[ProgressEvent]:
-        now, before = self._now(), known.progress
+    def _update(self, rank: int, known: _Rank, progress: Progress, now: float) -> list[ProgressEvent]:
+        before = known.progress
         known.progress = before.updated(progress)
         posts: list[ProgressEvent] = []
         if progress == NOTHING or progress.position is None:
@@ -276,37 +292,45 @@ def _describe_position(progress: Progress) -> str:
     return ""
 
 
-@dataclass(slots=True)
 class StreamReader:
-    """Reads one stream of a worker for its progress. For one thread.
+    """Reads one stream of a worker for its progress. The pump thread feeds it; any thread may have it catch up.
 
     A defect here, or an expression that takes long, ends the reading, and not the output.
+
+    Args:
+        reader: Takes what is read.
+        number: The worker's round.
+        rank: The worker's rank.
     """
 
-    reader: ProgressReader
-    round: int
-    rank: int
-    _scanner: Scanner = field(default_factory=Scanner)
-    _is_off: bool = False
+    def __init__(self, reader: ProgressReader, number: int, rank: int) -> None:
+        self._reader, self._round, self._rank = reader, number, rank
+        self._scanner, self._lock = Scanner(), threading.Lock()
+        self._is_off = False
 
     def feed(self, data: bytes) -> None:
         """Read what the worker has written."""
-        if self._is_off:
-            return
-        try:
-            if lines := self._scanner.feed(data, self.reader.needles, self.reader.seconds()):
-                self.reader.read(self.round, self.rank, lines)
-        except Exception as exc:
-            self._is_off = True
-            self.reader.give_up(f"{type(exc).__name__}: {exc}")
+        with self._lock, self._contained():
+            if not self._is_off and (lines := self._scanner.feed(data, self._reader.needles, self._reader.seconds())):
+                self._reader.read(self._round, self._rank, lines)
+
+    def catch_up(self) -> None:
+        """Read the newest line, if there was no time for it when it came."""
+        with self._lock, self._contained():
+            if not self._is_off and (waiting := self._scanner.take_waiting()) is not None:
+                self._reader.read(self._round, self._rank, [waiting[0]], waiting[1])
 
     def finish(self) -> None:
         """Read what is left at the end of the stream."""
-        if self._is_off:
-            return
+        self.catch_up()
+        with self._lock, self._contained():
+            if not self._is_off and (lines := self._scanner.finish(self._reader.needles)):
+                self._reader.read(self._round, self._rank, lines)
+
+    @contextlib.contextmanager
+    def _contained(self) -> Iterator[None]:
         try:
-            if lines := self._scanner.finish(self.reader.needles):
-                self.reader.read(self.round, self.rank, lines)
+            yield
         except Exception as exc:
             self._is_off = True
-            self.reader.give_up(f"{type(exc).__name__}: {exc}")
+            self._reader.give_up(f"{type(exc).__name__}: {exc}")
