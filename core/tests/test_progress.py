@@ -442,11 +442,11 @@ def test_of_a_flood_the_newest_lines_are_returned_and_a_limited_number_a_second(
     assert scanner.feed(flood, None, 0.0) == [str(n) for n in range(1000 - limit, 1000)]
     assert scanner.feed(b"1000\n", None, 0.0) == []
     assert scanner.feed(b"1001\n", None, 0.01) == []
-    assert scanner.take_waiting() == ("1001", 0.01), "the newest is not lost"
-    assert scanner.take_waiting() is None
+    assert scanner.take_waiting() == (["1001"], 0.01), "the newest is not lost"
+    assert scanner.take_waiting() == ([], 0.0)
     assert scanner.feed(b"1002\n", None, 0.02) == []
     assert scanner.feed(b"1003\n", None, 1.0) == ["1003"]
-    assert scanner.take_waiting() is None, "a newer one was read"
+    assert scanner.take_waiting() == ([], 0.0), "a newer one was read"
 
 
 def test_the_end_of_a_stream_is_a_line() -> None:

@@ -398,10 +398,10 @@ class Scanner:
             return []
         return self._pick(self._candidates(whole, needles), now)
 
-    def take_waiting(self) -> tuple[str, float] | None:
+    def take_waiting(self) -> tuple[list[str], float]:
         """Return the newest line for which there was no time, if none came after it, and when it came."""
         waiting, self._waiting = self._waiting, None
-        return None if waiting is None else (_text(waiting[0]), waiting[1])
+        return ([], 0.0) if waiting is None else ([_text(waiting[0])], waiting[1])
 
     def finish(self, needles: Collection[bytes] | None) -> list[str]:
         """Return the last line of the stream, if it has no end."""

@@ -9,6 +9,8 @@ import pytest
 from elastic_core.agent.progress_reader import (
     MATCH_MAX_SECONDS,
     PROGRESS_EVENT_SECONDS,
+    READ_INTERVAL_SECONDS,
+    UNREAD_MAX_BYTES,
     LossBroken,
     ProgressEvent,
     ProgressReader,
@@ -221,9 +223,9 @@ def test_an_expression_that_takes_long_is_not_used_any_more() -> None:
     node = Node(compile_expressions(r"at (?P<step>\d+)"))
     stream = node.reader.stream(0)
     stream.feed(b"at 1\n")
-    node.took = 2 * MATCH_MAX_SECONDS
+    node.took, node.time = 2 * MATCH_MAX_SECONDS, node.time + 1
     stream.feed(b"at 2\n")
-    node.took = 0.0
+    node.took, node.time = 0.0, node.time + 1
     stream.feed(b"at 3\n")
     stream.finish()
     assert [event.level for event in node.named("progress_unread")] == [Level.WARNING]
@@ -243,6 +245,18 @@ def test_the_newest_line_of_a_burst_is_read_when_it_is_asked_for_with_its_time()
     stream.feed(b"at 200")
     stream.finish()
     assert node.reader.step(0) == 200
+
+
+def test_what_comes_within_a_tenth_of_a_second_is_read_together() -> None:
+    node = Node(compile_expressions(r"at (?P<step>\d+)"))
+    stream = node.reader.stream(0)
+    for step in range(1, 4):
+        stream.feed(b"at %d\n" % step)
+    assert len(node.named("progress_pattern")) == 1
+    assert "rank 0 is at step 1" in node.published[0].message, "the first is read at once"
+    node.time += READ_INTERVAL_SECONDS
+    stream.feed(b"x" * UNREAD_MAX_BYTES)
+    assert node.posted == [StepSeen(1)]
 
 
 def test_streams_of_anything() -> None:

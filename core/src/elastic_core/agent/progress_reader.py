@@ -6,10 +6,10 @@ with reports. Both take microseconds. What follows from progress is posted to th
 
 from __future__ import annotations
 
-import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,6 +18,9 @@ from elastic_core.progress import Checkpoint, Expressions, LineReader, Progress,
 
 PROGRESS_EVENT_SECONDS = 10.0  # between two events ``progress`` of a node, at least
 MATCH_MAX_SECONDS = 0.1  # of CPU, for one line; an expression of a user that takes longer is not used any more
+
+READ_INTERVAL_SECONDS = 0.1  # in which the output of a stream is collected after it was read
+UNREAD_MAX_BYTES = 1 << 16  # of output that is collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,31 +309,48 @@ class StreamReader:
     def __init__(self, reader: ProgressReader, number: int, rank: int) -> None:
         self._reader, self._round, self._rank = reader, number, rank
         self._scanner, self._lock = Scanner(), threading.Lock()
+        self._unread: list[bytes] = []
+        self._size = 0  # of the unread data, in bytes
+        self._at = -math.inf  # when the last data came
+        self._read_at = -math.inf  # when data was read last
         self._is_off = False
 
     def feed(self, data: bytes) -> None:
-        """Read what the worker has written."""
-        with self._lock, self._contained():
-            if not self._is_off and (lines := self._scanner.feed(data, self._reader.needles, self._reader.seconds())):
-                self._reader.read(self._round, self._rank, lines)
+        """Take what the worker has written. It is read at once, or together with what comes within the next 0.1 s."""
+        if self._is_off:
+            return
+        with self._lock:
+            self._at = now = self._reader.seconds()
+            self._unread.append(data)
+            self._size += len(data)
+            if now - self._read_at >= READ_INTERVAL_SECONDS or self._size >= UNREAD_MAX_BYTES:
+                self._read()
 
     def catch_up(self) -> None:
-        """Read the newest line, if there was no time for it when it came."""
-        with self._lock, self._contained():
-            if not self._is_off and (waiting := self._scanner.take_waiting()) is not None:
-                self._reader.read(self._round, self._rank, [waiting[0]], waiting[1])
+        """Read all that has come, and the newest line for which there was no time when it came."""
+        with self._lock:
+            if self._unread:
+                self._read()
+            self._read_lines(self._scanner.take_waiting)
 
     def finish(self) -> None:
         """Read what is left at the end of the stream."""
         self.catch_up()
-        with self._lock, self._contained():
-            if not self._is_off and (lines := self._scanner.finish(self._reader.needles)):
-                self._reader.read(self._round, self._rank, lines)
+        with self._lock:
+            self._read_lines(lambda: (self._scanner.finish(self._reader.needles), self._at))
 
-    @contextlib.contextmanager
-    def _contained(self) -> Iterator[None]:
+    def _read(self) -> None:
+        data, at = b"".join(self._unread), self._at
+        self._unread, self._size, self._read_at = [], 0, at
+        self._read_lines(lambda: (self._scanner.feed(data, self._reader.needles, at), at))
+
+    def _read_lines(self, scan: Callable[[], tuple[Sequence[str], float]]) -> None:
+        if self._is_off:
+            return
         try:
-            yield
+            lines, at = scan()
+            if lines:
+                self._reader.read(self._round, self._rank, lines, at)
         except Exception as exc:
             self._is_off = True
             self._reader.give_up(f"{type(exc).__name__}: {exc}")
