@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -247,6 +249,11 @@ def test_trainers_logs_take_over_from_its_bar_and_both_are_read() -> None:
     assert found[-1] == Progress(loss=0.5, epoch=0.3)
     assert read.recognizer.chosen is PATTERNS[0]
     assert steps(read, [bar(4, 500)]) == [4]
+
+
+def test_the_page_has_all_patterns() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "progress.md").read_text()
+    assert re.findall(r"^\| ([A-Za-z][^|`]*) \| `", page, re.MULTILINE) == [pattern.name for pattern in PATTERNS]
 
 
 def test_one_choice_holds_for_all_workers_of_a_node() -> None:
