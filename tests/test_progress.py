@@ -158,6 +158,42 @@ def test_reports_of_a_script(stage: Stage, script: Path) -> None:
     assert (fields["step"], fields["samples"], fields["loss"], fields["epoch"]) == (1, 32, 0.5, 0.5)
 
 
+REAL_BAR = """
+    from tqdm import tqdm
+    for step in tqdm(range(1000), mininterval=0, miniters=1):
+        time.sleep(0.002)
+        if step == 400 and RANK == 1:
+            raise ValueError("boom")
+"""
+
+
+def test_a_bar_of_tqdms_own(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
+    write(script, REAL_BAR)
+    command = ["--nnodes=2", *file_rendezvous, script]
+    agents = [stage.run(*command), stage.run(*command)]
+    for agent in agents:
+        assert agent.exit_code() == 1
+        agent.wait_for(r"who     rank 1 \(.*, at step 400$")
+        agent.wait_for(r"what    exited with code 1$")
+
+
+TAKES_NOTICES = """
+    from elastic_core.worker.graceful_stop import should_checkpoint
+    for step in range(1, 6):
+        should_checkpoint(step)
+        time.sleep(0.15)
+    raise SystemExit(3)
+"""
+
+
+def test_a_script_that_takes_notices_reports_its_steps_with_that(stage: Stage, script: Path) -> None:
+    agent = stage.run("--standalone", "--max_restarts=0", EVENTS, write(script, TAKES_NOTICES))
+    assert agent.exit_code() == 1
+    agent.wait_for(r"who     rank 0 \(.*, at step 5$")
+    assert events(agent, "progress")[0]["fields"]["step"] == 1
+    assert events(agent, "progress_pattern") == [], "nothing was read"
+
+
 CHECKPOINTS = """
     path = DONE.with_name("checkpoints") / "checkpoint-7" / "model.pt"
     path.parent.mkdir(parents=True)

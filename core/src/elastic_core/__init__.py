@@ -16,8 +16,9 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
-* ``progress``: how steps and losses are read from what scripts print.
-* ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``exit_codes``: shared vocabulary.
+* ``progress_patterns``: how steps and losses are read from what scripts print.
+* ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared
+  vocabulary.
 
 A failure passes seven stations:
 

@@ -24,7 +24,8 @@ from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
-from elastic_core.progress import Progress, compile_expressions
+from elastic_core.progress import Progress
+from elastic_core.progress_patterns import compile_expressions
 
 PATIENCE = 30.0
 NONE, OUT, ERR, ALL = Stream.NONE, Stream.OUT, Stream.ERR, Stream.ALL

@@ -17,7 +17,8 @@ from elastic_core.agent.progress_reader import (
     StepSeen,
 )
 from elastic_core.events import Event, Level
-from elastic_core.progress import Checkpoint, Expressions, Progress, compile_expressions
+from elastic_core.progress import Checkpoint, Expressions, Progress
+from elastic_core.progress_patterns import compile_expressions
 
 
 class Node:

@@ -11,10 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from elastic_core.events import Event, Field, Level
-from elastic_core.progress import Checkpoint, Expressions, LineReader, Progress, Recognizer, Scanner
+from elastic_core.progress import BUILT_IN, Checkpoint, Expressions, Progress
+
+if TYPE_CHECKING:
+    from elastic_core.progress_patterns import LineReader, Recognizer, Scanner
 
 PROGRESS_EVENT_SECONDS = 10.0  # between two events ``progress`` of a node, at least
 MATCH_MAX_SECONDS = 0.1  # of CPU, for one line; an expression of a user that takes longer is not used any more
@@ -40,7 +43,6 @@ class LossBroken:
 
 
 NOTHING = Progress()
-BUILT_IN = Expressions()
 ProgressEvent: TypeAlias = "StepSeen | LossBroken"
 
 
@@ -48,8 +50,8 @@ ProgressEvent: TypeAlias = "StepSeen | LossBroken"
 class _Rank:
     """What is known of one worker. Instants are monotonic."""
 
-    lines: LineReader
     progress: Progress = NOTHING
+    lines: LineReader | None = None  # once it has printed anything
     at: float | None = None  # when something moved last
     stepped_at: float | None = None  # when its position last changed
     broken: int = 0  # readings in a row whose loss is nan or infinite
@@ -80,7 +82,9 @@ class ProgressReader:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._nan_stop, self._publish, self._post, self._now, self._cpu = nan_stop, publish, post, now, cpu
-        self._recognizer = Recognizer(expressions)
+        self._expressions = expressions
+        self._recognizer: Recognizer | None = None
+        """Imported with the first output, when the workers run."""
         self._lock = threading.Lock()
         self._round = 0
         self._ranks: dict[int, _Rank] = {}
@@ -98,7 +102,7 @@ class ProgressReader:
     @property
     def needles(self) -> tuple[bytes, ...] | None:
         """Texts of which a line must have one to be worth reading; None for any line."""
-        return self._recognizer.needles
+        return self._recognize().needles
 
     def seconds(self) -> float:
         """Return the monotonic time."""
@@ -166,7 +170,7 @@ class ProgressReader:
         with self._lock:
             if number != self._round:
                 return
-            reader = self._known(rank).lines
+            reader = self._lines(rank)
             for line in lines:
                 began = self._cpu() if self.wants_all_output else 0.0
                 if (progress := reader.read(line)) is not None:
@@ -185,9 +189,21 @@ class ProgressReader:
             stream.catch_up()
 
     def _known(self, rank: int) -> _Rank:
-        if rank not in self._ranks:
-            self._ranks[rank] = _Rank(LineReader(self._recognizer))
-        return self._ranks[rank]
+        return self._ranks.setdefault(rank, _Rank())
+
+    def _recognize(self) -> Recognizer:
+        if self._recognizer is None:
+            from elastic_core.progress_patterns import Recognizer
+
+            self._recognizer = Recognizer(self._expressions)
+        return self._recognizer
+
+    def _lines(self, rank: int) -> LineReader:
+        from elastic_core.progress_patterns import LineReader
+
+        known = self._known(rank)
+        known.lines = known.lines or LineReader(self._recognize())
+        return known.lines
 
     def _take(
         self,
@@ -254,7 +270,7 @@ class ProgressReader:
         self._checkpoint = (step, self._now() - age)
 
     def _pattern_event(self, rank: int) -> list[Event]:
-        chosen = self._recognizer.chosen
+        chosen = self._recognize().chosen
         name = "--progress_pattern" if chosen is None else chosen.name
         if name == self._told_pattern:
             return []
@@ -308,7 +324,8 @@ class StreamReader:
 
     def __init__(self, reader: ProgressReader, number: int, rank: int) -> None:
         self._reader, self._round, self._rank = reader, number, rank
-        self._scanner, self._lock = Scanner(), threading.Lock()
+        self._lock = threading.Lock()
+        self._scanner: Scanner | None = None  # once there is output
         self._unread: list[bytes] = []
         self._size = 0  # of the unread data, in bytes
         self._at = -math.inf  # when the last data came
@@ -331,18 +348,25 @@ class StreamReader:
         with self._lock:
             if self._unread:
                 self._read()
-            self._read_lines(self._scanner.take_waiting)
+            if self._scanner is not None:
+                self._read_lines(self._scanner.take_waiting)
 
     def finish(self) -> None:
         """Read what is left at the end of the stream."""
         self.catch_up()
         with self._lock:
-            self._read_lines(lambda: (self._scanner.finish(self._reader.needles), self._at))
+            if (scanner := self._scanner) is not None:
+                self._read_lines(lambda: (scanner.finish(self._reader.needles), self._at))
 
     def _read(self) -> None:
         data, at = b"".join(self._unread), self._at
         self._unread, self._size, self._read_at = [], 0, at
-        self._read_lines(lambda: (self._scanner.feed(data, self._reader.needles, at), at))
+        if self._scanner is None:
+            from elastic_core.progress_patterns import Scanner
+
+            self._scanner = Scanner()
+        scanner = self._scanner
+        self._read_lines(lambda: (scanner.feed(data, self._reader.needles, at), at))
 
     def _read_lines(self, scan: Callable[[], tuple[Sequence[str], float]]) -> None:
         if self._is_off:

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 
 from elastic_core.agent import probing
-from elastic_core.agent.checkpoint_files import CheckpointFiles
 from elastic_core.agent.directories import log_directory, marked
 from elastic_core.agent.event_loop import EventLoop, Overdue
 from elastic_core.agent.fd_store import FdStore
@@ -31,7 +30,7 @@ from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.manager import Plugins
-from elastic_core.progress import compile_expressions
+from elastic_core.progress import BUILT_IN
 from elastic_core.protocol.node_events import Leaving
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
@@ -116,14 +115,7 @@ def open_resources(
         if config.program.kind is ProgramKind.FUNCTION:
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
-        progress = ProgressReader(
-            compile_expressions(config.progress_pattern, config.checkpoint_pattern),
-            nan_stop=config.nan_stop,
-            publish=publish,
-            post=loop.post,
-        )
-        if config.checkpoint_path is not None:
-            stack.enter_context(closing(CheckpointFiles(config.checkpoint_path, progress.note_checkpoint)))
+        progress = stack.enter_context(_progress_reader(config, publish, loop))
         output = _output(config, publish, progress)
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
@@ -142,6 +134,24 @@ def open_resources(
                 loop.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
         yield Resources(loop, signals, warden, group, reports.fd_store)
+
+
+@contextmanager
+def _progress_reader(config: RunConfig, publish: Publish, loop: EventLoop) -> Iterator[ProgressReader]:
+    """Make what reads the workers' progress; it also looks for their checkpoints, if it is known where they are."""
+    expressions = BUILT_IN
+    if config.progress_pattern is not None or config.checkpoint_pattern is not None:
+        from elastic_core.progress_patterns import compile_expressions  # few runs have any
+
+        expressions = compile_expressions(config.progress_pattern, config.checkpoint_pattern)
+    reader = ProgressReader(expressions, nan_stop=config.nan_stop, publish=publish, post=loop.post)
+    if config.checkpoint_path is None:
+        yield reader
+        return
+    from elastic_core.agent.checkpoint_files import CheckpointFiles  # nor this
+
+    with closing(CheckpointFiles(config.checkpoint_path, reader.note_checkpoint)):
+        yield reader
 
 
 @contextmanager

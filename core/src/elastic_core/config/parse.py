@@ -167,12 +167,12 @@ def checkpoint_pattern(text: str) -> str:
 
 
 def _expression(text: str, kind: str) -> str:
-    from elastic_core import progress  # few runs have one
+    from elastic_core import progress_patterns as patterns  # few runs have one
 
-    example = progress.PROGRESS_EXAMPLE if kind == "progress" else progress.CHECKPOINT_EXAMPLE
+    example = patterns.PROGRESS_EXAMPLE if kind == "progress" else patterns.CHECKPOINT_EXAMPLE
     try:
-        progress.compile_expressions(**{f"{kind}_pattern": text})
-    except progress.WrongExpression as wrong:
+        patterns.compile_expressions(**{f"{kind}_pattern": text})
+    except patterns.WrongExpression as wrong:
         raise Wrong(f"{wrong}. An example: {example}") from None
     return text
 

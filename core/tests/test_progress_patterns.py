@@ -9,21 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.progress import (
+from elastic_core.progress import PROGRESS_GROUPS, Checkpoint, Expressions, Progress, check_report
+from elastic_core.progress_patterns import (
     CHECKPOINT_GROUPS,
     LINE_MAX_BYTES,
     LINES_AT_ONCE,
     MATCHES_TO_CHOOSE,
     PATTERNS,
-    PROGRESS_GROUPS,
-    Checkpoint,
-    Expressions,
     LineReader,
-    Progress,
     Recognizer,
     Scanner,
     WrongExpression,
-    check_report,
     compile_expression,
     compile_expressions,
     needle_of,
