@@ -452,6 +452,16 @@ def test_of_a_flood_the_newest_lines_are_returned_and_a_limited_number_a_second(
     assert scanner.take_waiting() == ([], 0.0), "a newer one was read"
 
 
+def test_a_traceback_after_a_flood_of_bars_hides_none() -> None:
+    scanner, needles = Scanner(), Recognizer().needles
+    flood = "\r".join(bar(n, 1000) for n in range(900)).encode()
+    trace = (
+        b'\nTraceback (most recent call last):\n  File "train.py", line 6, in <module>\n    raise ValueError("<>")\n'
+    )
+    scanner.feed(flood, needles, 0.0)
+    assert scanner.feed(flood + trace, needles, 0.04)[-1:] == [bar(899, 1000).strip()]
+
+
 def test_the_end_of_a_stream_is_a_line() -> None:
     scanner = Scanner()
     assert scanner.feed(b"step 1", None, 0.0) == []

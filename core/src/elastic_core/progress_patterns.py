@@ -34,6 +34,8 @@ CHECKPOINT_EXAMPLE = r"saved (?P<path>\S+) at step (?P<step>\d+)"
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = r"[+-]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?))"
 _BAR = r"(?<!\d)(?P<n>\d+)/(?P<total>\d+) \[\d[\d:]*<[^,\]]{1,24}, *[\d.?]+ ?[^\s,\]/]*/[^\s,\]]+"
+_BAR_NEEDLES = tuple(f"{digit}<" for digit in range(10))
+"""Between the time that has passed and the time that is left. A traceback has many "<", as in "<module>"."""
 _BAR_LOSS = rf"(?:[^\]]*?\b(?:train_|training_|step_)?loss(?:_step|_epoch)?=(?P<loss>{_NUMBER}))?"
 
 
@@ -44,17 +46,18 @@ class Pattern:
     Attributes:
         name: For people.
         expression: A regular expression with the groups step, loss, samples and epoch, or n and total of a bar.
-        needle: A text that is in each such line, which is searched for first.
-        also: Further expressions that are read once the pattern is chosen, each with its needle.
+        needles: Each such line has one of these texts, which are searched for first. They should be rare in other
+            lines: of a flood, few lines are compared.
+        also: Further expressions that are read once the pattern is chosen, each with its needles.
         is_generic: Whether a pattern that is not generic replaces this one, once it is found.
         source: Where the framework makes such lines.
     """
 
     name: str
     expression: str
-    needle: str
+    needles: tuple[str, ...]
     source: str
-    also: tuple[tuple[str, str], ...] = ()
+    also: tuple[tuple[str, tuple[str, ...]], ...] = ()
     is_generic: bool = False
 
 
@@ -62,40 +65,40 @@ PATTERNS: Sequence[Pattern] = (
     Pattern(
         name="Hugging Face Trainer",
         expression=rf"\{{'loss': '?(?P<loss>{_NUMBER})'?,.*?'epoch': '?(?P<epoch>{_NUMBER})",
-        needle="'loss': ",
-        also=((_BAR, "<"),),
+        needles=("'loss': ",),
+        also=((_BAR, _BAR_NEEDLES),),
         source="transformers, ProgressCallback.on_log and its tqdm bar (trainer_callback.py)",
     ),
     Pattern(
         name="Lightning",
         expression=rf"\bEpoch (?P<epoch>\d+)(?:/\S+)?: (?=.*\bv_num=).*?{_BAR}{_BAR_LOSS}",
-        needle="v_num=",
+        needles=("v_num=",),
         source="Lightning, TQDMProgressBar (callbacks/progress/tqdm_progress.py)",
     ),
     Pattern(
         name="torchtitan",
         expression=rf"\bstep: +(?P<step>\d+)(?:/\d+ = [\d.]+%)? +loss: +(?P<loss>{_NUMBER})",
-        needle="loss: ",
+        needles=("loss: ",),
         source="torchtitan, MetricsProcessor.log (components/metrics.py)",
     ),
     Pattern(
         name="Megatron-LM",
         expression=rf"\biteration +(?P<step>\d+)/ *\d+ \|(?:.*? consumed samples: +(?P<samples>\d+) \|)?"
         rf"(?:.*? (?:lm|mtp_1)[ _]loss: +(?P<loss>{_NUMBER}))?",
-        needle="iteration ",
+        needles=("iteration ",),
         source="Megatron-LM, training_log (megatron/training/training.py)",
     ),
     Pattern(
         name="DeepSpeed",
         expression=r"\bstep=(?P<step>\d+), skipped=\d+, lr=",
-        needle=", skipped=",
+        needles=(", skipped=",),
         is_generic=True,
         source="DeepSpeed, DeepSpeedEngine._report_progress (runtime/engine.py), as often as steps_per_print says",
     ),
     Pattern(
         name="a tqdm bar (Accelerate, diffusers and others)",
         expression=_BAR + _BAR_LOSS,
-        needle="<",
+        needles=_BAR_NEEDLES,
         is_generic=True,
         source="tqdm, format_meter (std.py)",
     ),
@@ -353,9 +356,12 @@ class Scanner:
         if self._follows_return and rest.endswith(b"]") and _has_any(rest, needles):
             found.append(rest)
         shown, self._shown = self._shown, rest if found else b""
-        for line in reversed(whole[-(1 << 16) :].splitlines()):
+        lines = whole[-(1 << 16) :].splitlines()
+        if lines and lines[0].strip() == shown:
+            lines[0] = b""
+        for line in reversed(lines):
             line = line.strip()
-            if line and line != shown and _has_any(line, needles):
+            if line and _has_any(line, needles):
                 found.append(line[-LINE_MAX_BYTES:])
                 if len(found) > LINES_AT_ONCE:
                     break
@@ -391,6 +397,10 @@ def _text(line: bytes) -> str:
 @cache
 def _compiled(expression: str) -> re.Pattern[str]:
     return re.compile(expression)
+
+
+def _find(expression: str, needles: Sequence[str], line: str) -> re.Match[str] | None:
+    return _compiled(expression).search(line) if any(needle in line for needle in needles) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,9 +539,10 @@ class Recognizer:
         if self.expressions.progress is not None:
             texts.append(needle_of(self.expressions.progress.pattern))
         else:
-            texts += [pattern.needle for pattern in self.candidates]
+            for pattern in (*self.candidates, *([] if self.chosen is None else [self.chosen])):
+                texts += pattern.needles
             if self.chosen is not None:
-                texts += [self.chosen.needle, *(needle for _, needle in self.chosen.also)]
+                texts += [needle for _, needles in self.chosen.also for needle in needles]
         if self.expressions.checkpoint is not None:
             texts.append(needle_of(self.expressions.checkpoint.pattern))
         else:
@@ -561,15 +572,15 @@ class LineReader:
             match = expression.search(line[-USER_LINE_MAX_CHARACTERS:])
             return None if match is None else progress_of(match.groupdict())
         for pattern in self.recognizer.candidates:
-            if pattern.needle in line and (match := _compiled(pattern.expression).search(line)):
+            if match := _find(pattern.expression, pattern.needles, line):
                 if not self._decides(pattern, match):
                     continue
                 self.recognizer.choose(pattern)
                 break
         if (chosen := self.recognizer.chosen) is None:
             return None
-        for expression_text, needle in ((chosen.expression, chosen.needle), *chosen.also):
-            if needle in line and (match := _compiled(expression_text).search(line)):
+        for text, needles in ((chosen.expression, chosen.needles), *chosen.also):
+            if match := _find(text, needles, line):
                 return self._progress(match)
         return None
 
