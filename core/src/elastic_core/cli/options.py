@@ -228,6 +228,13 @@ class Flags:
         metavar="TEXTS",
         fills="stderr_filters",
     )
+    event_log_handler: str = OUTPUT.flag(
+        "Write each event as a JSON line to stderr, or do not.",
+        parse=parse.event_log_handler,
+        default="null",
+        metavar="null|console",
+    )
+    verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
     progress_pattern: str | None = PROGRESS.flag(
         "A regular expression with groups of the names step, loss, samples and epoch, such as "
         r"'step (?P<step>\d+) loss (?P<loss>\S+)'; workers' lines of output that it matches say how far they are. "
@@ -258,13 +265,6 @@ class Flags:
         metavar="N",
         fills="nan_stop",
     )
-    event_log_handler: str = OUTPUT.flag(
-        "Write each event as a JSON line to stderr, or do not.",
-        parse=parse.event_log_handler,
-        default="null",
-        metavar="null|console",
-    )
-    verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
     plugin: tuple[str, ...] = PLUGINS.repeated(
         "Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
         parse=parse.names,
