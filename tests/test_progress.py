@@ -208,8 +208,14 @@ def test_a_directory_of_checkpoints_is_looked_at_beside_the_job(stage: Stage, sc
     place = script.with_name("checkpoints")
     agent = stage.run("--standalone", f"--checkpoint_path={place}", write(script, CHECKPOINTS))
     agent.wait_for("saved")
-    agent.signal(signal.SIGQUIT)
-    agent.wait_for("Thread elastic-checkpoints ")
+
+    dumps = 0
+    while "checkpoint of step 7, saved " not in agent.output:  # two looks, five seconds apart, have to find it
+        dumps += 1
+        assert dumps < 1000
+        agent.signal(signal.SIGQUIT)
+        agent.wait_for("the state of ", count=dumps)
+        agent.wait_for("Current thread MainThread", count=dumps)
     script.with_name("done").touch()
     assert agent.exit_code() == 0
 

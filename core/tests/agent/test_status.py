@@ -47,6 +47,7 @@ def test_all_of_it_is_said() -> None:
     told = status(
         workers=[worker(0, pid=11, initialized=True), worker(1, pid=12, exit_code=-9, ended_at=29.0)],
         started_at=11.0,
+        checkpoint=(4, 3.0),
         progress={0: (Progress(step=5, loss=0.25), 2.0)},
         contact_at=29.5,
         failing={"writer", "heartbeat"},
@@ -71,6 +72,7 @@ def test_all_of_it_is_said() -> None:
         "  other node host-c, waiting, leaving, last sign of life 1.5 s ago",
         "  rank 0     pid 11, started 19.0 s ago, in its process group, step 5, loss 0.25, last progress 2.0 s ago",
         "  rank 1     pid 12, was killed by SIGKILL 1.0 s ago",
+        "  checkpoint of step 4, saved 3.0 s ago",
         "  store      last contact 0.5 s ago; failing: heartbeat, writer",
         "  failure    the newest: round 1, rank 0 on host-b: exited with code 1: ValueError: boom",
     ]

@@ -41,6 +41,7 @@ class Status:
         workers: Of its newest round.
         started_at: When those were started.
         progress: What is known of their progress, by rank, and how many seconds ago it last moved.
+        checkpoint: The step of the last checkpoint that is known, if that is, and its age in seconds.
         contact_at: When it last knew all that the store had taken.
         failing: The threads whose last operation on the store failed.
         node views: The rows of the roster, where the node leads.
@@ -56,6 +57,7 @@ class Status:
     workers: Sequence[Worker] = ()
     started_at: float = 0.0
     progress: Mapping[int, tuple[Progress, float]] = field(default_factory=dict)
+    checkpoint: tuple[int | None, float] | None = None
     contact_at: float | None = None
     failing: Collection[str] = ()
     node_views: Mapping[str, NodeView] = field(default_factory=dict)
@@ -110,6 +112,9 @@ def describe_member(
 def _text(who: str, status: Status, rows: Sequence[tuple[str, str]], nodes: Iterable[tuple[str, str]] = ()) -> str:
     lines = [("job", f"{status.job} over {status.store}"), *rows, *nodes]
     lines += [(f"rank {worker.assignment.rank}", _worker(worker, status)) for worker in status.workers]
+    if status.checkpoint is not None:
+        step, age = status.checkpoint
+        lines.append(("checkpoint", f"{'' if step is None else f'of step {step}, '}saved {age:.1f} s ago"))
     if status.contact_at is not None:
         failing = f"; failing: {', '.join(sorted(status.failing))}" if status.failing else ""
         lines.append(("store", f"last contact {_age(status.contact_at, status)} ago{failing}"))
