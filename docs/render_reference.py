@@ -89,6 +89,9 @@ WHEN = {
     "it is true, `unlearned` counts the modules that workers import by themselves.",
     "initialized": "All local workers have reported that the process group is there. A worker that reports nothing "
     "keeps the event away.",
+    "progress_pattern": "It is known what the workers print, so that their steps are read. Published once per pattern.",
+    "progress": "How far a worker is, every 10 s at most, once for the node; fields that nothing says are `None`.",
+    "progress_unread": "An output is not read for its progress any more: a line took a pattern too long.",
     "report_ignored": "A worker sent its agent something that is not a report. Published once per round and reason.",
     "fork_server_ready": "The fork server has imported the modules of `--preload`.",
     "fork_server_failed": "The fork server cannot be used: every worker starts a fresh interpreter.",

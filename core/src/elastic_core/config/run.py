@@ -149,6 +149,11 @@ class RunConfig:
     stdout_filters: tuple[str, ...] = ()  # lines with one of these are also written to ``filtered_stdout.log``
     stderr_filters: tuple[str, ...] = ()
     line_prefix: str = LINE_PREFIX  # of a teed line; ``${rank}``, ``${local_rank}``, ``${role_name}`` are replaced
+    progress_pattern: str | None = None
+    """A regular expression whose groups step, loss, samples and epoch are read from output; None for the built-in."""
+    checkpoint_pattern: str | None = None  # a regular expression for lines which say that a checkpoint was saved
+    checkpoint_path: str | None = None  # a directory or a glob, whose newest file is the last checkpoint
+    nan_stop: int = 0  # after how many nan or infinite losses in a row a worker fails; 0 for never
     event_log: bool = False  # whether each event is written to stderr as a JSON line
     warm_start: bool = True  # whether workers are forked from a fork server, a process that has imported ``preload``
     preload: tuple[str, ...] | None = None  # the modules that it imports; None for torch, if installed
@@ -161,7 +166,13 @@ class RunConfig:
     least_level: Level = Level.INFO  # the least level of the events on the console
 
     def __post_init__(self) -> None:
-        for name, least in (("nproc_per_node", 1), ("min_nodes", 1), ("max_nodes", 1), ("max_restarts", 0)):
+        for name, least in (
+            ("nproc_per_node", 1),
+            ("min_nodes", 1),
+            ("max_nodes", 1),
+            ("max_restarts", 0),
+            ("nan_stop", 0),
+        ):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
@@ -181,9 +192,21 @@ class RunConfig:
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
+        self._check_patterns()
         self._check_ranks("redirects", self.redirects.by_rank)
         self._check_ranks("tee", self.tee.by_rank)
         self._check_ranks("local_ranks_filter", self.local_ranks_filter or ())
+
+    def _check_patterns(self) -> None:
+        if self.progress_pattern is None and self.checkpoint_pattern is None:
+            return
+        from elastic_core.progress_patterns import WrongExpression, compile_expressions  # few runs have any
+
+        for name in ("progress_pattern", "checkpoint_pattern"):
+            try:
+                compile_expressions(**{name: getattr(self, name)})
+            except WrongExpression as wrong:
+                raise UsageError(f"{name} {getattr(self, name)!r} {wrong}.") from None
 
     def _check_ranks(self, name: str, ranks: Iterable[int]) -> None:
         for rank in ranks:

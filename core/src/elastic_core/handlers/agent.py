@@ -151,6 +151,7 @@ class HandlerAgent:
             since=self._since,
             workers=self._group.workers,
             started_at=self._group.started_at,
+            progress=self._group.progress.newest(),
             incident=self._state.incident,
         )
         return describe_polled(self._state, self._resources.info, status)
