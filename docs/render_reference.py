@@ -1,4 +1,4 @@
-"""Writes ``docs/flags.md``, ``docs/environment.md`` and ``docs/events.md`` from the declarations in the code.
+"""Writes the pages of flags, environment variables, events and known failures from the declarations in the code.
 
 Names, levels and fields of events are read from the calls that make them; :data:`WHEN` says what each event means.
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from elastic_core.cli.options import FLAGS
 from elastic_core.config.environment import VARIABLES, Use
+from elastic_core.known_failures import KNOWN_FAILURES
 
 DOCS = Path(__file__).parent
 FLAGS_PREFACE = """\
@@ -43,6 +44,15 @@ but those about plugins also has a field `node`, the name of the node that publi
 `--event_log_handler=console` each event is a JSON line on stderr; [elastic-metrics](../plugins/metrics/README.md)
 writes them to files and counts them.
 """
+KNOWN_FAILURES_PREFACE = """\
+# Known failures
+
+Texts that Elastic recognizes in the exception of a worker, at the end of its stderr, or in lines of the kernel and the
+scheduler. The summary of a failed job then has a line `hint`, and failure policies can ask for the class
+(`elastic_core.known_failures.classify`). Made by `python docs/render_reference.py` from
+[`elastic_core.known_failures`](../core/src/elastic_core/known_failures.py); change them there. The first row that is
+found is the answer, so the order matters. [failures.md](failures.md#classes-of-failures) says what the classes mean.
+"""
 USES = {
     Use.SET: "Set for each worker",
     Use.DEFAULTED: "Set for each worker, unless the agent has it already",
@@ -63,7 +73,7 @@ WHEN = {
     "listens_everywhere": "The address that other nodes are given is not an address of this host, so its ports "
     "listen at all addresses.",
     "output": "The output or a log of a worker cannot be kept or shown.",
-    "waiting": "The job waits for nodes. The leader publishes it.",
+    "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
     "spare": "The job has all nodes that it takes, and this node waits for a place.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `cause` is `None` for the first round.",
@@ -72,6 +82,8 @@ WHEN = {
     "hang": "Nothing moves: no progress for the window, and no rank's stack changes (rule L13). Every node publishes "
     "it, with a line for each place where ranks are in `stacks`, and in `rank` the one that the others wait for.",
     "stacks": "All nodes have said where their ranks are: for `elastic stacks`, or because a suspicion was wrong.",
+    "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "
+    "and which policy decided. The leader publishes it. `elastic policy replay` reads it.",
     "round_halted": "A round is over, and its workers are stopped.",
     "workers_started": "The programs of all local workers run.",
     "recovered": "The programs of all local workers run again. Each field is the time from the first trouble to the "
@@ -80,6 +92,9 @@ WHEN = {
     "it is true, `unlearned` counts the modules that workers import by themselves.",
     "initialized": "All local workers have reported that the process group is there. A worker that reports nothing "
     "keeps the event away.",
+    "progress_pattern": "It is known what the workers print, so that their steps are read. Published once per pattern.",
+    "progress": "How far a worker is, every 10 s at most, once for the node; fields that nothing says are `None`.",
+    "progress_unread": "An output is not read for its progress any more: a line took a pattern too long.",
     "report_ignored": "A worker sent its agent something that is not a report. Published once per round and reason.",
     "fork_server_ready": "The fork server has imported the modules of `--preload`.",
     "fork_server_failed": "The fork server cannot be used: every worker starts a fresh interpreter.",
@@ -145,6 +160,7 @@ LEVELS = {
 FIELDS = {
     "recovered": "`round`, `detected_s`, `decided_s`, `stopped_s`, `running_s`",
     "initialized": "`round`, `workers`, `took_s`; after an interruption also those of `recovered`, and `initialized_s`",
+    "job_closed": "`success`, `exit_code`, `requeue`, `restarts`, `nodes_lost`, `seconds_s`, `interrupted_s`",
     "rescue_failed": "`step`, where it is known",
 }
 """Of events whose fields are not literal."""
@@ -201,6 +217,14 @@ def events() -> str:
     return f"{EVENTS_PREFACE}\n{_table(('event', 'level', 'fields', 'when'), rows)}"
 
 
+def known_failures() -> str:
+    """Return the page of the known failures, in the order in which they are searched."""
+    rows = [
+        (known.name, known.failure_class.value, known.advice, f"[text]({known.source})") for known in KNOWN_FAILURES
+    ]
+    return f"{KNOWN_FAILURES_PREFACE}\n{_table(('failure', 'class', 'hint', 'reported'), rows)}"
+
+
 def published(source: str) -> Iterator[tuple[str, str, str]]:
     """Yield the events that a module makes: the name, the level, and the fields in backquotes, as far as they are
     literal.
@@ -234,7 +258,7 @@ def _keys(values: Iterable[ast.expr | None], dicts: Sequence[tuple[int, ast.Dict
                 yield from _keys([found for at, found in dicts if at < line][-1:], dicts)
 
 
-PAGES = {"flags.md": flags, "environment.md": environment, "events.md": events}
+PAGES = {"flags.md": flags, "environment.md": environment, "events.md": events, "known_failures.md": known_failures}
 
 if __name__ == "__main__":
     for name, render in PAGES.items():

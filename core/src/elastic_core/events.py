@@ -46,3 +46,10 @@ def least_level(text: str) -> Level | None:
     if number is None and text.isdecimal():
         number = int(text)
     return None if number is None else next((level for level in Level if level >= number), Level.ERROR)
+
+
+def describe_duration(seconds: float) -> str:
+    """Return a time for people: ``3.2 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

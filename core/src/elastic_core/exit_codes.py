@@ -27,6 +27,8 @@ class ExitCode(enum.IntEnum):
     """Fewer than the minimum of nodes came, or remained, until the join timeout."""
     REFUSED = 76
     """The running job refused this node: other settings, other versions, or another run under the same job id."""
+    REQUEUE = 79
+    """The job is closed as failed, and is worth running again: the last failure was not the program's."""
 
 
 def signal_name(signum: int) -> str:

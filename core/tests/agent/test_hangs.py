@@ -9,14 +9,15 @@ import pytest
 
 from elastic_core.agent.hangs import (
     HangWatch,
-    ReportedSteps,
     Signs,
     look_interval,
     makes_progress,
     uses_cpu,
     window_seconds,
 )
+from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.worker import Worker
+from elastic_core.progress import Progress
 
 NOW, WINDOW = 1000.0, 300.0
 LONG_AGO, JUST_NOW = NOW - WINDOW, NOW - 1.0
@@ -92,8 +93,9 @@ def worker(rank: int = 0, pid: int = 10) -> Any:
 class TestWatch:
     def setup_method(self) -> None:
         self.clock, self.used = Clock(), dict.fromkeys((10, 11, 12), 0.0)
-        self.steps = ReportedSteps(self.clock)
-        self.watch = HangWatch(10.0, self.steps, cpu=lambda pid: self.used[pid], now=self.clock)
+        self.progress = ProgressReader(now=self.clock)
+        self.progress.begin(1)
+        self.watch = HangWatch(10.0, self.progress, cpu=lambda pid: self.used[pid], now=self.clock)
 
     def look(self, at: float, *workers: Any) -> float:
         self.clock.at = at
@@ -116,12 +118,12 @@ class TestWatch:
         for at in range(30):
             self.used[10] += 0.5
             assert self.look(float(at), one) == 0.0
-        self.steps.note(0, 7)
+        self.progress.observe(0, Progress(step=7))
         for at in range(30, 41):
             self.used[10] += 0.5
             suspected = self.look(float(at), one)
         assert suspected == 10.0
-        self.steps.note(0, 8)
+        self.progress.observe(0, Progress(step=8))
         assert self.look(42.0, one) == 0.0
 
     def test_one_worker_that_hangs_is_enough(self) -> None:
@@ -138,15 +140,9 @@ class TestWatch:
         self.watch.begin()
         assert self.look(40.0, worker(pid=12)) == 0.0
 
-
-def test_the_longest_step_is_remembered_over_rounds() -> None:
-    clock = Clock()
-    steps = ReportedSteps(clock)
-    for at, reached in ((0.0, 1), (2.0, 2), (3.0, 2), (9.0, 3)):
-        clock.at = at
-        steps.note(0, reached)
-    assert steps.longest_interval() == 7.0
-    assert {rank: (found.step, age) for rank, (found, age) in steps.newest().items()} == {0: (3, 0.0)}
-    steps.begin()
-    assert steps.newest() == {}
-    assert steps.longest_interval() == 7.0
+    def test_the_window_grows_with_the_longest_step(self) -> None:
+        watch = HangWatch(None, self.progress)
+        for at, reached in ((0.0, 1), (60.0, 2)):
+            self.clock.at = at
+            self.progress.observe(0, Progress(step=reached))
+        assert watch.window == 600.0

@@ -21,7 +21,7 @@ from elastic_core.agent.report import (
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.protocol.entries import Closed, Counters, Halt, HaltReason, HostLosses, Leader, Open, Round
+from elastic_core.protocol.entries import Closed, Counters, Exclusion, Halt, HaltReason, HostLosses, Leader, Open, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.warden.messages import ForkServerDied, warden_death
 
@@ -92,9 +92,24 @@ def test_what_is_not_known_of_a_failure_is_left_out(told: Incident, lines: list[
     assert root_cause(told) == [TITLE, *lines]
 
 
-def test_of_a_long_traceback_the_last_thirty_lines_are_shown() -> None:
+def test_a_failed_job_takes_fifteen_lines_however_long_its_traceback_is() -> None:
     detail = "".join(f"line {number}\n" for number in range(100))
-    assert root_cause(replace(CRASH, detail=detail))[6:] == [f"    | line {number}" for number in range(70, 100)]
+    crash = replace(CRASH, detail=detail, where="train.py:41 in step: loss = model(batch)", step=812)
+    lines = describe_verdict(Closed(success=False, why="it was stopped", exit_code=1, incident=crash)).splitlines()
+    assert len(lines) == 15
+    assert lines[3].endswith("12.3 s after its start, at step 812")
+    assert lines[6] == "  where   train.py:41 in step: loss = model(batch)"
+    assert lines[9:] == [f"    | line {number}" for number in range(94, 100)]
+
+
+def test_a_known_failure_comes_with_a_hint() -> None:
+    full = "RuntimeError: unable to write to file </torch_8289_606636967_0>: No space left on device (28)"
+    lines = root_cause(replace(CRASH, message=full, detail=f"Traceback (most recent call last):\n{full}\n"))
+    assert lines[3:6] == [
+        f"  error   {full}",
+        "  hint    Enlarge /dev/shm (docker --shm-size, a memory emptyDir in Kubernetes), or lower num_workers.",
+        "  log     /logs/round_2/rank_5/stderr.log on gpu-7",
+    ]
 
 
 # The closing message -------------------------------------------------------------------------------------------------
@@ -274,7 +289,7 @@ def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> 
             "this host was lost 3 times: waiting as long as nodes of other hosts are enough",
         ),
         (
-            Counters(excluded=("id-host-c",)),
+            Counters(excluded=(Exclusion("id-host-c"),)),
             3,
             "this host was excluded by a failure policy, or not reached by others: "
             "waiting as long as nodes of other hosts are enough",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.cli.status import describe, duration
+from elastic_core.cli.status import describe
+from elastic_core.events import describe_duration
 from elastic_core.incidents import Failure
 from elastic_core.session.job_view import JobStatus, NodeStatus
 
@@ -50,4 +51,4 @@ def test_a_running_job() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (119.9, "119.9 s"), (125, "2 min"), (7300, "2.0 h")])
 def test_a_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert describe_duration(seconds) == text

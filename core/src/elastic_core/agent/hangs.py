@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.worker import Worker
+from elastic_core.progress import Progress
 from elastic_core.warden.linux import cpu_seconds
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
@@ -28,24 +29,6 @@ class HangCheck:
     """It is time to look whether the workers of a round make progress."""
 
     round: int
-
-
-class Stepped(Protocol):
-    """How far a worker has come."""
-
-    @property
-    def step(self) -> int | None:
-        """Its newest step; None if none is known."""
-
-
-class Steps(Protocol):
-    """Knows the steps of the local ranks of the current round."""
-
-    def newest(self) -> Mapping[int, tuple[Stepped, float]]:
-        """Return how far each rank has come that has moved, and how many seconds ago it last moved."""
-
-    def longest_interval(self) -> float | None:
-        """Return the longest time in seconds between two steps of a worker that followed each other, in this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,55 +79,18 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class ReportedSteps:
-    """The steps that workers report themselves (``should_checkpoint``, ``TrainState``)."""
-
-    now: Callable[[], float] = time.monotonic
-    _newest: dict[int, tuple[ReportedStep, float]] = field(default_factory=dict)
-    _longest: float | None = None
-
-    def begin(self) -> None:
-        """Begin a round: no step is known."""
-        self._newest.clear()
-
-    def note(self, rank: int, step: int) -> None:
-        """Note the step that a rank can reach without another report."""
-        now, before = self.now(), self._newest.get(rank)
-        if before is None or before[0].step != step:
-            if before is not None:
-                self._longest = max(self._longest or 0.0, now - before[1])
-            self._newest[rank] = ReportedStep(step), now
-
-    def newest(self) -> Mapping[int, tuple[Stepped, float]]:
-        """See :class:`Steps`."""
-        now = self.now()
-        return {rank: (reported, now - at) for rank, (reported, at) in self._newest.items()}
-
-    def longest_interval(self) -> float | None:
-        """See :class:`Steps`."""
-        return self._longest
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedStep:
-    """A step that a worker has reported."""
-
-    step: int
-
-
-@dataclass(slots=True)
 class HangWatch:
     """Looks at the workers of a round, again and again. For the agent's loop.
 
     Args:
         given: The user's window in seconds; None for one that follows from the longest step.
-        steps: Knows how far they have come.
+        progress: Knows how far they have come.
         cpu: Returns the CPU seconds of a process; 0 of one that is gone.
         now: Seconds, monotonic.
     """
 
-    given: float | None = None
-    steps: Steps = field(default_factory=ReportedSteps)
+    given: float | None
+    progress: ProgressReader
     cpu: Callable[[int], float] = cpu_seconds
     now: Callable[[], float] = time.monotonic
     _seen: dict[int, _Seen] = field(default_factory=dict)
@@ -153,7 +99,7 @@ class HangWatch:
     @property
     def window(self) -> float:
         """The seconds without progress after which a worker is suspected."""
-        return window_seconds(self.given, self.steps.longest_interval())
+        return window_seconds(self.given, self.progress.longest_interval())
 
     def begin(self) -> None:
         """Begin a round."""
@@ -161,12 +107,12 @@ class HangWatch:
 
     def look(self, workers: Iterable[Worker]) -> float:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
-        now, window, newest = self.now(), self.window, self.steps.newest()
+        now, window, newest = self.now(), self.window, self.progress.newest()
         elapsed, self._looked_at = now - self._looked_at, now
         still = [not makes_progress(self._signs(worker, now, elapsed, newest), now, window) for worker in workers]
         return window if any(still) else 0.0
 
-    def _signs(self, worker: Worker, now: float, elapsed: float, newest: Mapping[int, tuple[Stepped, float]]) -> Signs:
+    def _signs(self, worker: Worker, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]) -> Signs:
         rank, pid = worker.assignment.rank, worker.pid or 0
         tails, used = tuple(pump.tail for pump in worker.streams.pumps.values()), self.cpu(pid)
         seen = self._seen.get(rank)
@@ -178,5 +124,5 @@ class HangWatch:
             seen.computed_at = now
         seen.tails, seen.cpu = tails, used
         reached = newest.get(rank)
-        stepped_at = None if reached is None or reached[0].step is None else now - reached[1]
+        stepped_at = None if reached is None or reached[0].position is None else now - reached[1]
         return Signs(stepped_at, seen.printed_at, seen.computed_at)

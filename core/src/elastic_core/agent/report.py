@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
 from elastic_core.agent.worker_channels import LINGERING
-from elastic_core.config.run import RunConfig
+from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -26,6 +27,7 @@ from elastic_core.warden import messages
 Publish = Callable[[Event], None]
 
 MOST_REFUSALS = 5  # modules that a line names with the reason why each is not imported ahead
+ROOT_CAUSE_MAX_LINES = 13  # with the lines before it, a failed job's last message has 15
 FIRST_OF_ALL = "the first failure across all nodes"
 
 
@@ -51,11 +53,12 @@ def no_place(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
             "(Another job needs an --rdzv_id of its own.)"
         )
         return Event("spare", message, Level.WARNING)
-    counters, host = ledger.counters, info.host_id
-    if host not in counters.bad_hosts():
+    counters, host, age = ledger.counters, info.host_id, ledger.head.age
+    excluded = counters.excluded_at(age)
+    if host not in counters.bad_hosts(age):
         return None
     why = "excluded by a failure policy, or not reached by others"
-    if host not in counters.excluded:
+    if host not in excluded:
         why = f"lost {counters.losses[host].count} times"
     message = f"this host was {why}: waiting as long as nodes of other hosts are enough"
     return Event("left_out", message, Level.WARNING)
@@ -84,19 +87,34 @@ def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
     return Event("under_way", message, fields={"run": arrival.run, "round": arrival.round})
 
 
-def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL, idle: str = "") -> Ending:
-    """Report how the job ended, with the root cause of a failure.
+def finish(
+    publish: Publish,
+    closed: Closed,
+    summary: RunSummary | None = None,
+    *,
+    known: str = FIRST_OF_ALL,
+    idle: str = "",
+) -> Ending:
+    """Report how the job ended, with the root cause of a failure, and leave a ``verdict.json`` beside the logs.
 
     Args:
         publish: Tells the observers.
         closed: The verdict.
+        summary: What the run came to; None where this node had no part in it.
         known: How far the incident is known to be the root cause.
         idle: Why this node has started no worker; '' if it has.
     """
     if idle:
         publish(Event("idle", f"this node started no worker: {idle}", Level.WARNING))
     level = Level.INFO if closed.success else Level.ERROR
-    publish(Event("job_closed", describe_verdict(closed, known), level, {"success": closed.success}))
+    fields: dict[str, Field] = {"success": closed.success, "exit_code": closed.exit_code, "requeue": closed.requeue}
+    if summary is not None:
+        if (error := write_verdict(summary, closed)) is not None:
+            message = f"{summary.logs}/{FILE_NAME} cannot be written: {error.strerror}"
+            publish(Event("output", message, Level.WARNING))
+        fields |= {"restarts": summary.restarts, "seconds_s": summary.seconds}
+        fields |= {"interrupted_s": summary.interrupted_seconds, "nodes_lost": summary.nodes_lost}
+    publish(Event("job_closed", describe_verdict(closed, known, summary), level, fields))
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
@@ -132,10 +150,11 @@ def _refusals(refused: Mapping[str, str]) -> str:
     return ", ".join(shown) + (f" and {len(refused) - len(shown)} more" if len(refused) > len(shown) else "")
 
 
-def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL) -> str:
-    """Return the closing message, several lines for a failure; ``known`` as for :func:`finish`."""
+def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL, summary: RunSummary | None = None) -> str:
+    """Return the closing message, several lines for a failure; arguments as for :func:`finish`."""
     if closed.success:
-        return f"the job is done: {closed.why}"
+        told = "" if summary is None else summary.describe()
+        return f"the job is done: {closed.why}" + (f" ({told})" if told else "")
     lines = [f"the job has failed: {closed.why}"]
     if closed.incident is not None:
         lines += ["", *root_cause(closed.incident, known)]
@@ -158,14 +177,21 @@ def leave(publish: Publish, exit_code: int, why: str, incident: Incident | None)
 
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """Return the lines that describe a failure."""
+    from elastic_core.known_failures import recognize  # here, since only a job that failed needs it
+
     lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}"]
     if incident.message and incident.message != incident.cause():
         lines.append(f"  error   {incident.message}")
+    if incident.where:
+        lines.append(f"  where   {incident.where}")
+    if (known_failure := recognize(incident)) is not None:
+        lines.append(f"  hint    {known_failure.advice}")
     if incident.log:
         lines.append(f"  log     {incident.log} on {incident.host}")
     if incident.detail:
-        lines += ["  last lines of its stderr, or the traceback that it recorded:"]
-        lines += [f"    | {line}" for line in incident.detail.rstrip().splitlines()[-30:]]
+        lines.append("  last lines of its stderr, or the traceback that it recorded:")
+        tail = incident.detail.rstrip().splitlines()[-(ROOT_CAUSE_MAX_LINES - len(lines)) :]
+        lines += [f"    | {line}" for line in tail]
     return lines
 
 
@@ -179,6 +205,8 @@ def _who(incident: Incident) -> str:
     if incident.pid is not None:
         where.append(f"pid {incident.pid}")
     at = f"round {incident.round}, {incident.after:.1f} s after its start"
+    if incident.step is not None:
+        at += f", at step {incident.step}"
     return f"rank {incident.rank} ({', '.join(where)}), {at}"
 
 
@@ -250,7 +278,7 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) 
     """Return the event of a new round for node ``node_id``, which has known the ledger as ``before`` until now."""
     restarts, note = ledger.counters.restarts, ""
     if current.charged:
-        note = f", restart {restarts} of {ledger.settings.agreement.max_restarts}"
+        note = f", restart {restarts}{describe_limit(ledger.settings.agreement.max_restarts)}"
     elif restarts < before.counters.restarts:
         note = f", restart {before.counters.restarts} is given back"
     return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id))

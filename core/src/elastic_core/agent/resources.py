@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from elastic_core.agent import probing, stacks
 from elastic_core.agent.directories import log_directory, marked
@@ -17,7 +18,9 @@ from elastic_core.agent.event_loop import EventLoop, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
+from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.report import Publish
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker_channels import Reports
@@ -27,6 +30,7 @@ from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.manager import Plugins
+from elastic_core.progress import BUILT_IN
 from elastic_core.protocol.node_events import Leaving
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
@@ -50,6 +54,17 @@ class Resources:
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
     locate: stacks.Locate = stacks.locate  # finds out where its workers are
+
+    def summarize(self, **counters: Any) -> RunSummary:
+        """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""
+        return RunSummary(
+            job=self.config.rdzv_id,
+            run=self.group.run_uid,
+            node=str(self.info),
+            interrupted_seconds=round(self.group.interrupted_seconds, 3),
+            logs=None if self.group.temporary else self.group.directory,
+            **counters,
+        )
 
 
 def kill_workers(resources: Resources, now: float) -> None:
@@ -116,6 +131,7 @@ def open_resources(
         if config.program.kind is ProgramKind.FUNCTION:
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
+        progress = stack.enter_context(_progress_reader(config, publish, loop))
         output = Output(
             redirects=config.redirects,
             tee=config.tee,
@@ -123,6 +139,7 @@ def open_resources(
             shown=config.local_ranks_filter,
             several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
             filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
+            progress=progress,
             report=lambda message: publish(Event("output", message, Level.WARNING)),
         )
         stack.callback(output.close)
@@ -134,8 +151,9 @@ def open_resources(
         group = WorkerGroup(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
+        group.progress = progress
         window = config.hang_window if config.hang_timeout is None else config.hang_timeout
-        group.hangs = None if window == 0 else HangWatch(window, group.steps)
+        group.hangs = None if window == 0 else HangWatch(window, progress)
         pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
         if pipe is not None or limit is not None:
             group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, loop.at, warden.pid)))
@@ -143,6 +161,24 @@ def open_resources(
                 loop.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
         yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store)
+
+
+@contextmanager
+def _progress_reader(config: RunConfig, publish: Publish, loop: EventLoop) -> Iterator[ProgressReader]:
+    """Make what reads the workers' progress; it also looks for their checkpoints, if it is known where they are."""
+    expressions = BUILT_IN
+    if config.progress_pattern is not None or config.checkpoint_pattern is not None:
+        from elastic_core.progress_patterns import compile_expressions  # few runs have any
+
+        expressions = compile_expressions(config.progress_pattern, config.checkpoint_pattern)
+    reader = ProgressReader(expressions, nan_stop=config.nan_stop, publish=publish, post=loop.post)
+    if config.checkpoint_path is None:
+        yield reader
+        return
+    from elastic_core.agent.checkpoint_files import CheckpointFiles  # nor this
+
+    with closing(CheckpointFiles(config.checkpoint_path, reader.note_checkpoint)):
+        yield reader
 
 
 @contextmanager

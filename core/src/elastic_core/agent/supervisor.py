@@ -17,6 +17,7 @@ from elastic_core.agent.hangs import HangCheck, look_interval
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, handle_warden_death
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.shutdown import Departure
 from elastic_core.agent.stacks import LocalRank
 from elastic_core.agent.status import Status, describe_node
@@ -27,7 +28,8 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Closed, Round, Stacks
+from elastic_core.protocol.counters import past_failures
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
 from elastic_core.protocol.roster import LocalStacks, Slots
@@ -70,6 +72,7 @@ class Supervisor:
         self._row = joined.row
         self._no_place: Event | None = None
         self._since = runtime.now()  # when the node's state last changed
+        self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._incident: Incident | None = None  # the newest failure that is known here
         calls = SessionCalls(
             post=self._loop.post,
@@ -133,6 +136,8 @@ class Supervisor:
             since=self._since,
             workers=group.workers,
             started_at=group.started_at,
+            progress=group.progress.newest(),
+            checkpoint=group.progress.last_checkpoint(),
             contact_at=session.contact.at,
             failing=(*session.contact.failing,),
             node_views=session.watch.nodes,
@@ -266,6 +271,8 @@ class Supervisor:
         if isinstance(event, node_events.EntriesRead):
             for news in report.ledger_events(before.ledger, event.entries, event.now, self._state.info.node_id):
                 self._publish(news)
+            bodies = [entry.body for entry in event.entries]
+            self._nodes_lost += sum(isinstance(b, Halt) and b.reason is HaltReason.NODE_LOST for b in bodies)
             if self._state.ledger.round is not before.ledger.round:
                 self._group.note_next_round()
             self._report_no_place()
@@ -367,12 +374,23 @@ class Supervisor:
             self._publish(why)
             self._no_place = why
 
+    def _summary(self) -> RunSummary:
+        ledger, now = self._state.ledger, self._runtime.now()
+        return self._resources.summarize(
+            rounds=0 if ledger.round is None else ledger.round.number,
+            restarts=ledger.counters.restarts,
+            max_restarts=ledger.settings.agreement.max_restarts,
+            nodes_lost=self._nodes_lost,
+            seconds=round(ledger.age(now), 1),
+            failures=past_failures(ledger, now),
+        )
+
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed
         if closed is not None:
             # Before the first round every node was needed, although none has started a worker.
             idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
-            return finish(self._publish, closed, idle=idle)
+            return finish(self._publish, closed, self._summary(), idle=idle)
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None

@@ -9,14 +9,15 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from elastic_core.agent import worker_channels
 from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.hangs import HangWatch, ReportedSteps
+from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
+from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
@@ -28,8 +29,10 @@ from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
+from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
+from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round, Stacks
 from elastic_core.protocol.roster import NodeInfo
@@ -61,10 +64,13 @@ class WorkerGroup:
     warm: bool = False  # whether the fork server forks them
     temporary: bool = False  # whether ``directory`` is removed at the end, because no logs were requested
     watchdog: Watchdog | None = None  # none if no limit was requested
-    steps: ReportedSteps = field(default_factory=ReportedSteps)
+    progress: ProgressReader = field(default_factory=ProgressReader)
     hangs: HangWatch | None = None  # none if hangs are not looked for
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
+    interrupted_seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
+    oom: OomCounter = field(default_factory=find_counter)
+    _oom_kills: int = 0  # those that the kernel had counted when the round began
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _workers: dict[int, Worker] = field(default_factory=dict)
     _recovery: Recovery | None = None  # the timing of the current interruption
@@ -84,6 +90,7 @@ class WorkerGroup:
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. Failures come later, as events."""
         self.started_at, self._over, self._cause_wanted = self.now(), False, False
+        self._oom_kills = self.oom.read()
         self._killed.clear()
         self._expired.clear()
         self._raised.clear()
@@ -91,7 +98,7 @@ class WorkerGroup:
         self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
         self._workers.clear()
         self.reports.clear()
-        self.steps.begin()
+        self.progress.begin(current.number)
         if self.hangs is not None:
             self.hangs.begin()
         for assignment in assignments(
@@ -139,7 +146,7 @@ class WorkerGroup:
 
     def newest_step(self) -> int | None:
         """Return the newest step that a local rank is known to have reached; None where none is known."""
-        steps = [reached.step for reached, _ in self.steps.newest().values() if reached.step is not None]
+        steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         return max(steps, default=None)
 
     def end_hung(self, report: Stacks) -> node_events.WorkerFailed | None:
@@ -154,7 +161,7 @@ class WorkerGroup:
         return None
 
     def handle(
-        self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent
+        self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent | ProgressEvent
     ) -> node_events.NodeEvent | None:
         """Handle an event of the warden, a worker or the watchdog; return the node event that follows, if any."""
         match event:
@@ -176,6 +183,12 @@ class WorkerGroup:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
             case worker_channels.Stepped(tag, step, leaves) if worker := self._workers.get(tag):
                 return self._stepped(worker, step, leaves)
+            case worker_channels.Advanced(tag, progress) if worker := self._workers.get(tag):
+                self.progress.observe(worker.assignment.rank, progress)
+            case StepSeen(number) if not self._over and self.alive():
+                return node_events.Progressed(number)
+            case LossBroken(number, rank, message):
+                return self._fail_broken(number, rank, message)
             case worker_channels.NotUnderstood(tag, why) if worker := self._workers.get(tag):
                 rank = worker.assignment.rank
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
@@ -273,7 +286,9 @@ class WorkerGroup:
 
     def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
         timer = None if worker.pid is None else self._expired.get(worker.pid)
-        return exit_incident(self.info, worker, self._after(), exit_code, timer)
+        killed_for_memory = worker.pid not in self._killed and self.oom.read() > self._oom_kills
+        oom = self.oom if killed_for_memory else None
+        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom)
 
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), self._after()
@@ -282,6 +297,7 @@ class WorkerGroup:
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
         if self._recovery is not None:
             self._recovery.running = self.now()
+            self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
             self.publish(restarted(number, self._recovery, self._fresh, self._unlearned))
             self._recovered, self._recovery = self._recovery, None
@@ -309,12 +325,14 @@ class WorkerGroup:
         first = worker.step is None
         worker.step = step if worker.step is None else max(step, worker.step)
         worker.leaves = worker.leaves or leaves
-        self.steps.note(worker.assignment.rank, worker.step)
+        self.progress.observe(worker.assignment.rank, Progress(step=worker.step))
         known = first and all(other.step is not None for other in self._workers.values())
         return node_events.TakesNotices(worker.assignment.round) if known else None
 
     def _fail(self, tag: int, incident: Incident) -> node_events.WorkerFailed | None:
         """Report the first failure, and a later one if it explains the first."""
+        if incident.rank is not None:
+            incident = replace(incident, step=self.progress.step(incident.rank))
         if self._over:
             return self._publish_failure(incident) if self._is_cause(tag, incident) else None
         self._over = True
@@ -344,6 +362,14 @@ class WorkerGroup:
                 return failure
         return None
 
+    def _fail_broken(self, number: int, rank: int, message: str) -> node_events.WorkerFailed | None:
+        """Fail the round for a worker whose loss is nan, which lives."""
+        for tag, worker in self._workers.items():
+            place = worker.assignment
+            if (place.round, place.rank) == (number, rank) and worker.exit_code is None and not self._over:
+                return self._fail(tag, worker_incident(self.info, worker, self._after(), message=message))
+        return None
+
     def _want_cause(self) -> None:
         """From now on, look for a failure here that does not follow from the loss of a peer."""
         self._cause_wanted = True
@@ -369,8 +395,20 @@ class WorkerGroup:
             self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return node_events.WorkerFailed(incident)
         where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
-        fields = {"rank": incident.rank, "pid": incident.pid, "exit_code": incident.exit_code, "round": incident.round}
-        self.publish(Event("worker_failed", f"{where} {incident.cause()}", Level.WARNING, fields))
+        consequence = " (which follows from the loss of a peer)" if follows_peer_loss(incident) else ""
+        told = f"{where} {incident.describe()}{consequence}"
+        fields: dict[str, Field] = {
+            "rank": incident.rank,
+            "pid": incident.pid,
+            "exit_code": incident.exit_code,
+            "round": incident.round,
+            "exception": incident.exception,
+            "step": incident.step,
+            "message": incident.message,
+            "where": incident.where,
+            "log": incident.log,
+        }
+        self.publish(Event("worker_failed", told, Level.WARNING, fields))
         return node_events.WorkerFailed(incident)
 
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:

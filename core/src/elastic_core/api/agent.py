@@ -102,9 +102,10 @@ class WorkerSpec:
 class RunResult:
     """How a run ended, as seen on this node.
 
-    A failed run is a failed job, on all nodes, where ``returncode`` is ``ExitCode.JOB_FAILED`` or ``TOO_FEW_NODES``.
-    With ``WITHDRAWN`` only this node has left the job, and with ``STORE_LOST`` it has lost the store: the others may
-    go on. (A signal that ends the node's part raises, and gives no result.)
+    A failed run is a failed job, on all nodes, where ``returncode`` is ``JOB_FAILED``, ``REQUEUE`` or
+    ``TOO_FEW_NODES``. With ``WITHDRAWN`` only this node has left the job, and with ``STORE_LOST`` it has lost the
+    store: the others may go on. (A signal that ends the node's part raises, and gives no result.)
+
     """
 
     state: WorkerState

@@ -29,9 +29,9 @@ __all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launc
 class ChildFailedError(ElasticError):
     """The node's part in the job has ended without success; ``returncode`` says whether the job has.
 
-    With ``ExitCode.JOB_FAILED`` or ``TOO_FEW_NODES`` the job itself has failed, on all nodes. With ``WITHDRAWN`` this
-    node has left it, and with ``STORE_LOST`` it has lost the store: the others may go on. A node that has left because
-    of a signal raises :class:`SignalException` or KeyboardInterrupt, and not this.
+    With ``ExitCode.JOB_FAILED``, ``REQUEUE`` or ``TOO_FEW_NODES`` the job itself has failed, on all nodes. With
+    ``WITHDRAWN`` this node has left it, and with ``STORE_LOST`` it has lost the store: the others may go on. A node
+    that has left because of a signal raises :class:`SignalException` or KeyboardInterrupt, and not this.
 
     Attributes:
         returncode: The exit code of ``elastic run`` (:class:`elastic_core.exit_codes.ExitCode`).

@@ -12,7 +12,9 @@ import click
 
 from elastic_core.cli.job_store import STORE_FLAGS, job_store
 from elastic_core.cli.option import FlagCommand
+from elastic_core.config.run import describe_limit
 from elastic_core.errors import UsageError
+from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
 
 if TYPE_CHECKING:
@@ -49,11 +51,11 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
 def describe(seen: JobStatus) -> Iterator[str]:
     """Yield the lines for people."""
     yield f"job {seen.job!r} is {seen.state}" + (f": {seen.why}" if seen.why else "")
-    yield f"  run       {seen.run}, for {duration(seen.age_s)}"
+    yield f"  run       {seen.run}, for {describe_duration(seen.age_s)}"
     if seen.round:
         members = sum(node.ranks is not None for node in seen.nodes)
         yield f"  round     {seen.round}: {seen.world_size} worker(s) on {members} node(s)"
-    yield f"  restarts  {seen.restarts} of {seen.max_restarts} spent" + (":" if seen.failures else "")
+    yield f"  restarts  {seen.restarts}{describe_limit(seen.max_restarts)} spent" + (":" if seen.failures else "")
     for failure in seen.failures[-FAILURES_SHOWN:]:
         yield f"            {_failure(failure)}"
     if lost := sum(seen.host_losses.values()):
@@ -63,18 +65,11 @@ def describe(seen: JobStatus) -> Iterator[str]:
     yield f"  store     answers in {1000 * seen.store_s:.0f} ms"
 
 
-def duration(seconds: float) -> str:
-    """Return a time for people: ``3.2 s``, ``12 min``, ``3.5 h``."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def _failure(failure: Failure) -> str:
     what = failure.exception or ("no start" if failure.exit_code is None else describe_exit(failure.exit_code))
     who = "" if failure.rank is None else f"rank {failure.rank} on "
     step = "" if failure.step is None else f" at step {failure.step}"
-    return f"round {failure.round}: {what}, {who}{failure.host}{step}, {duration(failure.seconds_ago)} ago"
+    return f"round {failure.round}: {what}, {who}{failure.host}{step}, {describe_duration(failure.seconds_ago)} ago"
 
 
 def _node(node: NodeStatus) -> str:

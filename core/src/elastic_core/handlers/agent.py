@@ -38,6 +38,7 @@ from elastic_core.protocol.limits import MAX_FAILURES
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.session.verdict_event import verdict_event
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import ForkServerEvent, StopCompleted, Stuck, WardenDied
 
@@ -110,7 +111,7 @@ class HandlerAgent:
         self._config, self._plugins, self._publish = resources.config, resources.plugins, resources.publish
         self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
         self._state = HandlerState()
-        self._since = runtime.now()  # when the node's state last changed
+        self._since = self._began = runtime.now()  # when the node's state last changed
         self._sealed: Sealed | None = None
         self._port_taken = False
         self._count_timer = 0  # the serial number of the newest timer for a question
@@ -150,6 +151,7 @@ class HandlerAgent:
             since=self._since,
             workers=self._group.workers,
             started_at=self._group.started_at,
+            progress=self._group.progress.newest(),
             incident=self._state.incident,
         )
         return describe_polled(self._state, self._resources.info, status)
@@ -172,6 +174,9 @@ class HandlerAgent:
                 self._on_count(event)
             case HandlerFailed(error):
                 self._on_failure(error)
+            case state_machine.Judged(verdict) if verdict.delay:
+                later = state_machine.Judged(replace(verdict, delay=0.0))
+                self._loop.at(self._runtime.now() + verdict.delay, later)
             case state_machine.Judged() | state_machine.OthersFinished():
                 self._step(event)
             case Crashed(error):
@@ -308,7 +313,15 @@ class HandlerAgent:
                     self._loop.at(self._runtime.now() + patience, state_machine.OthersFinished())  # if no answer came
             case state_machine.Close(closed):
                 self.closed = closed
-                self._ending = finish(self._publish, closed, known="the first failure on this node")
+                summary = self._resources.summarize(
+                    rounds=self._round,
+                    restarts=self._state.restarts,
+                    max_restarts=self._config.max_restarts,
+                    nodes_lost=0,
+                    seconds=round(self._runtime.now() - self._began, 1),
+                    failures=self._past_failures(),
+                )
+                self._ending = finish(self._publish, closed, summary, known="the first failure on this node")
                 self._handler_thread.shut_down()
                 self._loop.at(self._runtime.now() + SHUTDOWN_MAX_SECONDS, ShutDown())
             case Exit(code, why):
@@ -341,21 +354,25 @@ class HandlerAgent:
         signum = self._received if planned and self._received is not None else signal.SIGTERM
         self._group.stop(seconds, signum=signum)
 
+    def _past_failures(self) -> tuple[Failure, ...]:
+        now = self._runtime.now()
+        return tuple(replace(failure, seconds_ago=now - at) for at, failure in self._failures)
+
     def _judge(self, incident: Incident, restarts: int) -> None:
         """Ask the policies on a new thread: the handler's may be busy, and the loop never blocks."""
-        now = self._runtime.now()
-        failures = tuple(replace(failure, seconds_ago=now - at) for at, failure in self._failures)
         history = History(
             restarts=restarts,
             max_restarts=self._config.max_restarts,
             rounds_without_progress=0,
-            failures=failures,
+            failures=self._past_failures(),
         )
-        self._failures.append((now, as_failure(incident)))
+        self._failures.append((self._runtime.now(), as_failure(incident)))
 
         def judge() -> None:
             try:
-                self._loop.post(state_machine.Judged(self._plugins.judge(incident, history)))
+                verdict = self._plugins.judge(incident, history)
+                self._publish(verdict_event(incident, history, verdict))
+                self._loop.post(state_machine.Judged(verdict))
             except Exception as exc:
                 self._loop.post(Crashed(exc))
 

@@ -112,7 +112,7 @@ def step(state: HandlerState, event: HandlerEvent) -> Step:
             why = f"{waiting} node(s) wait to join"
             return _stop(replace(state, why=why, reason=HaltReason.RESIZE), Grace.PLANNED)
         case WorkerFailed(incident), HandlerWork.RUNNING:
-            why = f"rank {incident.rank} {incident.cause()}"
+            why = f"rank {incident.rank} {incident.describe()}"
             state = replace(state, why=why, reason=HaltReason.FAILURE, incident=incident)
             state, effects = _stop(state, Grace.BROKEN)
             return state, (*effects, Judge(_as_judged(incident), state.restarts))
@@ -149,14 +149,13 @@ def _go_on(state: HandlerState) -> Step:
     match state.verdict:
         case None:
             return state, ()
-        case Verdict(Action.RESTART):
+        case Verdict(Action.RESTART) | Verdict(Action.EXCLUDE_HOST, exclude_for=float()):  # no ledger keeps the end
             return replace(state, work=HandlerWork.MEETING, restarts=state.restarts + 1), (AskHandler(),)
         case Verdict(Action.EXCLUDE_HOST, reason):  # a node can exclude only itself
             return _end(state, Exit(ExitCode.WITHDRAWN, reason))
         case Verdict(_, reason, requeue):
-            failed = Closed(
-                success=False, why=reason, exit_code=ExitCode.JOB_FAILED, incident=state.incident, requeue=requeue
-            )
+            code = ExitCode.REQUEUE if requeue else ExitCode.JOB_FAILED
+            failed = Closed(success=False, why=reason, exit_code=code, incident=state.incident, requeue=requeue)
             return _end(state, Close(failed))
 
 

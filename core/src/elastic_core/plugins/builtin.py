@@ -13,10 +13,25 @@ from typing import TextIO
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import threads
 from elastic_core.config.program import Program, ProgramKind, function_command, interpreter, python_program
+from elastic_core.config.run import UNLIMITED_RESTARTS
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, repeats_at_once
+
+
+def is_worth_requeueing(incident: Incident) -> bool:
+    """Whether the job that an incident ends may succeed elsewhere: its text names a GPU, a node, the network, storage.
+
+    A worker that was killed without a word may be killed again for the same reason, so its job is not.
+    """
+    from elastic_core.known_failures import FailureClass, classify  # here, since only a job that fails needs it
+
+    return bool(incident.message) and classify(incident) in (
+        FailureClass.INFRASTRUCTURE,
+        FailureClass.PEER,
+        FailureClass.PREEMPTION,
+    )
 
 
 class MaxRestartsPolicy:
@@ -32,10 +47,12 @@ class MaxRestartsPolicy:
         if history.restarts < history.max_restarts:
             if (why := repeats_at_once(incident)) is not None:
                 return Verdict(Action.GIVE_UP, f"no restart mends {why}")
-            return Verdict(Action.RESTART, f"restart {history.restarts + 1} of --max_restarts={history.max_restarts}")
+            limit = "" if history.max_restarts >= UNLIMITED_RESTARTS else f" of --max_restarts={history.max_restarts}"
+            return Verdict(Action.RESTART, f"restart {history.restarts + 1}{limit}")
+        why = f"all restarts of --max_restarts={history.max_restarts} are spent"
         if history.max_restarts == 0:
-            return Verdict(Action.GIVE_UP, "--max_restarts is 0, so the first failure ends the job")
-        return Verdict(Action.GIVE_UP, f"all restarts of --max_restarts={history.max_restarts} are spent")
+            why = "--max_restarts is 0, so the first failure ends the job"
+        return Verdict(Action.GIVE_UP, why, requeue=is_worth_requeueing(incident))
 
 
 class LogLineMetrics:

@@ -4,8 +4,8 @@ part                                    share                                   
 ======================================  ====================================  =======
 ``MAX_NODES`` members                   8 of id and 1 of kind, each           180,000
 ``MAX_KINDS`` kinds of members          a role of 64 characters, each          25,000
-``MAX_HOSTS`` hosts that were lost      50 each                                13,000
-``MAX_HOSTS`` hosts that are excluded   19 each                                 5,000
+``MAX_HOSTS`` hosts that were lost      40 each                                10,300
+``MAX_HOSTS`` hosts that are excluded   30 each                                 7,700
 ``MAX_FAILURES`` failures               140 each                                4,500
 texts for users                         ``WHY_BYTES`` each, four of them        8,000
 an incident                             ``DETAIL_BYTES`` and four others       10,000
@@ -52,6 +52,7 @@ MAX_PLACES = 40  # most places in the answer of a node to a STACKS
 PLACE_BYTES = 200  # size of each of them
 FULL_STACKS_BYTES = 24_576  # size of the whole stacks in such an answer, of all local ranks together
 TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of its host
+WHERE_BYTES = 256  # size of the line of an incident's program
 DETAIL_BYTES = 6144
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
 _TEXTS = {"why": WHY_BYTES, "report": REPORT_BYTES}  # the size of each text in an entry's body, by field
@@ -112,6 +113,7 @@ def fit_incident(incident: Incident) -> Incident:
         message=clip(incident.message, TEXT_BYTES),
         detail=clip(incident.detail, DETAIL_BYTES, end=True),
         log=clip(incident.log, TEXT_BYTES),
+        where=clip(incident.where, WHERE_BYTES),
     )
 
 

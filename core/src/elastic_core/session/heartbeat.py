@@ -1,7 +1,7 @@
 """The heartbeat: a counter that shows that the node is alive, on its own thread and connection (rule L1).
 
-Nothing else runs here: no hooks, no reconnects, no name look-ups. The counter counts the replies to heartbeats, so that
-it stops for a node that can send but not receive. It also stops when the agent's loop does not tick, since a stuck
+Nothing else runs on it: no hooks, no reconnects, no name look-ups. The counter counts the replies to heartbeats, so it
+stops for a node that can send but not receive. It also stops when the agent's loop does not tick, since a stuck
 agent takes no part in the job. Replies bring the leader's counter, and so this thread notices when that has stopped.
 """
 
