@@ -41,8 +41,8 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "a question of an earlier round stands",
         "advance",
-        "after(halt=None, plan=None, stop_at=None, over=None, stacks=None)",
-        "after(halt=None, plan=None, stop_at=None, over=None)",
+        "after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None)",
+        "after(halt=None, plan=None, stop_at=None, over=None, suspected=None)",
         "questions",
     ),
     # Who is gone

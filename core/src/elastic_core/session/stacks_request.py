@@ -50,31 +50,24 @@ def ask(store: RendezvousBackend, job: str, *, full: bool = False, patience: flo
     if not ledger.is_live:
         what = "no round has begun yet" if ledger.halt is None else f"its round was halted: {ledger.halt.why}"
         raise UsageError(f"Job {job!r} has no workers now: {what}.", hint="See elastic status.")
-    deadline, index, asked_at = time.monotonic() + patience, ledger.head.index, 0
-    texts: dict[int, str] = {}
+    deadline, index = time.monotonic() + patience, ledger.head.index
     with requested(store, "stacks", wants_stacks=FULL if full else BRIEF) as request:
-        cursor = store.wait(Cursor(), roster=True, timeout=0)
         while True:
             while (entry := peek(store, index + 1)) is not None:
                 index += 1
-                if isinstance(found := entry.body, Stacks) and request in found.requests:
-                    if found.answers:
-                        return Located(found, dict(sorted(texts.items())))
-                    asked_at = index
-            if full and asked_at:
-                texts |= _texts(store, asked_at)
-                if peek(store, index + 1) is not None:
-                    continue
+                found = entry.body
+                if isinstance(found, Stacks) and found.answers and request in found.requests:
+                    return Located(found, _texts(store, found.answers) if full else {})
             if (left := deadline - time.monotonic()) <= 0:
                 raise RendezvousTimeoutError(
                     f"No agent of job {job!r} has said within {patience:g} s where its ranks are.",
                     hint="See elastic status: its agents may be gone, or the round may have ended meanwhile.",
                 )
-            cursor = store.wait(Cursor(index, cursor.roster), roster=True, timeout=min(left, LOOK_SECONDS))
+            store.wait(Cursor(index), roster=False, timeout=min(left, LOOK_SECONDS))
 
 
 def _texts(store: RendezvousBackend, question: int) -> dict[int, str]:
-    """Return the whole stacks in the answers to a STACKS so far, by rank."""
+    """Return the whole stacks in the answers to a STACKS, by rank; they stand in the rows for a while."""
     answers = (seen.row.stacks for seen in readable(store.roster()))
     found = (answer.texts for answer in answers if answer is not None and answer.answers == question)
-    return {int(rank): text for texts in found for rank, text in texts.items()}
+    return dict(sorted((int(rank), text) for texts in found for rank, text in texts.items()))
