@@ -66,7 +66,7 @@ def test_a_hang_is_told_and_what_moves_is_only_for_programs() -> None:
         list(ledger_events(live("ab"), [*entries, entry(ledger, report, at=13.0)], 13.0, "a"))
         for report in (found, replace(found, hang=False))
     )
-    fields = {"round": 1, "why": asks.why, "stacks": found.report, "step": 8, "window_s": 300.0}
+    fields: dict[str, Any] = {"round": 1, "why": asks.why, "stacks": found.report, "step": 8, "window_s": 300.0}
     message = "round 1: no progress for 300 s, since step 8:\n  rank 3 is in f\n  ranks 0-2 are in g"
     assert hang == [Event("hang", message, Level.WARNING, {**fields, "rank": 3})]
     assert [(event.name, event.level, event.fields["rank"]) for event in moves] == [("stacks", Level.DEBUG, None)]

@@ -245,9 +245,7 @@ def test_a_broken_loss_fails_a_worker_that_lives(node: Node) -> None:
     node.group.stop(0.0)
 
 
-HANG = Stacks(
-    round=1, why="", window=300.0, nth=1, answers=3, report="rank 2 is in f\nrank 1 is in g", hang=True, culprit=2
-)
+HANG = Stacks(round=1, why="", window=300.0, answers=3, report="rank 2 is in f\nrank 1 is in g", hang=True, culprit=2)
 
 
 def test_a_rank_that_hangs_is_killed_and_that_is_its_failure(node: Node) -> None:

@@ -236,7 +236,7 @@ class Supervisor:
             self._session.publish_row(replace(self._row, slots=self._slots))
 
     def _check_progress(self, number: int) -> None:
-        """Look whether the workers of a round make progress (rule L13), and look again later."""
+        """Look whether the workers of a round make progress (rule L15), and look again later."""
         watch = self._group.hangs
         if watch is None or number != self._state.round or self._state.work is not Work.RUNNING:
             return

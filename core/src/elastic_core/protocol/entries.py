@@ -241,7 +241,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """STACKS: the members of a live round are asked where their ranks are; or what they have answered (rule L13)."""
+    """STACKS: the members of a live round are asked where their ranks are; or what they have answered (rule L15)."""
 
     round: int
     why: str

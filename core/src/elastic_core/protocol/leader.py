@@ -128,7 +128,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         looks.append(resize_at)
     elif len(current.members) < view.agreement.max_nodes and (admitted_at := view.next_admission_at()) is not None:
         looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
-    # A node sees no progress, or `elastic stacks` asks where the ranks are (L13).
+    # A node sees no progress, or `elastic stacks` asks where the ranks are (L15).
     asks = stacks.ask_or_report(view, current, finished)
     if isinstance(asks, Append):
         return asks

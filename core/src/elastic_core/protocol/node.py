@@ -156,7 +156,7 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
 
 
 def _with_report(state: NodeState, incident: Incident) -> Incident:
-    """Return the incident with the newest report of a hang in its round (rule L13)."""
+    """Return the incident with the newest report of a hang in its round (rule L15)."""
     found = state.ledger.suspected
     if found is None or not found.hang or found.round != incident.round or found.report in incident.detail:
         return incident

@@ -110,7 +110,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """Ranks of the round have made no progress for ``seconds`` (rule L13); 0 if all make progress again."""
+    """Ranks of the round have made no progress for ``seconds`` (rule L15); 0 if all make progress again."""
 
     round: int
     seconds: float

@@ -59,7 +59,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStacks:
-    """Where the ranks of one node are: its answer to a STACKS (rule L13)."""
+    """Where the ranks of one node are: its answer to a STACKS (rule L15)."""
 
     answers: int  # the index of that STACKS
     places: Mapping[str, tuple[int, ...]]  # the ranks at each place, at most MAX_PLACES
