@@ -9,7 +9,7 @@ which to look again. A run is in one of four situations:
 * halted, with a HALT that no ROUND has followed: :func:`_decide_halted`;
 * closed: there is nothing left to decide.
 
-``docs/protocol.md`` defines the rules S1-S8 and L1-L9. A comment cites the rule that the code below it enforces.
+``docs/protocol.md`` defines the rules S1-S8 and L1-L11. A comment cites the rule that the code below it enforces.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from elastic_core.protocol.leader_entries import (
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
+from elastic_core.protocol.resize import next_resize_at
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
 
@@ -143,10 +144,10 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     if ledger.plan is not None:
         return continue_plan(view, current, ledger.plan, finished)
     looks = [suspect_at] if late else []
-    # A node waits and there is room: resize, unless a member has finished, so that the job is about to end (L7), or a
-    # slot shows that a member is gone, so that a stop would not be a planned one (S8).
+    # A node waits and there is room: resize as soon as L4 and L11 allow it, unless a member has finished, so that the
+    # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
     if view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids):
-        resize_at = _resize_allowed_at(view)
+        resize_at = max(_resize_allowed_at(view), next_resize_at(view, current, resize_cost=_resize_cost(view)))
         if view.now >= resize_at:
             who = view.describe_nodes(node.node_id for node in view.newcomers())
             why = f"{who} joins the {len(ids)} node(s) of the round"
@@ -224,16 +225,23 @@ def _describe_loss(view: LeaderView, node: NodeView | None) -> str:
 
 
 def _resize_allowed_at(view: LeaderView) -> float:
-    """Return when the next planned resize may begin (rule L4).
+    """Return when the next planned resize may begin (rule L4)."""
+    ledger, cost = view.ledger, _resize_cost(view)
+    if ledger.resized_at is None:
+        return ledger.round_at
+    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
+
+
+def _resize_cost(view: LeaderView) -> float:
+    """Return what the last planned resize took from its HALT to its ROUND, in seconds; 0 if that is not known.
 
     A leader that was cut off after the last resize began does not know its cost: part of it may have been the time
     without the store.
     """
     ledger = view.ledger
-    if ledger.resized_at is None:
-        return ledger.round_at
-    cost = ledger.resize_cost if view.watch.gap_at < ledger.resized_at - ledger.resize_cost else 0.0
-    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
+    if ledger.resized_at is None or view.watch.gap_at >= ledger.resized_at - ledger.resize_cost:
+        return 0.0
+    return ledger.resize_cost
 
 
 # Halted: a HALT without a later ROUND --------------------------------------------------------------------------------
