@@ -58,9 +58,9 @@ UNKNOWN_INTERVAL = replace(SAVES, checkpoint_interval=0.0)
         pytest.param(replace(SAVES, at_stake=100.0, waiting=8), 0.0, id="not one that doubles the job"),
         pytest.param(replace(SAVES, at_stake=100.0, waited=LONGEST), 0.0, id="it is put off for half an hour at most"),
         pytest.param(replace(SAVES, at_stake=700.0), LONGEST - 20.0, id="the next checkpoint is overdue"),
-        # 1 node x 600 s to the next checkpoint against 8 x the work at stake: 66.6 s is what both weigh equally
-        pytest.param(replace(SAVES, at_stake=66.0), 0.0, id="just before it costs what it gains"),
-        pytest.param(replace(SAVES, at_stake=67.0), LONGEST - 20.0, id="just after"),
+        # 1 node x 600 s to the next checkpoint against 8 x the work at stake since it settled: they are equal at 68.6 s
+        pytest.param(replace(SAVES, at_stake=68.0), 0.0, id="just before it costs what it gains"),
+        pytest.param(replace(SAVES, at_stake=69.0), LONGEST - 20.0, id="just after"),
         # Losses are frequent: waiting nodes get their places without a resize soon
         pytest.param(replace(SAVES, change_interval=200.0), LONGEST - 20.0, id="a loss will come first"),
         pytest.param(
@@ -68,8 +68,8 @@ UNKNOWN_INTERVAL = replace(SAVES, checkpoint_interval=0.0)
         ),
         # The interval is not known yet: only a loss or a failure is expected
         pytest.param(replace(UNKNOWN_INTERVAL, at_stake=100.0), 0.0, id="a day of one node more is worth it"),
-        pytest.param(replace(UNKNOWN_INTERVAL, change_interval=319.0), LONGEST - 20.0, id="five minutes are not"),
-        pytest.param(replace(UNKNOWN_INTERVAL, change_interval=321.0), 0.0, id="8 x (10 + 30) node-seconds are"),
+        pytest.param(replace(UNKNOWN_INTERVAL, change_interval=303.0), LONGEST - 20.0, id="five minutes are not"),
+        pytest.param(replace(UNKNOWN_INTERVAL, change_interval=305.0), 0.0, id="8 x (8 + 30) node-seconds are"),
     ],
 )
 def test_a_resize_is_put_off_while_it_costs_more_than_it_gains(case: ResizeCase, seconds: float) -> None:
@@ -87,9 +87,9 @@ def test_the_rate_of_changes_is_that_of_the_newest() -> None:
 # What the leader knows ------------------------------------------------------------------------------------------------
 
 
-def job(*rows: dict[str, Any], nodes: int = 4, age: float = NOW, **timing: float) -> Ledger:
+def job(*rows: dict[str, Any], nodes: int = 4, age: float = NOW, resize_wait: float = 60.0) -> Ledger:
     """A round of these members since 10 s; the run is ``age`` seconds old at NOW."""
-    ledger = live("abcdefgh"[: len(rows)], settings(1, nodes, **timing))
+    ledger = live("abcdefgh"[: len(rows)], settings(1, nodes, resize_wait=resize_wait))
     return replace(ledger, head=replace(ledger.head, age=age - (NOW - ledger.head_at)))
 
 

@@ -50,9 +50,10 @@ def seconds_until_resize(case: ResizeCase) -> float:
         if company <= 0 or (case.round_age <= case.resize_wait and _is_worth_it(case, case.round_age)):
             return 0.0
         return company
-    if not _is_worth_it(case, case.at_stake):
+    # A new checkpoint settles first; what that costs is little, and part of every resize.
+    if not _is_worth_it(case, max(0.0, case.at_stake - SETTLE_SECONDS)):
         return longest - case.waited
-    return 0.0 if case.at_stake >= SETTLE_SECONDS else SETTLE_SECONDS - case.at_stake
+    return max(0.0, SETTLE_SECONDS - case.at_stake)
 
 
 def _is_worth_it(case: ResizeCase, at_stake: float) -> bool:
