@@ -47,6 +47,15 @@ UNKNOWN_INTERVAL = replace(SAVES, checkpoint_interval=0.0)
         pytest.param(
             replace(CALM, round_age=10.0, nodes=100, change_interval=600.0), 40.0, id="a large job has, when young"
         ),
+        # 8 x (300 + 30): what the rule assumes to be lost, in a round that is as old
+        pytest.param(
+            replace(CALM, waited=60.0, change_interval=2641.0), 0.0, id="an hour of one node more is worth it"
+        ),
+        pytest.param(replace(CALM, waited=60.0, change_interval=2639.0), LONGEST - 60.0, id="less is not"),
+        pytest.param(replace(CALM, waited=LONGEST, change_interval=60.0), 0.0, id="but for half an hour at most"),
+        pytest.param(
+            replace(CALM, waited=60.0, round_age=100.0, change_interval=1041.0), 0.0, id="no more is lost than was done"
+        ),
         # Workers that save when they are told to stop
         pytest.param(replace(CALM, takes_notices=True), 0.0, id="nothing is lost"),
         pytest.param(replace(SAVES, at_stake=500.0, takes_notices=True), 0.0, id="whatever is not saved yet"),

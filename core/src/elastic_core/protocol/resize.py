@@ -18,6 +18,7 @@ from elastic_core.protocol.limits import MAX_CHANGES
 
 RESTART_SECONDS = 30.0  # how long workers take until they train again, assumed: imports, communicators, a checkpoint
 SETTLE_SECONDS = 2.0  # how old a checkpoint is when it counts: other ranks may still be writing their part of it
+ASSUMED_SECONDS = 300.0  # the work at stake in a script whose checkpoints are not known, if the round is as old
 MAX_WAIT_FACTOR = 30.0  # a node waits for a place for at most this many times ``resize_wait``
 PRIOR_CHANGES, PRIOR_SECONDS = 0.5, 1800.0
 """What the rule assumes before it has seen changes: half of one in half an hour. Counts less as the run grows older."""
@@ -45,11 +46,12 @@ def seconds_until_resize(case: ResizeCase) -> float:
     if case.takes_notices or case.waited >= longest:
         return 0.0
     if case.at_stake is None:
+        worth_it = _is_worth_it(case, min(case.round_age, ASSUMED_SECONDS))
         company = case.resize_wait - case.waited
+        if company <= 0:
+            return 0.0 if worth_it else longest - case.waited
         # All work of a young round is at stake, and that is little.
-        if company <= 0 or (case.round_age <= case.resize_wait and _is_worth_it(case, case.round_age)):
-            return 0.0
-        return company
+        return 0.0 if worth_it and case.round_age <= case.resize_wait else company
     # A new checkpoint settles first; what that costs is little, and part of every resize.
     if not _is_worth_it(case, max(0.0, case.at_stake - SETTLE_SECONDS)):
         return longest - case.waited
