@@ -124,24 +124,29 @@ def resizes(found: Any) -> bool:
 
 def test_a_node_waits_for_others_while_no_checkpoint_is_known() -> None:
     ledger = job({}, {}, {})
-    assert decision(ledger, {}, {}, {}, arrived=(NOW - 10.0,)) == LookAgain(
-        NOW + 6.0
-    )  # a heartbeat may be missing then
-    assert decision(ledger, {}, {}, {}, arrived=(NOW - 57.0,)) == LookAgain(NOW + 3.0)
+    early = decision(ledger, {}, {}, {}, arrived=(NOW - 4.0,))
+    assert early == LookAgain(NOW + 6.0), "a heartbeat may be missing then"
+    late = decision(ledger, {}, {}, {}, arrived=(NOW - 57.0,))
+    assert (late.at, late.waiting) == (NOW + 3.0, "")
+    assert late.put_off == (
+        "host-m waits for a place: to stop the 3 node(s) of the round would lose their work since their last "
+        "checkpoint, which is not known. It gets one with the next restart, else after 3 to 1743 s "
+        "(--rdzv_conf resize_wait=60)"
+    )
     assert resizes(decision(ledger, {}, {}, {}, arrived=(NOW - 60.0,)))
     assert resizes(decision(ledger, {}, {}, {}, arrived=(NOW - 60.0, NOW))), "the first of them counts"
 
 
 def test_the_wait_is_the_jobs_own() -> None:
     ledger = job({}, {}, resize_wait=12.0)
-    assert decision(ledger, {}, {}, arrived=(NOW - 10.0,)) == LookAgain(NOW + 2.0)
+    assert decision(ledger, {}, {}, arrived=(NOW - 10.0,)).at == NOW + 2.0
     assert resizes(decision(job({}, {}, resize_wait=0.0), {}, {}))
 
 
 def test_nobody_has_waited_longer_than_the_round_is_old() -> None:
     ledger = then(start(settings(1, 4)), Round(number=1, offer=offer("a"), members=members("abc")), at=NOW - 59.0)
     ledger = with_counters(ledger, changes=tuple(float(10 * i) for i in range(MAX_CHANGES)))
-    assert decision(ledger, {}, {}, {}, arrived=(0.0,)) == LookAgain(NOW + 1.0)
+    assert decision(ledger, {}, {}, {}, arrived=(0.0,)).at == NOW + 1.0
 
 
 def test_workers_that_take_notices_are_stopped_at_once() -> None:
@@ -204,5 +209,7 @@ def test_frequent_losses_and_a_slow_last_resize_speak_against_one() -> None:
 
 def test_a_node_is_put_off_for_half_an_hour_at_most() -> None:
     ledger, rows, at = job({}, {}, {}, {}, nodes=5, age=10_000.0), (saved(9_000.0),) * 4, NOW + LONGEST
-    assert decision(ledger, *rows, now=at - 0.5) == LookAgain(at)
+    waits = decision(ledger, *rows, now=at - 0.5)
+    assert waits.at == at
+    assert "would lose 2800 s of their work. It gets one after the next checkpoint, with the next" in waits.put_off
     assert resizes(decision(ledger, *rows, now=at))

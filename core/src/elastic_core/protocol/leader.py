@@ -45,7 +45,7 @@ from elastic_core.protocol.leader_entries import (
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
-from elastic_core.protocol.resize import next_resize_at
+from elastic_core.protocol.resize import next_resize
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
 
@@ -143,17 +143,18 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # The workers are about to stop together, for a resize or because a member leaves.
     if ledger.plan is not None:
         return continue_plan(view, current, ledger.plan, finished)
-    looks = [suspect_at] if late else []
+    looks, put_off = [suspect_at] if late else [], ""
     # A node waits and there is room: resize as soon as L4 and L11 allow it, unless a member has finished, so that the
     # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
     if view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids):
-        resize_at = max(_resize_allowed_at(view), next_resize_at(view, current, resize_cost=_resize_cost(view)))
+        resize_at, put_off = next_resize(view, current, resize_cost=_resize_cost(view))
+        resize_at = max(resize_at, _resize_allowed_at(view))
         if view.now >= resize_at:
             who = view.describe_nodes(node.node_id for node in view.newcomers())
             why = f"{who} joins the {len(ids)} node(s) of the round"
             return stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
-    return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)))
+    return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
 
 
 def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decision:

@@ -19,6 +19,7 @@ from elastic_core.protocol.limits import MAX_CHANGES
 RESTART_SECONDS = 30.0  # how long workers take until they train again, assumed: imports, communicators, a checkpoint
 SETTLE_SECONDS = 2.0  # how old a checkpoint is when it counts: other ranks may still be writing their part of it
 ASSUMED_SECONDS = 300.0  # the work at stake in a script whose checkpoints are not known, if the round is as old
+ANNOUNCE_SECONDS = 5.0  # how long a node has waited when users are told why
 MAX_WAIT_FACTOR = 30.0  # a node waits for a place for at most this many times ``resize_wait``
 PRIOR_CHANGES, PRIOR_SECONDS = 0.5, 1800.0
 """What the rule assumes before it has seen changes: half of one in half an hour. Counts less as the run grows older."""
@@ -81,15 +82,33 @@ def change_interval(changes: Sequence[float], age: float) -> float:
     return (max(0.0, age - since) + PRIOR_SECONDS) / (len(changes) + PRIOR_CHANGES)
 
 
-def next_resize_at(view: LeaderView, current: Round, *, resize_cost: float) -> float:
-    """Return when the rule lets the live round be resized, or is to be asked again. A node waits, and there is room.
+def next_resize(view: LeaderView, current: Round, *, resize_cost: float) -> tuple[float, str]:
+    """Return when the rule lets the live round be resized, or is to be asked again; and why not now, for users.
 
     Args:
-        view: What the leader knows.
+        view: What the leader knows. A node waits, and there is room.
         current: The live round.
         resize_cost: What stopping the workers took at the last resize, in seconds; 0 if that is not known.
     """
-    return view.now + seconds_until_resize(_case(view, current, resize_cost))
+    case = _case(view, current, resize_cost)
+    seconds = seconds_until_resize(case)
+    return view.now + seconds, _describe_wait(view, case) if seconds and case.waited >= ANNOUNCE_SECONDS else ""
+
+
+def _describe_wait(view: LeaderView, case: ResizeCase) -> str:
+    """Say why waiting nodes get no place yet, and until when."""
+    who, longest = view.describe_nodes(node.node_id for node in view.newcomers()), MAX_WAIT_FACTOR * case.resize_wait
+    if case.at_stake is None:
+        lost = "their work since their last checkpoint, which is not known"
+        soonest = max(0.0, case.resize_wait - case.waited)
+        until = f"with the next restart, else after {soonest:.0f} to {longest - case.waited:.0f} s"
+    else:
+        lost = f"{case.at_stake:.0f} s of their work"
+        until = f"after the next checkpoint, with the next restart, or within {longest - case.waited:.0f} s"
+    return (
+        f"{who} waits for a place: to stop the {case.nodes} node(s) of the round would lose {lost}. "
+        f"It gets one {until} (--rdzv_conf resize_wait={case.resize_wait:g})"
+    )
 
 
 def _case(view: LeaderView, current: Round, resize_cost: float) -> ResizeCase:
