@@ -67,6 +67,17 @@ UNKNOWN_INTERVAL = replace(SAVES, checkpoint_interval=0.0)
         pytest.param(replace(SAVES, at_stake=100.0, waiting=8), 0.0, id="not one that doubles the job"),
         pytest.param(replace(SAVES, at_stake=100.0, waited=LONGEST), 0.0, id="it is put off for half an hour at most"),
         pytest.param(replace(SAVES, at_stake=700.0), LONGEST - 20.0, id="the next checkpoint is overdue"),
+        pytest.param(
+            replace(SAVES, nodes=1, checkpoint_interval=1.0, at_stake=2.6),
+            LONGEST - 20.0,
+            id="it comes sooner than that",
+        ),
+        pytest.param(
+            replace(SAVES, at_stake=0.5, waited=LONGEST), 0.0, id="a node that has waited as long waits no more"
+        ),
+        pytest.param(
+            replace(SAVES, at_stake=0.5, resize_wait=0.0), 0.0, id="where the user wants no wait there is none"
+        ),
         # 1 node x 600 s to the next checkpoint against 8 x the work at stake since it settled: they are equal at 68.6 s
         pytest.param(replace(SAVES, at_stake=68.0), 0.0, id="just before it costs what it gains"),
         pytest.param(replace(SAVES, at_stake=69.0), LONGEST - 20.0, id="just after"),
@@ -79,6 +90,12 @@ UNKNOWN_INTERVAL = replace(SAVES, checkpoint_interval=0.0)
         pytest.param(replace(UNKNOWN_INTERVAL, at_stake=100.0), 0.0, id="a day of one node more is worth it"),
         pytest.param(replace(UNKNOWN_INTERVAL, change_interval=303.0), LONGEST - 20.0, id="five minutes are not"),
         pytest.param(replace(UNKNOWN_INTERVAL, change_interval=305.0), 0.0, id="8 x (8 + 30) node-seconds are"),
+        pytest.param(
+            replace(UNKNOWN_INTERVAL, at_stake=4.0, change_interval=256.0), LONGEST - 20.0, id="as much is not"
+        ),
+        pytest.param(
+            replace(UNKNOWN_INTERVAL, at_stake=2.0, change_interval=241.0), 0.0, id="just settled, it is free"
+        ),
     ],
 )
 def test_a_resize_is_put_off_while_it_costs_more_than_it_gains(case: ResizeCase, seconds: float) -> None:
@@ -135,6 +152,22 @@ def test_a_node_waits_for_others_while_no_checkpoint_is_known() -> None:
     )
     assert resizes(decision(ledger, {}, {}, {}, arrived=(NOW - 60.0,)))
     assert resizes(decision(ledger, {}, {}, {}, arrived=(NOW - 60.0, NOW))), "the first of them counts"
+
+
+@pytest.mark.parametrize(("waited", "told"), [(4.9, False), (5.0, True)])
+def test_users_are_told_once_a_node_has_waited_for_a_moment(waited: float, told: bool) -> None:
+    found = decision(job({}, {}, {}), {}, {}, {}, arrived=(NOW - waited,))
+    assert bool(found.put_off) is told
+
+
+def test_what_only_the_pause_between_resizes_puts_off_is_not_explained_by_work() -> None:
+    ledger = replace(job({}, {}, {}), resized_at=NOW - 7.0, resize_cost=1.0)
+    assert decision(ledger, {}, {}, {}, arrived=(NOW - 60.0,)) == LookAgain(NOW + 3.0)
+
+
+def test_a_row_that_is_faster_than_the_ledger_tells_of_a_checkpoint_just_now() -> None:
+    rows = (saved(NOW + 3.0), {})
+    assert decision(job(*rows), *rows) == LookAgain(NOW + 2.0)
 
 
 def test_the_wait_is_the_jobs_own() -> None:
