@@ -24,7 +24,7 @@ from elastic_core.protocol.resize import (
     change_interval,
     seconds_until_resize,
 )
-from elastic_core.protocol.roster import Checkpoint
+from elastic_core.protocol.roster import LastCheckpoint
 
 HOUR = 3600.0
 LONGEST = MAX_WAIT_FACTOR * 60.0
@@ -128,11 +128,11 @@ def decision(ledger: Ledger, *rows: dict[str, Any], now: float = NOW, arrived: t
 
 
 def saved(at: float, interval: float = 50.0) -> dict[str, Any]:
-    return {"checkpoint": Checkpoint(at, interval, saved=True)}
+    return {"checkpoint": LastCheckpoint(at, interval, saved=True)}
 
 
 def watched(at: float) -> dict[str, Any]:
-    return {"checkpoint": Checkpoint(at)}
+    return {"checkpoint": LastCheckpoint(at)}
 
 
 def resizes(found: Any) -> bool:

@@ -11,7 +11,7 @@ from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, Decision
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
-from elastic_core.protocol.roster import Checkpoint, NodeInfo, NodeRow, Phase
+from elastic_core.protocol.roster import LastCheckpoint, NodeInfo, NodeRow, Phase
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from simulation.spot_job import FOUND_AFTER, Job, Strategy, rule
 
@@ -124,9 +124,9 @@ class LedJob(Job):
             row=row, serial=serial, heartbeat=1, arrived_at=arrived_at, changed_at=silent_at, seen_at=arrived_at
         )
 
-    def _checkpoint(self) -> Checkpoint:
+    def _checkpoint(self) -> LastCheckpoint:
         """Return what the node of rank 0 knows: its workers train since a while after the ROUND."""
         assert self.ledger is not None
         saved = self.saved_at > self.round_at + self.start
         at = self.ledger.age(self.now) - max(0.0, self.now - self.saved_at)
-        return Checkpoint(at, self.known_interval, saved)
+        return LastCheckpoint(at, self.known_interval, saved)

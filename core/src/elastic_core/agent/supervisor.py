@@ -31,6 +31,7 @@ from elastic_core.protocol.entries import Closed, Round
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
+    Checkpointed,
     Effect,
     EntriesRead,
     Exit,
@@ -212,7 +213,7 @@ class Supervisor:
                 self._on_gone(event)
             case Died(reason):
                 self._on_warden_death(reason)
-            case EntriesRead() | HistoryReplaced() | Probed() | StoreLost() | RunReplaced():
+            case EntriesRead() | HistoryReplaced() | Checkpointed() | Probed() | StoreLost() | RunReplaced():
                 self._step(event)
             case _ if isinstance(event, ForkServerEvent):
                 self._publish(report.fork_server(event))

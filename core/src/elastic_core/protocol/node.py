@@ -45,7 +45,7 @@ from elastic_core.protocol.node_events import (
     WorkersDone,
     WorkersGone,
 )
-from elastic_core.protocol.roster import Checkpoint, NodeInfo, NodeRow, Phase
+from elastic_core.protocol.roster import LastCheckpoint, NodeInfo, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
 
@@ -63,7 +63,7 @@ class NodeState:
     round: int = 0  # the newest round whose workers were started here; 0 for none
     incident: Incident | None = None
     progressed: bool = False
-    checkpoint: Checkpoint | None = None  # the newest one of the round; None if the node does not notice any
+    checkpoint: LastCheckpoint | None = None  # the newest one of the round; None if the node does not notice any
     checkpoint_interval: float = 0.0  # seconds between the script's last two, of any round; 0 if not known
     leaving: Leave | None = None
     store_lost: bool = False  # whether an embedded store is gone, so that no further entry can come
@@ -187,7 +187,7 @@ def _note_checkpoint(state: NodeState, now: float, saved: bool) -> NodeState:
         return state
     if saved and before is not None:
         interval = round(age - before.at, 1)
-    return replace(state, checkpoint=Checkpoint(age, interval, saved), checkpoint_interval=interval)
+    return replace(state, checkpoint=LastCheckpoint(age, interval, saved), checkpoint_interval=interval)
 
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:

@@ -59,7 +59,7 @@ class NodeInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class LastCheckpoint:
     """The newest checkpoint of a round's script that a node has noticed (rule L11). Ages are the run's, in seconds."""
 
     at: float  # the run's age then; before the first one of the round, when the node began to watch for one
@@ -89,7 +89,7 @@ class NodeRow:
     """The answer: for each local rank its last step, read after the notice of the PLAN was written."""
     stepped_down: bool = False  # whether the workers of round k have stopped by themselves, as STOP_AT told them
     progressed: bool = False  # whether round k made progress on this node (rule L4)
-    checkpoint: Checkpoint | None = field(default=None, metadata=SKIPPABLE)
+    checkpoint: LastCheckpoint | None = field(default=None, metadata=SKIPPABLE)
     """The newest checkpoint of round k; None if the node does not notice any (rule L11)."""
     probed: int = 0  # the newest round after whose failure it has probed its peers; 0 for none
     unreachable: tuple[str, ...] = ()  # the ids of the peers that it did not reach then
