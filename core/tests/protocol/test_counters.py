@@ -233,4 +233,4 @@ def test_rounds_of_one_incident_count_once_and_the_newest_are_kept() -> None:
         for again in (0.0, 1.0, SAME_CHANGE_SECONDS - 0.1):
             changes = add_change(changes, 100.0 * at + again)
     assert changes == tuple(100.0 * at for at in range(2, MAX_CHANGES + 2))
-    assert add_change((100.0,), 100.0 + SAME_CHANGE_SECONDS) == (100.0, 130.0)
+    assert add_change((100.0,), 100.04 + SAME_CHANGE_SECONDS) == (100.0, 130.0)

@@ -240,6 +240,12 @@ def test_frequent_losses_and_a_slow_last_resize_speak_against_one() -> None:
     assert not resizes(decision(resized_slowly(rough), *rows)), "one of 90 s is not"
 
 
+def test_a_first_resize_costs_the_start_of_the_workers() -> None:
+    """One node for (10,000 + 1,800) / 0.5 s, beside four that repeat 5,869.5 s: 30 s more are worth it."""
+    rows = (saved(10_000.0 - 5_869.5 - SETTLE_SECONDS, 0.0),) * 4
+    assert resizes(decision(job(*rows, nodes=5, age=10_000.0), *rows))
+
+
 def test_a_node_is_put_off_for_half_an_hour_at_most() -> None:
     ledger, rows, at = job({}, {}, {}, {}, nodes=5, age=10_000.0), (saved(9_000.0),) * 4, NOW + LONGEST
     waits = decision(ledger, *rows, now=at - 0.5)

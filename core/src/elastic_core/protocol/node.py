@@ -185,7 +185,7 @@ def _note_checkpoint(state: NodeState, now: float, saved: bool) -> NodeState:
     age, before, interval = round(state.ledger.age(now), 1), state.checkpoint, state.checkpoint_interval
     if not saved and before is not None:
         return state
-    if saved and before is not None:
+    if before is not None:
         interval = round(age - before.at, 1)
     return replace(state, checkpoint=LastCheckpoint(age, interval, saved), checkpoint_interval=interval)
 
