@@ -166,7 +166,7 @@ def test_what_only_the_pause_between_resizes_puts_off_is_not_explained_by_work()
 
 
 def test_a_row_that_is_faster_than_the_ledger_tells_of_a_checkpoint_just_now() -> None:
-    rows = (saved(NOW + 3.0), {})
+    rows: tuple[dict[str, Any], ...] = (saved(NOW + 3.0), {})
     assert decision(job(*rows), *rows) == LookAgain(NOW + 2.0)
 
 
