@@ -1,4 +1,4 @@
-"""Writes ``docs/flags.md``, ``docs/environment.md`` and ``docs/events.md`` from the declarations in the code.
+"""Writes the pages of flags, environment variables, events and known failures from the declarations in the code.
 
 Names, levels and fields of events are read from the calls that make them; :data:`WHEN` says what each event means.
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from elastic_core.cli.options import FLAGS
 from elastic_core.config.environment import VARIABLES, Use
+from elastic_core.known_failures import KNOWN_FAILURES
 
 DOCS = Path(__file__).parent
 FLAGS_PREFACE = """\
@@ -42,6 +43,15 @@ programs; the messages are for people, and change. Durations are in seconds, in 
 but those about plugins also has a field `node`, the name of the node that publishes it. With
 `--event_log_handler=console` each event is a JSON line on stderr; [elastic-metrics](../plugins/metrics/README.md)
 writes them to files and counts them.
+"""
+KNOWN_FAILURES_PREFACE = """\
+# Known failures
+
+Texts that Elastic recognizes in the exception of a worker, at the end of its stderr, or in lines of the kernel and the
+scheduler. The summary of a failed job then has a line `hint`, and failure policies can ask for the class
+(`elastic_core.known_failures.classify`). Made by `python docs/render_reference.py` from
+[`elastic_core.known_failures`](../core/src/elastic_core/known_failures.py); change them there. The first row that is
+found is the answer, so the order matters. [failures.md](failures.md#classes-of-failures) says what the classes mean.
 """
 USES = {
     Use.SET: "Set for each worker",
@@ -143,6 +153,7 @@ LEVELS = {
 FIELDS = {
     "recovered": "`round`, `detected_s`, `decided_s`, `stopped_s`, `running_s`",
     "initialized": "`round`, `workers`, `took_s`; after an interruption also those of `recovered`, and `initialized_s`",
+    "job_closed": "`success`, `exit_code`, `requeue`, `restarts`, `nodes_lost`, `seconds_s`, `interrupted_s`",
     "rescue_failed": "`step`, where it is known",
 }
 """Of events whose fields are not literal."""
@@ -199,6 +210,14 @@ def events() -> str:
     return f"{EVENTS_PREFACE}\n{_table(('event', 'level', 'fields', 'when'), rows)}"
 
 
+def known_failures() -> str:
+    """Return the page of the known failures, in the order in which they are searched."""
+    rows = [
+        (known.name, known.failure_class.value, known.advice, f"[text]({known.source})") for known in KNOWN_FAILURES
+    ]
+    return f"{KNOWN_FAILURES_PREFACE}\n{_table(('failure', 'class', 'hint', 'reported'), rows)}"
+
+
 def published(source: str) -> Iterator[tuple[str, str, str]]:
     """Yield the events that a module makes: the name, the level, and the fields in backquotes, as far as they are
     literal.
@@ -232,7 +251,7 @@ def _keys(values: Iterable[ast.expr | None], dicts: Sequence[tuple[int, ast.Dict
                 yield from _keys([found for at, found in dicts if at < line][-1:], dicts)
 
 
-PAGES = {"flags.md": flags, "environment.md": environment, "events.md": events}
+PAGES = {"flags.md": flags, "environment.md": environment, "events.md": events, "known_failures.md": known_failures}
 
 if __name__ == "__main__":
     for name, render in PAGES.items():

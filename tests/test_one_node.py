@@ -62,8 +62,9 @@ def test_a_job_that_recovers_succeeds(stage: Stage) -> None:
         ("import os; os.kill(os.getpid(), 11)", ["SIGSEGV"]),
         ("import os; os.kill(os.getpid(), 9)", ["SIGKILL", "out-of-memory"]),
         ("import sys; print('wrong data', file=sys.stderr); sys.exit(7)", ["exited with code 7", "wrong data"]),
+        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", ["hint    Lower the batch size"]),
     ],
-    ids=["exception", "segfault", "killed", "exit"],
+    ids=["exception", "segfault", "killed", "exit", "known"],
 )
 def test_a_failed_job_says_who_failed_and_why(stage: Stage, tmp_path: Path, script: str, cause: list[str]) -> None:
     train = tmp_path / "train.py"

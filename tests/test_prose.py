@@ -39,7 +39,7 @@ IDIOM = re.compile(
 CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
 
 PLAIN = [
-    CORE / "session",
+    CORE,
     *(path.parent for path in PLUGINS if path.parts[-4] in {"file", "metrics", "redis", "torch", "torchrun"}),
     ROOT / "docs",
 ]

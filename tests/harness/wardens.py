@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from elastic_core.warden.client import Warden
-from elastic_core.warden.messages import Exited, Fenced, Gone, SpawnFailed, WardenEvent
+from elastic_core.warden.messages import Exited, Fenced, SpawnFailed, StopCompleted, WardenEvent
 
 PATIENCE = 60.0
 """Seconds after which what a test waits for will not come any more."""
@@ -24,7 +24,7 @@ class Listener:
     def __init__(self, warden: Warden) -> None:
         self.warden = warden
         self.heard: list[WardenEvent] = []
-        self.over: list[Gone | Fenced] = []
+        self.over: list[StopCompleted | Fenced] = []
         """Those of them that said that all workers are gone."""
         self._tags = 0
 
@@ -45,7 +45,9 @@ class Listener:
             ready, _, _ = select.select([self.warden], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"no {kind.__name__} came; these did: {self.heard}"
             self.heard += (news := self.warden.receive())
-            self.over += [event for event in news if isinstance(event, Gone | Fenced) and self.warden.is_over(event)]
+            self.over += [
+                event for event in news if isinstance(event, StopCompleted | Fenced) and self.warden.is_over(event)
+            ]
 
     def failure(self, tag: int) -> SpawnFailed:
         """Why the program ``tag`` was not started."""

@@ -16,21 +16,15 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
+* ``known_failures``: a table of failure texts, with what each means and what to do.
 * ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``exit_codes``: shared vocabulary.
 
-A failure passes seven stations:
-
-1. A worker dies, and the **warden**, its parent, reaps it (``warden.process``).
-2. The event loop of the **agent** receives the event (``agent.supervisor``, ``agent.workers``).
-3. The **node's state machine** returns what follows (``protocol.node``).
-4. The **session** writes the node's row to the store (``session.row_writer``).
-5. The **leader** reads the rows and decides (``protocol.leader``, run by ``session.leader_driver``).
-6. The leader appends an **entry** to the ledger, and every node reads it (``session.ledger_reader``).
-7. Every **agent** stops or starts its workers as the entry says, and reports the root cause (``agent.report``).
-
+The seven stations of a failure (``docs/architecture.md``): the **warden** reaps a dead worker, the **agent**'s event
+loop receives the event, the node's state machine (``protocol.node``) returns what follows, the **session** writes the
+node's row, the **leader** (``protocol.leader``) reads it and appends an entry, every **agent** acts on the entry.
 Read first ``hookspecs``, then ``protocol.leader``, then ``agent.supervisor``.
 
-Public names are imported when they are first used: ``import elastic_core`` itself costs nothing.
+Public names are imported when they are first used: ``import elastic_core`` itself imports no other module.
 """
 
 from __future__ import annotations
@@ -102,8 +96,7 @@ _HOME = {
     "__version__": "version",
     "hookimpl": "hookspecs",
     "record": "worker.error_file",
-}
-"""Where each public name lives."""
+}  # the module of each public name
 
 _SUBMODULES = {
     "agent": "agent",
@@ -112,11 +105,9 @@ _SUBMODULES = {
     "launch": "api.launch",
     "multiprocessing": "api.multiprocessing",
     "rendezvous": "rendezvous",
-}
-"""Modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``."""
-
+}  # the modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``
 _OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")
-"""What a library brings (``worker.library``). Not in ``__all__``: ``import *`` works without any."""
+"""Names that need an installed library (``worker.library``), and are not in ``__all__``, so that ``import *`` works."""
 
 
 def __getattr__(name: str) -> Any:

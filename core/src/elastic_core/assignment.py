@@ -25,7 +25,5 @@ class Assignment:
     role_world_size: int
     master_addr: str
     master_port: int
-    error_file: str
-    """Where torch's ``@record`` writes the exception as JSON; read when the worker fails."""
-    use_agent_store: bool = False
-    """Whether a store is there already, at the master's address, so that rank 0 opens none."""
+    error_file: str  # where torch's ``@record`` writes the exception as JSON; read when the worker fails
+    use_agent_store: bool = False  # whether a store listens at the master's address, so that rank 0 opens none

@@ -1,6 +1,5 @@
-"""Errors for people: what was wrong, with the value, and what to do.
+"""The errors that can reach a user: what was wrong, with the value, and what to do.
 
-Every error that can reach a user derives from :class:`ElasticError`. The classes own their wording; callers pass facts.
 ``cli/errors.py`` prints them and exits with :attr:`ElasticError.exit_code`.
 """
 
@@ -36,10 +35,7 @@ class ElasticError(Exception):
 
 
 class UsageError(ElasticError, ValueError):
-    """A value that the user gave is wrong; raised before anything is started.
-
-    It is a ValueError, as torch's errors of that kind are.
-    """
+    """A value that the user gave is wrong; raised before anything is started. It is a ValueError, as in torch."""
 
     exit_code = ExitCode.USAGE
 
@@ -113,8 +109,7 @@ class StoreLostError(RendezvousConnectionError):
 _WHOLE_URL = re.compile(r"""(\A\w+://).*@|(['"]\w+://)[^'"]*@""", re.DOTALL)
 """A URL whose end is known, by quotes or by the end of the text, may have blanks before the ``@``."""
 _IN_URL = re.compile(r"(?<=://)\S*@")
-_WITHOUT_SCHEME = re.compile(r"""(?<![^\s'"(=,])[^\s'"(=,:/@]*:(?!//)\S*@""")
-"""``user:password@`` of an endpoint without a scheme."""
+_WITHOUT_SCHEME = re.compile(r"""(?<![^\s'"(=,])[^\s'"(=,:/@]*:(?!//)\S*@""")  # ``user:password@`` of an endpoint
 _QUOTED_WITHOUT_SCHEME = re.compile(r"""(['"])[^\s'":/@]*:(?!//)[^'"]*@""")
 _IN_PAIR = re.compile(r"""(?i)\b(\w*(?:passw|pwd|secret)(?:(?!_file)\w)*=)[^,\s]+?(['":.]*(?:[,\s]|$))""")
 

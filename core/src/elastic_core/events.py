@@ -1,8 +1,4 @@
-"""Events: what a run publishes to its observers, on every node.
-
-The agent publishes, and the metrics hooks receive (``hookspecs.elastic_observe``). An event is a fact that has
-happened, with flat JSON-ready fields.
-"""
+"""Events, which the agent of every node publishes to its observers (``hookspecs.elastic_observe``)."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact that has happened in a run.
+    """One fact that has happened in a run, with flat fields that are ready for JSON.
 
     Attributes:
         name: ``round_started``, ``worker_failed``, … in snake case; stable, for programs.
@@ -45,11 +41,15 @@ class Event:
 
 
 def least_level(text: str) -> Level | None:
-    """Return the level that ``LOGLEVEL`` names, in the words or numbers of :mod:`logging`.
-
-    None where it names none: other programs read the same variable.
-    """
+    """Return the level that ``LOGLEVEL`` names, by a name or number of :mod:`logging`; None for another text."""
     number = {"NOTSET": 0, "WARN": 30, "CRITICAL": 50, "FATAL": 50, **Level.__members__}.get(text.upper())
     if number is None and text.isdecimal():
         number = int(text)
     return None if number is None else next((level for level in Level if level >= number), Level.ERROR)
+
+
+def describe_duration(seconds: float) -> str:
+    """Return a time for people: ``3.2 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,8 +1,4 @@
-"""The exit codes of ``elastic run``, in one table.
-
-0 to 2 are the customary codes of commands, 69 to 76 follow BSD ``sysexits.h``, and a run that a signal ended exits with
-128 + the signal's number, as a shell reports it. ``docs/exit_codes.md`` shows this table, and a test compares them.
-"""
+"""The exit codes of ``elastic run``, also in ``docs/exit_codes.md``; 69 to 76 follow BSD ``sysexits.h``."""
 
 from __future__ import annotations
 
@@ -31,6 +27,8 @@ class ExitCode(enum.IntEnum):
     """Fewer than the minimum of nodes came, or remained, until the join timeout."""
     REFUSED = 76
     """The running job refused this node: other settings, other versions, or another run under the same job id."""
+    REQUEUE = 79
+    """The job is closed as failed, and is worth running again: the last failure was not the program's."""
 
 
 def signal_name(signum: int) -> str:

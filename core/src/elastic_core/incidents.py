@@ -1,8 +1,8 @@
 """Incidents and verdicts: the types of the failure hooks.
 
-The node where something failed creates an :class:`Incident` and writes it into its roster row; the leader creates that
-of a lost node. The leader asks the failure policies and appends the incident to the ledger, from which every node
-prints the root cause.
+The node where a failure happens creates an :class:`Incident` and writes it into its roster row; the leader creates the
+incident of a lost node. The leader asks the failure policies and appends the incident to the ledger, from which every
+node prints the root cause.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from elastic_core.exit_codes import describe_exit
 
+DESCRIBED_CHARACTERS = 200  # of a message, in one line
 _EXCEPTION_NAME = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 
 
@@ -56,6 +57,7 @@ class Incident:
         detail: The exception's traceback from the error file, else the tail of the worker's stderr; at most 4 KiB.
         log: Where the worker's stderr was kept on its host, or ''.
         step: The last step that the worker is known to have reached; None where nothing reports steps.
+        where: The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''.
     """
 
     kind: IncidentKind
@@ -71,6 +73,7 @@ class Incident:
     detail: str = ""
     log: str = ""
     step: int | None = None
+    where: str = ""
 
     @property
     def exception(self) -> str:
@@ -78,24 +81,38 @@ class Incident:
         name, colon, _ = self.message.partition(":")
         return name if _EXCEPTION_NAME.fullmatch(name) and (colon or name == self.message) else ""
 
+    def describe(self) -> str:
+        """Return the outcome in one line, with the exception and the user's line where they are known.
+
+        ``exited with code 1: ValueError: boom, at train.py:41 in step``
+        """
+        if not self.exception or self.message == self.cause():
+            return self.cause()
+        where = f", at {self.where.partition(': ')[0]}" if self.where else ""
+        return f"{self.cause()}: {self.message[:DESCRIBED_CHARACTERS]}{where}"
+
     def cause(self) -> str:
         """Return the outcome in a few words, e.g. ``was killed by SIGBUS (often a full /dev/shm)``."""
         if self.exit_code is None:
             return self.message or self.kind.value.replace("_", " ")
-        return describe_exit(self.exit_code) + _SIGNAL_NOTES.get(-self.exit_code, "")
+        note = "" if self.exception else _SIGNAL_NOTES.get(-self.exit_code, "")
+        return f"{describe_exit(self.exit_code)}{note}"
 
 
 PEER_LOSS_PATTERNS: Mapping[str, str] = {
     "the kernel: the peer's process has ended": r"connection (closed|reset) by peer|broken pipe",
-    "gloo: the peer does not answer": r"timed out waiting \d+ ?ms for (send|recv)|application timeout caused pair",
+    "gloo: the peer does not answer": r"timed out waiting \d{1,12} ?ms for (send|recv)|application timeout caused pair",
     "gloo: the peer cannot be reached": r"gloo connectfullmesh failed",
     "NCCL: the peer's process has ended": r"ncclremoteerror|remote process exited|peer process terminated",
     "NCCL: the peer does not answer": r"caught collective operation timeout|operations have failed or timed out",
     "NCCL: torch has given the group up": r"nccl communicator was aborted|timeout signal from another rank",
-    "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d+ ?ms|\d+/\d+ clients joined",
+    "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d{1,9} ?ms|/\d{1,6} clients joined",
     "TCPStore: the peer that holds it is gone": r"failed to recv, got 0 bytes|distnetworkerror",
 }
-"""Messages of a worker whose peer has failed, by their meaning; regular expressions in lower case."""
+"""Messages of a worker whose peer has failed, by their meaning; regular expressions in lower case.
+
+:mod:`elastic_core.known_failures` has the advice for each of them.
+"""
 _PEER_LOSS = re.compile("|".join(PEER_LOSS_PATTERNS.values()), re.IGNORECASE)
 _CHAINED = "The above exception was the direct cause of the following exception"
 
@@ -113,17 +130,25 @@ def follows_peer_loss(incident: Incident) -> bool:
         return True
     if incident.exit_code is not None and incident.exit_code < 0 and incident.exit_code != -signal.SIGABRT:
         return False
+    return _PEER_LOSS.search(failure_text(incident)) is not None
+
+
+def failure_text(incident: Incident) -> str:
+    """Return the text that says why a worker failed: its message, and its detail where the detail tells more.
+
+    The detail of an exception is its traceback, or the end of stderr with lines of earlier trouble that the program
+    survived. It counts where there is no exception, where native code aborted, and where an exception has a cause.
+    """
     native = incident.exit_code == -signal.SIGABRT or not incident.message
     text = incident.detail if native or _CHAINED in incident.detail else ""
-    return _PEER_LOSS.search(f"{incident.message}\n{text}") is not None
+    return f"{incident.message}\n{text}"
 
 
-_BROKEN_SCRIPT = frozenset({"ImportError", "IndentationError", "ModuleNotFoundError", "SyntaxError", "TabError"})
+BROKEN_SCRIPT = frozenset({"ImportError", "IndentationError", "ModuleNotFoundError", "SyntaxError", "TabError"})
+"""Exceptions of a program that cannot be compiled, or lacks a module."""
 _USAGE = re.compile(r"^usage:", re.IGNORECASE | re.MULTILINE)
-_USAGE_EXIT_CODE = 2
-"""The exit code of argparse, click and the like after a usage message."""
-_BEGINS_WITHIN = 600.0
-"""Seconds within which a program has done its first imports, also from a slow file system."""
+_USAGE_EXIT_CODE = 2  # of argparse, click and the like, after a usage message
+_BEGINS_WITHIN = 600.0  # seconds within which a program has done its first imports, also from a slow file system
 _COMPILED = re.compile(r"\.so\b")
 
 
@@ -136,10 +161,15 @@ def repeats_at_once(incident: Incident) -> str | None:
     """
     if incident.kind is not IncidentKind.WORKER_FAILED or incident.round != 1 or incident.after > _BEGINS_WITHIN:
         return None
-    if incident.exit_code == _USAGE_EXIT_CODE and _USAGE.search(incident.detail):
+    if has_wrong_arguments(incident):
         return "wrong arguments"
     name = incident.message.partition(":")[0]
-    return name if name in _BROKEN_SCRIPT and not _COMPILED.search(incident.message) else None
+    return name if name in BROKEN_SCRIPT and not _COMPILED.search(incident.message) else None
+
+
+def has_wrong_arguments(incident: Incident) -> bool:
+    """Whether a program has printed how to call it, and exited as argparse and click do."""
+    return incident.exit_code == _USAGE_EXIT_CODE and _USAGE.search(incident.detail) is not None
 
 
 def by_cause(incident: Incident) -> tuple[bool, float]:
@@ -163,8 +193,7 @@ class Action(enum.IntEnum):
     """The action after an incident. Of several verdicts the greatest action, which is the strictest, wins."""
 
     RESTART = 0
-    EXCLUDE_HOST = 1
-    """Restart without the incident's host, if enough others are there."""
+    EXCLUDE_HOST = 1  # restart without the incident's host, if enough others are there
     GIVE_UP = 2
 
 

@@ -1,8 +1,4 @@
-"""Calls on threads of their own, for what may take for ever, such as a resolver's answer.
-
-Nothing ends a thread that waits in the C library, so the caller waits for a limited time. The threads are daemons, and
-hold up no exit.
-"""
+"""Calls that may never return, such as a resolver's, on daemon threads; the caller waits for a limited time."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T]:
-    """Call ``ask`` on a thread of this name; the future has what it returns or raises."""
+    """Call ``ask`` on a daemon thread of this name; the future gets its result or exception."""
     answer: Future[_T] = Future()
 
     def run() -> None:
@@ -29,10 +25,10 @@ def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T
 
 
 def bounded(ask: Callable[[], _T], seconds: float) -> _T:
-    """Return what ``ask`` returns or raises, on another thread, which goes on if this takes longer than ``seconds``.
+    """Return the result of ``ask``, called on another thread, which goes on after a timeout.
 
     Raises:
-        TimeoutError: It has done neither in time.
+        TimeoutError: The call takes longer than ``seconds``.
     """
     answer = asked(ask)
     if not wait([answer], seconds).done:

@@ -1,3 +1,3 @@
-"""The release of elastic-core. It is here and not in the package, which imports every other package for its types."""
+"""The release of elastic-core. It is not in ``__init__``, which imports every other package for its types."""
 
 __version__ = "0.1.0"

@@ -20,7 +20,7 @@ import pytest
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, WholeLines
+from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
 
@@ -571,7 +571,7 @@ def test_all_that_a_terminal_holds_is_read_when_a_worker_has_failed(tmp_path: Pa
         while True:
             line = b"%07d\n" % len(held)
             held += line[: os.write(theirs, line)]
-    pump = Pump(ours, None, tmp_path / "stderr.log", None, None, print)
+    pump = Pump(ours, None, tmp_path / "stderr.log", None, Shape(), print)
     thread = PumpThread("pump")
     thread.catch_up([pump], PATIENCE)
     assert len(held) > 2 * TAIL

@@ -44,7 +44,10 @@ def plugins() -> Plugins:
 def test_the_fork_server_imports_what_the_run_and_its_plugins_name(
     plugins: Plugins, run: RunConfig, names: tuple[str, ...]
 ) -> None:
-    assert preload.all_modules(run, plugins) == names
+    sent: list[tuple[str, ...]] = []
+    warden: Any = SimpleNamespace(preload_rest=sent.append)
+    assert preload.complete(warden, run, plugins) == names
+    assert sent == [names][: bool(names)]
 
 
 @pytest.mark.parametrize(("there", "names"), [(True, ("torch",)), (False, ())])
@@ -52,7 +55,8 @@ def test_torch_is_what_is_imported_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, there: bool, names: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(preload, "find_spec", lambda name: SimpleNamespace() if there and name == "torch" else None)
-    assert preload.all_modules(config(), Plugins()) == names
+    warden: Any = SimpleNamespace(preload_rest=lambda _: None)
+    assert preload.complete(warden, config(), Plugins()) == names
 
 
 @pytest.mark.parametrize(("module", "outcome"), [("json", ForkServerReady), ("no_such_module", ForkServerFailed)])

@@ -9,15 +9,16 @@ import pytest
 from views import entry, halted, incident, info, live, members, offer, settings, start, then
 
 from elastic_core.agent.report import (
-    describe_leaving,
+    Ending,
     describe_verdict,
     fork_server,
+    leave,
     ledger_events,
     no_place,
     root_cause,
     round_started,
 )
-from elastic_core.events import Event
+from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import Closed, Counters, Halt, HaltReason, HostLosses, Leader, Open, Round
@@ -91,9 +92,24 @@ def test_what_is_not_known_of_a_failure_is_left_out(told: Incident, lines: list[
     assert root_cause(told) == [TITLE, *lines]
 
 
-def test_of_a_long_traceback_the_last_thirty_lines_are_shown() -> None:
+def test_a_failed_job_takes_fifteen_lines_however_long_its_traceback_is() -> None:
     detail = "".join(f"line {number}\n" for number in range(100))
-    assert root_cause(replace(CRASH, detail=detail))[6:] == [f"    | line {number}" for number in range(70, 100)]
+    crash = replace(CRASH, detail=detail, where="train.py:41 in step: loss = model(batch)", step=812)
+    lines = describe_verdict(Closed(success=False, why="it was stopped", exit_code=1, incident=crash)).splitlines()
+    assert len(lines) == 15
+    assert lines[3].endswith("12.3 s after its start, at step 812")
+    assert lines[6] == "  where   train.py:41 in step: loss = model(batch)"
+    assert lines[9:] == [f"    | line {number}" for number in range(94, 100)]
+
+
+def test_a_known_failure_comes_with_a_hint() -> None:
+    full = "RuntimeError: unable to write to file </torch_8289_606636967_0>: No space left on device (28)"
+    lines = root_cause(replace(CRASH, message=full, detail=f"Traceback (most recent call last):\n{full}\n"))
+    assert lines[3:6] == [
+        f"  error   {full}",
+        "  hint    Enlarge /dev/shm (docker --shm-size, a memory emptyDir in Kubernetes), or lower num_workers.",
+        "  log     /logs/round_2/rank_5/stderr.log on gpu-7",
+    ]
 
 
 # The closing message -------------------------------------------------------------------------------------------------
@@ -181,9 +197,18 @@ def test_a_node_without_a_place_in_the_round_is_told_so() -> None:
 
 
 def test_a_node_that_goes_without_a_verdict_tells_what_failed_here() -> None:
-    assert describe_leaving("the store is gone", None) == "this node is out: the store is gone"
-    told = describe_leaving("the store is gone", incident("a")).splitlines()
-    assert told[:3] == ["this node is out: the store is gone", "", "Root cause (as far as this node knows)"]
+    said: list[Event] = []
+    assert leave(said.append, ExitCode.WITHDRAWN, "it is fenced", None) == Ending(ExitCode.WITHDRAWN, "it is fenced")
+    leave(said.append, ExitCode.STORE_LOST, "the store is gone", incident("a"))
+    leave(said.append, ExitCode.SUCCESS, "no place", None)
+    assert [(event.name, event.level) for event in said] == [
+        ("left", Level.WARNING),
+        ("left", Level.ERROR),
+        ("left", Level.INFO),
+    ]
+    assert said[0].message == "this node is out: it is fenced"
+    lines = said[1].message.splitlines()
+    assert lines[:3] == ["this node is out: the store is gone", "", "Root cause (as far as this node knows)"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from views import info, live, settings
@@ -31,22 +33,31 @@ class Node:
         self.timers: list[tuple[float, Depart]] = []
         self.asked: list[Callable[[bool], None]] = []
         self.killed = False
-        self.departing = Departure(
+        resources: Any = SimpleNamespace(
             config=config,
-            handled=frozenset({signal.SIGTERM, signal.SIGINT}),
-            state=lambda: self.state,
-            step=self.step,
-            post=lambda order: self.departing.depart(order),
-            later=lambda seconds, order: self.timers.append((seconds, order)),
-            ask_finished=self.asked.append,
-            kill=self.kill,
-            say=lambda name, message: self.said.append(message),
+            signals=frozenset({signal.SIGTERM, signal.SIGINT}),
+            loop=SimpleNamespace(
+                post=lambda order: self.departing.depart(order),
+                at=lambda instant, order: self.timers.append((instant, order)),
+            ),
+            warden=SimpleNamespace(wake=lambda: None),
+            group=SimpleNamespace(stop=self.kill),
+        )
+        runtime: Any = SimpleNamespace(now=lambda: 0.0)
+        self.departing: Departure = Departure(
+            resources,
+            runtime,
+            self.asked.append,
+            lambda: self.state,
+            self.step,
+            lambda name, message: self.said.append(message),
         )
 
     def step(self, event: NodeEvent) -> None:
         self.state, _ = step(self.state, event)
 
-    def kill(self) -> None:
+    def kill(self, grace: float) -> None:
+        assert grace == 0.0
         self.killed = True
 
     def signal(self, signum: int = signal.SIGTERM, *, others_finished: bool = False) -> None:

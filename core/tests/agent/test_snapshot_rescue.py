@@ -216,13 +216,17 @@ def raises(error: BaseException) -> Callable[[], Ending]:
     return end
 
 
+def resources(memory: Memory, signals: set[int], loop: EventLoop | None, said: list[Event]) -> Any:
+    return SimpleNamespace(fd_store=memory, signals=signals, loop=loop, publish=said.append, info="n")
+
+
 def ended(memory: Memory, loop: Loop) -> list[Event]:
     """What is said when an agent with this loop ends."""
     said: list[Event] = []
     with closing(EventLoop({signal.SIGUSR1})) as events:
-        given: Any = SimpleNamespace(fd_store=memory, signals={signal.SIGUSR1}, loop=events)
+        given = resources(memory, {signal.SIGUSR1}, events, said)
         with contextlib.suppress(KeyboardInterrupt, RuntimeError):
-            snapshot_rescue.run(loop, given, said.append, "n")
+            snapshot_rescue.run(loop, given)
     return said
 
 
@@ -259,13 +263,13 @@ def test_if_writing_cannot_begin_the_agent_ends_as_it_had_and_what_is_lost_is_sa
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(snapshot_rescue, "EventLoop", no_descriptors)
-    given: Any = SimpleNamespace(fd_store=memory, signals=(), loop=None)
+    given = resources(memory, set(), None, said)
     ending = Ending(143, "stopped")
     if failed:
         with pytest.raises(RuntimeError, match="a defect"):
-            snapshot_rescue.run(Loop(raises(RuntimeError("a defect"))), given, said.append, "n")
+            snapshot_rescue.run(Loop(raises(RuntimeError("a defect"))), given)
     else:
-        assert snapshot_rescue.run(Loop(lambda: ending), given, said.append, "n") is ending
+        assert snapshot_rescue.run(Loop(lambda: ending), given) is ending
     assert [event.name for event in said] == ["rescue_failed"]
     assert said[0].message == (
         "what workers have left in memory as train is lost: writing it failed with OSError(24, 'Too many open files')"

@@ -16,10 +16,8 @@ import pytest
 
 from elastic_core.agent.watchdog import (
     TIMERS_MAX,
-    StatesDue,
     Timer,
     Timers,
-    TimersDue,
     Watchdog,
     WatchdogEvent,
     check,
@@ -109,7 +107,7 @@ def test_the_loop_is_woken_for_the_earliest_timer(tmp_path: Path, sleeper: int) 
     for seconds in (10, 20, 30):
         loop.write(line(sleeper, str(seconds), time.time() + seconds))
     loop.write(line(sleeper, "d", time.time() + 5), b"nonsense", line(at=10**400))
-    assert [event for _, event in loop.later] == [TimersDue(), TimersDue()]
+    assert [event for _, event in loop.later] == [WatchdogEvent.TIMERS_DUE, WatchdogEvent.TIMERS_DUE]
     assert [round(at) for at, _ in loop.later] == [110, 105]
     assert loop.watchdog.ignored == 2
     loop.now = 106.0
@@ -201,7 +199,7 @@ def test_a_process_that_waits_in_the_kernel_for_too_long_is_found() -> None:
         assert loop.watchdog.stuck([process.pid, os.getpid()]) == {}
         loop.now += 5.0
         assert loop.watchdog.stuck([process.pid, os.getpid()]) == {process.pid: 5.0}
-        assert loop.later == [(at, StatesDue()) for at in (101.0, 101.0, 106.0)]
+        assert loop.later == [(at, WatchdogEvent.STATES_DUE) for at in (101.0, 101.0, 106.0)]
         os.killpg(process.pid, signal.SIGKILL)
     assert loop.watchdog.stuck([process.pid]) == {}
 

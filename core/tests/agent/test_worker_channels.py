@@ -81,7 +81,7 @@ def flood(worker: socket.socket, packet: bytes) -> int:
     ],
 )
 def test_a_report_is_understood(packet: bytes, report: Report) -> None:
-    assert parse_packet(packet)(3) == report
+    assert parse_packet(packet, 3) == report
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_report_is_understood(packet: bytes, report: Report) -> None:
 )
 def test_anything_else_is_ignored_for_a_reason(packet: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(why)}$"):
-        parse_packet(packet)
+        parse_packet(packet, 3)
 
 
 def test_reports_are_told_by_worker(agent: Agent) -> None:
@@ -199,14 +199,14 @@ def test_descriptors_that_a_worker_sends_along_are_closed(agent: Agent) -> None:
     ],
 )
 def test_a_step_is_understood(packet: bytes, report: Report) -> None:
-    assert parse_packet(packet)(3) == report
+    assert parse_packet(packet, 3) == report
 
 
 @pytest.mark.parametrize("step", [b"-1", b"1.5", b'"7"', b"null", b"9007199254740992", b"[1]"])
 def test_what_is_no_step_is_ignored_for_a_reason(step: bytes) -> None:
     for kind in (b"step", b"leaves"):
         with pytest.raises(ValueError, match="it reports a step, but names none"):
-            parse_packet(b'{"type": "%s", "step": %s}' % (kind, step))
+            parse_packet(b'{"type": "%s", "step": %s}' % (kind, step), 3)
 
 
 def test_that_a_program_is_over_is_heard_of_again_much_later_and_once(agent: Agent) -> None:

@@ -39,7 +39,7 @@ from elastic_core.protocol.node_events import (
 )
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import become_subreaper
-from elastic_core.warden.messages import Gone, Signalled, Spawned, SpawnFailed, Stuck, WardenEvent
+from elastic_core.warden.messages import Signalled, Spawned, SpawnFailed, StopCompleted, Stuck, WardenEvent
 
 PATIENCE = 30.0
 TWO = (Member("b", 1, "default"), Member("a", 2, "default"))
@@ -100,7 +100,7 @@ class Node:
         return Round(number=number, offer=offer(members[0].node_id), members=tuple(members))
 
     def next(self) -> NodeEvent | None:
-        """What the warden's next news amount to; None if it is Gone."""
+        """What the warden's next news amount to; None if it is StopCompleted."""
         end = time.monotonic() + PATIENCE
         while True:
             sources: list[Warden | Reports] = [self.warden, self.reports]
@@ -109,7 +109,7 @@ class Node:
             events = [*(self.warden.receive() if self.warden in ready else ()), *self.reports.receive()]
             self.heard += events
             news = [found for event in events if (found := self.group.handle(event)) is not None]
-            if news or any(isinstance(event, Gone) for event in events):
+            if news or any(isinstance(event, StopCompleted) for event in events):
                 assert len(news) <= 1
                 return news[0] if news else None
 
@@ -305,9 +305,19 @@ def test_a_failure_is_told_with_all_that_is_known_of_it(node: Node) -> None:
     assert [event for event in node.published if event.name != "workers_started"] == [
         Event(
             "worker_failed",
-            f"rank 2 (pid {incident.pid}) exited with code 7",
+            f"rank 2 (pid {incident.pid}) exited with code 7: ValueError: boom",
             Level.WARNING,
-            {"rank": 2, "pid": incident.pid, "exit_code": 7, "round": 1},
+            {
+                "rank": 2,
+                "pid": incident.pid,
+                "exit_code": 7,
+                "round": 1,
+                "exception": "ValueError",
+                "step": None,
+                "message": "ValueError: boom",
+                "where": "",
+                "log": incident.log,
+            },
         )
     ]
 
@@ -397,7 +407,7 @@ def test_a_worker_that_is_dead_has_not_failed_once_more(node: Node) -> None:
 def test_what_dies_of_a_stop_is_no_failure(node: Node) -> None:
     node.start("echo ready; exec sleep 1000", TWO)
     node.group.stop(PATIENCE)
-    assert node.next() is None  # Gone, and no news
+    assert node.next() is None  # StopCompleted, and no news
     assert {event.name for event in node.published} <= {"workers_started", "workers_signalled"}
 
 

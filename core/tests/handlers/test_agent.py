@@ -222,7 +222,7 @@ def test_a_failure_is_restarted_while_the_budget_of_this_node_lasts(run: Run) ->
         "failure",
     ]
     assert run.said("round_started")[2] == (
-        "round 3: 1 worker(s) on 1 node(s), 2 of 2 restarts spent here (rank 0 exited with code 3)"
+        "round 3: 1 worker(s) on 1 node(s), 2 of 2 restarts spent here (rank 0 exited with code 3: ValueError: boom)"
     )
 
 

@@ -102,7 +102,7 @@ def test_a_round_starts_workers_with_the_count_of_the_nodes_that_has_spent_most(
                     Closed(
                         success=False,
                         why="enough",
-                        exit_code=ExitCode.JOB_FAILED,
+                        exit_code=ExitCode.REQUEUE,
                         incident=FAILURE,
                         requeue=True,
                     )

@@ -20,7 +20,7 @@ from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.entry_points import Catalogue, Group
 from elastic_core.plugins.local_backend import LocalBackend
-from elastic_core.plugins.manager import Plugins, load, rendezvous_options
+from elastic_core.plugins.manager import Plugins, load, load_backend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 
 Install = Callable[..., None]
@@ -402,7 +402,7 @@ def backend_of(plugins: Plugins, name: str) -> Any:
 )
 def test_an_installed_handler_is_a_backend(install: Install, group: str, entry_point: str, more: str) -> None:
     install("dist", {group: {"mine": entry_point}}, {"handlers": textwrap.dedent(HANDLER) + more})
-    options = rendezvous_options("mine")
+    options = load_backend("mine").rendezvous_options()
     assert (options.handler, options.endpoint_required, options.single_node) == (True, False, False)
     assert type(backend_of(load(run_config(rdzv_backend="mine")), "mine")).__name__ == "Installed"
 
@@ -411,8 +411,8 @@ def test_a_plugin_may_register_a_handler_and_need_no_hook(install: Install) -> N
     source = textwrap.dedent(HANDLER) + "registry.register('custom', Installed)"
     install("dist", {"elastic.plugins": {"my-handlers": "handlers"}}, {"handlers": source})
     with pytest.raises(PluginError, match="There is no rendezvous backend 'custom'"):
-        rendezvous_options("custom")
-    assert rendezvous_options("custom", named=["my-handlers"]).handler
+        load_backend("custom").rendezvous_options()
+    assert load_backend("custom", named=["my-handlers"]).rendezvous_options().handler
     plugins = load(run_config(rdzv_backend="custom", plugins=("my-handlers",)))
     assert type(backend_of(plugins, "custom")).__name__ == "Installed"
 
@@ -474,7 +474,7 @@ def test_a_backend_of_ours_goes_before_a_handler_for_torchrun(install: Install) 
 def test_a_handler_for_torchrun_that_cannot_be_imported_is_named(install: Install) -> None:
     install("dist", {"torchrun.handlers": {"broken": "no_such_module"}})
     with pytest.raises(PluginError, match=r"The rendezvous handler 'broken' \(dist 1\.0\) fails to load"):
-        rendezvous_options("broken")
+        load_backend("broken").rendezvous_options()
 
 
 def test_handlers_for_torchrun_are_listed(install: Install) -> None:
@@ -512,7 +512,7 @@ def torchs(monkeypatch: pytest.MonkeyPatch) -> TorchRegistry:
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:29400", "no.such.host.invalid:2379,127.0.0.1:2379"])
 def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry, endpoint: str) -> None:
-    assert rendezvous_options("torch-c10d").handler
+    assert load_backend("torch-c10d").rendezvous_options().handler
     assert torchs.asked == [], "options are known without it"
     params = parameters(backend="torch-c10d", endpoint=endpoint, max_nodes=2, config={"timeout": "9"}, node_rank=1)
     plugins = load(run_config(rdzv_backend="torch-c10d"))

@@ -17,7 +17,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins import builtin
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.plugins.manager import Plugins, hooks_of, load, rendezvous_options
+from elastic_core.plugins.manager import Plugins, hooks_of, load, load_backend
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
@@ -86,12 +86,12 @@ def test_only_what_a_run_names_is_imported(install: Install) -> None:
 
 def test_a_backends_options_are_known_before_there_is_a_config(install: Install) -> None:
     install("dist", {"elastic.rendezvous": {"named": "named_backend"}}, {"named_backend": BACKEND})
-    assert rendezvous_options("named").conf == {"colour": "any"}
+    assert load_backend("named").rendezvous_options().conf == {"colour": "any"}
 
 
 def test_a_backend_that_declares_nothing_takes_nothing(install: Install) -> None:
     install("dist", {"elastic.rendezvous": {"named": "named_backend"}}, {"named_backend": OBSERVER})
-    options = rendezvous_options("named")
+    options = load_backend("named").rendezvous_options()
     assert (options.endpoint, options.conf, options.endpoint_required) == ("", {}, False)
 
 

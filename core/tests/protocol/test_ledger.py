@@ -200,7 +200,7 @@ def test_an_entry_that_does_not_follow_is_refused(what: str, change: dict[str, o
             Plan(round=1, reason=HaltReason.RESIZE, why="x", deadline=5.0),
             "a PLAN, but",
         ),
-        (live("a"), StopAt(round=1, step=7), "a STOPAT, but no round is live that it is for"),
+        (live("a"), StopAt(round=1, step=7), "a STOP_AT, but no round is live that it is for"),
         (start(), Round(number=2, offer=offer("a"), same_as=1), "the same as round 1, but the newest known is none"),
         (live("a"), Round(number=8, offer=offer("a"), same_as=7), "the same as round 7, but the newest known is 1"),
     ],
@@ -312,10 +312,10 @@ def test_a_newcomer_knows_a_run_that_was_just_opened_from_its_open_alone() -> No
 def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
     ledger = then(live("ab"), PLAN, at=20.0)
     entries = {1: start().head, 2: live("ab").head, 3: start().head}
-    with pytest.raises(RendezvousStateError, match="are no PLAN and STOP_AT"):
+    with pytest.raises(RendezvousStateError, match="stands on 3, which is no PLAN"):
         restore_ledger(ledger.head, entries, 20.0)
     ledger = then(ledger, STOP_AT, at=21.0)
-    with pytest.raises(RendezvousStateError, match="are no PLAN and STOP_AT"):
+    with pytest.raises(RendezvousStateError, match="stands on 4, which is no STOP_AT"):
         restore_ledger(ledger.head, {**entries, 3: then(live("ab"), PLAN, at=20.0).head, 4: start().head}, 21.0)
 
 
@@ -328,7 +328,7 @@ def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:
 
 def test_a_newcomer_refuses_a_history_with_holes() -> None:
     ledger = halted("ab", HaltReason.RESIZE)
-    with pytest.raises(RendezvousStateError, match="which is not a ROUND"):
+    with pytest.raises(RendezvousStateError, match="which is no ROUND"):
         restore_ledger(ledger.head, {ledger.head.index: ledger.head, 1: start().head}, 0.0)
-    with pytest.raises(RendezvousStateError, match="which is not a HALT"):
+    with pytest.raises(RendezvousStateError, match="which is no HALT"):
         restore_ledger(ledger.head, {1: start().head, 2: live("ab").head}, 0.0)

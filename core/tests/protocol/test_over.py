@@ -150,7 +150,7 @@ def test_a_newcomer_knows_it_from_the_entry_that_the_newest_one_names() -> None:
     ledger = advance(LEFT, over, NOW + 1)
     entries = {1: start(TWO).head, 2: live("ab", TWO).head, 3: LEFT.head, 4: over}
     assert restore_ledger(over, entries, NOW + 2).over == ledger.over == over.body
-    with pytest.raises(RendezvousStateError, match="stands on 4, which is not an OVER"):
+    with pytest.raises(RendezvousStateError, match="stands on 4, which is no OVER"):
         restore_ledger(over, {**entries, 4: LEFT.head}, NOW + 2)
 
 

@@ -290,7 +290,7 @@ def test_a_resume_that_names_no_round_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to resume"):
         compose_resume(start(), "x")
     head = replace(then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="x"), at=60.0).head)
-    with pytest.raises(RendezvousStateError, match="which is not a ROUND"):
+    with pytest.raises(RendezvousStateError, match="which is no ROUND"):
         restore_ledger(head, {head.index: head, 1: start().head}, 0.0)
 
 

@@ -130,7 +130,7 @@ def test_a_row_that_the_token_has_not_sealed_hides_no_other_and_is_named(
         assert (good.node_id, good.value) == ("a", b"waiting")
         assert [row.node_id for row in bad if row.broken] == ["b", "c", "d"]
         said = [re.sub(r"\.\n.*", "", row.broken) for row in bad]
-        assert said[0] == "The row of 'b' has no seal, and this node has a job token: whoever wrote it has none"
+        assert said[0] == "The row of 'b' has no seal, and this node has a job token: its writer has none"
         assert "is sealed with another job token" in said[1]
         assert said[2] == "The row of 'd' is forged or damaged: its seal does not fit"
 

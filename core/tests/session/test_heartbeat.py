@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from session_parts import heartbeat_of, state_of
 from views import start
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.failure_detector import DeposedLeader
-from elastic_core.protocol.ledger import Ledger
 from elastic_core.rendezvous.backend import RosterRow
-from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
 from elastic_core.session.runtime import Runtime
 
 
@@ -20,6 +18,9 @@ class Asked(LocalBackend):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.asked: list[Collection[str] | None] = []
+
+    def connect(self) -> Asked:
+        return self
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         self.asked.append(ids)
@@ -32,18 +33,14 @@ def test_those_who_came_later_read_the_roster_later() -> None:
     for name in ids:
         LocalBackend(memory).enter(name, b"")
 
-    def taking(name: str) -> HeartbeatCalls:
-        def take(_ledger: Ledger, _heard: DeposedLeader, _why: str) -> None:
-            taken.append(name)
-
-        nothing = lambda *_: None  # noqa: E731  (one of many)
-        return HeartbeatCalls(nothing, nothing, nothing, nothing, take, nothing, nothing)
-
     ledger = start()  # a is the leader, and never heartbeats
     memory.entries.append((ledger.head.id, b""))
     stores = {name: Asked(memory) for name in ids[1:]}
     runtime = Runtime(now=lambda: clock[0])
-    heartbeats = {name: Heartbeat(name, store, ledger, runtime, taking(name)) for name, store in stores.items()}
+    heartbeats = {
+        name: heartbeat_of(state_of(name, ledger, store, runtime), lambda *_, name=name: taken.append(name))
+        for name, store in stores.items()
+    }
 
     def heartbeat() -> None:
         for name, heartbeat in heartbeats.items():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from session_parts import state_of, writer_of
 from views import halted, incident, info, live, offer, start, then
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
@@ -21,8 +22,7 @@ from elastic_core.protocol.row_delay import (
     SPREAD_ABOVE_MEMBERS,
     row_delay,
 )
-from elastic_core.session.row_writer import RowWriter, RowWriterCalls
-from elastic_core.session.runtime import RUNTIME
+from elastic_core.session.connections import SessionConnections
 
 RUNS = NodeRow(info=info("b"), run="run1", phase=Phase.RUNNING, round=1, head=2)
 PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0), at=11.0)
@@ -85,6 +85,9 @@ class Listening(LocalBackend):
         self.told: list[tuple[int, NodeRow]] = []
         self.came = threading.Condition()
 
+    def connect(self) -> Listening:
+        return self
+
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         super().amend(node_id, revision, value)
         with self.came:
@@ -95,23 +98,14 @@ class Listening(LocalBackend):
 class Desk:
     """A writer, and its thread as soon as that is wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = Listening(MemoryStore())
         row = NodeRow(info=info("b"))
         self.store.enter("b", encode_row(row))
-        self.stopping, self.wake = threading.Event(), threading.Condition()
         self.cut_off = False
-        calls = RowWriterCalls(
-            connected=lambda: self.store,
-            worked=lambda: None,
-            failed=lambda exc: None,
-            doubtful=lambda: None,
-            given_up=lambda exc: None,
-            is_owed=lambda incident: False,
-            reported=lambda: None,
-            cut_off=lambda: self.cut_off,
-        )
-        self.writer = RowWriter(row, RUNTIME, self.wake, self.stopping, calls)
+        self.state = state_of("b", live("ab"), self.store)
+        monkeypatch.setattr(self.state, "is_cut_off", lambda: self.cut_off)
+        self.writer = writer_of(self.state, SessionConnections(self.state))
         self.thread = threading.Thread(target=self.writer.run)
 
     def open(self) -> None:
@@ -124,16 +118,16 @@ class Desk:
             return [revision for revision, _ in self.store.told]
 
     def close(self) -> None:
-        self.stopping.set()
-        with self.wake:
-            self.wake.notify()
+        self.state.stopping.set()
+        with self.state.wake:
+            self.state.wake.notify()
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    made = Desk()
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    made = Desk(monkeypatch)
     yield made
     made.close()
 

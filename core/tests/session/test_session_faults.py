@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
+from session_parts import heartbeat_of, state_of
 from test_session import CLOCK, PATIENCE, Node, in_round, quick
 from views import incident, info, live
 
@@ -20,7 +21,7 @@ from elastic_core.protocol.node_events import Leaving, WorkerFailed
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow
 from elastic_core.session.contact import Contact
-from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
+from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Applicant, Joined, join
 from elastic_core.session.leave import append_leader
 from elastic_core.session.runtime import Runtime
@@ -262,7 +263,7 @@ def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_
     bench.faults["b"].missing = (1, 3)
     a.tell(WorkerFailed(incident("a")))
     a.until(lambda n: n.state.ledger.head.index == 3)
-    append_leader(LocalBackend(bench.store), a.state.ledger, "a", "it stays", author="a", runtime=CLOCK)
+    append_leader(a.session._state, LocalBackend(bench.store), a.state.ledger, "a", "it stays")
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
     assert "Entry 1 is missing from the store. " in said
@@ -517,25 +518,19 @@ def test_a_leaving_leader_hands_over_although_its_own_entries_come_between(bench
 def test_a_heartbeat_that_cannot_heartbeat_waits_instead_of_spinning(trouble: str) -> None:
     store = FaultyBackend(MemoryStore(), Faults())
     store.enter("b", b"x")
-    lost = threading.Event()
-    calls = HeartbeatCalls(
-        contact=lambda began, current: None,
-        lost=lambda exc: lost.set(),
-        row=lambda revision: None,
-        behind=lambda: None,
-        take_leader=lambda ledger, heard, why: None,
-        given_up=lambda exc: None,
-        crashed=lambda exc: None,
-    )
     clock = Fast(ticked=trouble == "no connection")
-    heartbeat = Heartbeat("b", store, live("ab", quick(lost_after=0.2)), Runtime(now=clock), calls)
+    state = state_of("b", live("ab", quick(lost_after=0.2)), store, Runtime(now=clock))
+    heartbeat = heartbeat_of(state)
     clock.heartbeat = heartbeat
     store.faults.down = trouble == "no connection"
-    heartbeat.start()
+    thread = threading.Thread(target=heartbeat.run)
+    thread.start()
     assert clock.over.wait(PATIENCE)
-    heartbeat.stop()
-    heartbeat.close(PATIENCE)
-    assert lost.is_set() is store.faults.down
+    assert (heartbeat._connections.made["heartbeat"] is None) is store.faults.down
+    state.stopping.set()
+    heartbeat.hang_up()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
     assert clock.looks < 2000, f"it looked at the clock {clock.looks} times in {Fast.LASTS:g} s"
 
 

@@ -20,7 +20,16 @@ from wardens import PATIENCE, Listener, gone
 
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import become_subreaper, subreaping
-from elastic_core.warden.messages import Died, Exited, Fenced, Gone, Signalled, Spawned, SpawnFailed, WardenEvent
+from elastic_core.warden.messages import (
+    Exited,
+    Fenced,
+    Signalled,
+    Spawned,
+    SpawnFailed,
+    StopCompleted,
+    WardenDied,
+    WardenEvent,
+)
 
 HUNDRED_YEARS = 3e9
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -239,7 +248,7 @@ def test_requests_wait_for_a_warden_that_does_not_read(listener: Programs) -> No
 def test_a_worker_that_obeys_is_not_killed(listener: Programs) -> None:
     pid, _ = listener.started(*SLEEPER)
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert listener.all_of(Signalled) == [Signalled(signal.SIGTERM, (pid,))]
     assert listener.all_of(Exited) == [Exited(1, pid, -signal.SIGTERM)]
 
@@ -247,7 +256,7 @@ def test_a_worker_that_obeys_is_not_killed(listener: Programs) -> None:
 def test_a_stop_sends_the_signal_that_it_was_given(listener: Programs) -> None:
     listener.started("sh", "-c", "trap 'exit 3' INT; echo $$; while :; do sleep 0.01; done")
     listener.warden.stop(grace=HUNDRED_YEARS, signum=signal.SIGINT)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert listener.all_of(Exited)[0].returncode in (3, -signal.SIGINT)
     assert listener.all_of(Signalled)[0].signum == signal.SIGINT
 
@@ -255,7 +264,7 @@ def test_a_stop_sends_the_signal_that_it_was_given(listener: Programs) -> None:
 def test_sigterm_follows_another_signal_before_the_grace_is_over(listener: Programs) -> None:
     listener.started("sh", "-c", "trap '' INT TERM; echo $$; while :; do sleep 1000; done")
     listener.warden.stop(grace=0.05, signum=signal.SIGINT)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert [event.signum for event in listener.all_of(Signalled)] == [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 
 
@@ -263,7 +272,7 @@ def test_a_second_stop_does_not_send_another_signal(listener: Programs) -> None:
     listener.started("sh", "-c", "trap '' INT TERM; echo $$; while :; do sleep 1000; done")
     for grace, signum in ((HUNDRED_YEARS, signal.SIGINT), (0.05, signal.SIGTERM)):
         listener.warden.stop(grace=grace, signum=signum)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert [event.signum for event in listener.all_of(Signalled)] == [signal.SIGINT, signal.SIGKILL]
 
 
@@ -271,7 +280,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Progr
     """FAULTS 8."""
     pid, _ = listener.started(*STUBBORN)
     listener.warden.stop(grace=0.05)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     asked, killed = listener.all_of(Signalled)
     assert (asked.signum, asked.pids) == (signal.SIGTERM, (pid,))
     assert killed.signum == signal.SIGKILL
@@ -282,7 +291,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: Progr
 def test_without_a_grace_nobody_is_asked(listener: Programs) -> None:
     listener.started(*SLEEPER)
     listener.warden.stop(grace=0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert {event.signum for event in listener.all_of(Signalled)} == {signal.SIGKILL}
 
 
@@ -294,7 +303,7 @@ def test_a_stopped_worker_gets_to_handle_sigterm(listener: Programs) -> None:
     )
     os.kill(pid, signal.SIGSTOP)
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert listener.all_of(Exited) == [Exited(1, pid, 5)]
 
 
@@ -303,25 +312,25 @@ def test_a_second_stop_brings_the_deadline_nearer_and_both_have_one_answer(liste
     listener.started(*STUBBORN)
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.warden.stop(grace=0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     listener.end(listener.spawn("true"))
-    assert listener.all_of(Gone) == [Gone(2)]
+    assert listener.all_of(StopCompleted) == [StopCompleted(2)]
 
 
 def test_an_answer_that_a_second_stop_overtook_is_not_mistaken_for_its_own(listener: Programs) -> None:
     listener.warden.stop(grace=0)
     select.select([listener.warden], [], [])  # the answer is there, but the agent asks again before it looks
     listener.warden.stop(grace=0)
-    listener.wait(Gone, lambda event: event.serial == 2)
+    listener.wait(StopCompleted, lambda event: event.serial == 2)
     listener.end(listener.spawn("true"))
-    assert (listener.all_of(Gone), listener.over) == ([Gone(1), Gone(2)], [Gone(2)])
+    assert (listener.all_of(StopCompleted), listener.over) == ([StopCompleted(1), StopCompleted(2)], [StopCompleted(2)])
 
 
 def test_a_later_stop_does_not_put_the_deadline_off(listener: Programs) -> None:
     listener.started(*STUBBORN)
     listener.warden.stop(grace=0.05)
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
 
 
 @pytest.fixture
@@ -355,7 +364,7 @@ def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> No
     try:
         hear(Spawned)  # only of those that are known is the session known
         os.kill(warden.pid, signal.SIGKILL)
-        hear(Died)
+        hear(WardenDied)
         gone(child)
         assert other.poll() is None
     finally:
@@ -368,7 +377,7 @@ def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> 
     """FAULTS 7: a double-forked helper, in a session of its own, that cleared its environment."""
     _, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     gone(helper)
     killed = listener.all_of(Signalled)[-1]
     assert killed.signum == signal.SIGKILL
@@ -383,14 +392,14 @@ def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(lis
         helper = int(file.readline())
     assert listener.end(tag).returncode == 0
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     gone(helper)
 
 
 def test_a_shell_workers_child_does_not_outlive_it(listener: Programs) -> None:
     _, [child] = listener.started("sh", "-c", "sleep 1000 & echo $!; wait")
     listener.warden.stop(grace=0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     gone(child)
 
 
@@ -413,7 +422,7 @@ signal.pause()
     while len(seen) < 21:
         seen += os.read(reading, 100)
     listener.warden.stop(grace=0.05)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert os.read(reading, 100) == b""  # nobody holds the other end any more
     os.close(reading)
     assert len({pid for event in listener.all_of(Signalled)[1:] for pid in event.pids}) == 21
@@ -421,8 +430,8 @@ signal.pause()
 
 def test_a_stop_with_nothing_to_stop_is_answered(listener: Programs) -> None:
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
-    assert listener.heard == listener.over == [Gone(1)]
+    listener.wait(StopCompleted)
+    assert listener.heard == listener.over == [StopCompleted(1)]
 
 
 def test_nothing_is_started_while_a_stop_is_under_way(listener: Programs) -> None:
@@ -431,7 +440,7 @@ def test_nothing_is_started_while_a_stop_is_under_way(listener: Programs) -> Non
     tag = listener.spawn("true")
     assert listener.failure(tag) == SpawnFailed(tag, "the workers of this node are being stopped")
     listener.warden.stop(grace=0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert listener.end(listener.spawn("true")).returncode == 0
 
 
@@ -471,10 +480,13 @@ def test_a_fence_ends_the_grace_of_a_stop_which_has_its_answer_too(listener: Pro
     listener.started(*STUBBORN)
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.warden.fence(0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     listener.end(listener.spawn("true"))
-    assert [event for event in listener.heard if isinstance(event, Gone | Fenced)] == [Fenced(), Gone(1)]
-    assert listener.over == [Gone(1)]
+    assert [event for event in listener.heard if isinstance(event, StopCompleted | Fenced)] == [
+        Fenced(),
+        StopCompleted(1),
+    ]
+    assert listener.over == [StopCompleted(1)]
 
 
 def test_a_worker_asked_for_before_a_fence_was_heard_of_is_not_started(listener: Programs) -> None:
@@ -499,8 +511,8 @@ def test_a_worker_asked_for_between_hearing_that_all_are_gone_and_of_a_fence_is_
     while Fenced() not in news:
         select.select([warden], [], [])
         news += warden.receive()
-    assert news == [Gone(1), Fenced()]
-    assert warden.is_over(Gone(1))
+    assert news == [StopCompleted(1), Fenced()]
+    assert warden.is_over(StopCompleted(1))
     tag = listener.spawn("true")
     assert warden.is_over(Fenced())
     assert listener.failure(tag) == SpawnFailed(tag, "the workers of this node are being stopped")
@@ -516,8 +528,8 @@ def test_a_stop_that_crosses_the_end_of_all_is_over_with_its_own_answer(listener
     warden.stop(grace=0)
     assert not warden.is_over(Fenced())
     select.select([warden], [], [])
-    assert warden.receive() == [Gone(1)]
-    assert warden.is_over(Gone(1))
+    assert warden.receive() == [StopCompleted(1)]
+    assert warden.is_over(StopCompleted(1))
     assert listener.end(listener.spawn("true")).returncode == 0
 
 
@@ -559,7 +571,7 @@ def test_a_frozen_agents_full_socket_does_not_keep_the_warden_from_its_work(list
         listener.read_from("true")
     listener.warden.stop(grace=0)
     gone(pid)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert len(listener.all_of(Exited)) == 201
 
 
@@ -617,7 +629,7 @@ def test_a_warden_that_cannot_hold_what_it_is_given_does_not_go_on(listener: Pro
     resource.prlimit(warden.pid, resource.RLIMIT_NOFILE, (most, most))
     reading, writing = os.pipe()
     warden.hold(writing)
-    assert listener.wait(Died) == Died("it exited with code 1")
+    assert listener.wait(WardenDied) == WardenDied("it exited with code 1")
     os.close(reading)
     os.close(writing)
 
@@ -625,7 +637,7 @@ def test_a_warden_that_cannot_hold_what_it_is_given_does_not_go_on(listener: Pro
 def test_nothing_outlives_a_warden_that_is_killed(listener: Programs) -> None:
     pid, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
     os.kill(listener.warden.pid, signal.SIGKILL)
-    assert listener.wait(Died) == Died("it was killed by SIGKILL")
+    assert listener.wait(WardenDied) == WardenDied("it was killed by SIGKILL")
     gone(pid)
     gone(helper)
     assert listener.warden.receive() == []
@@ -638,7 +650,7 @@ def test_what_the_agent_started_itself_survives_its_wardens_death() -> None:
     later = Warden.start()
     os.kill(later.pid, signal.SIGKILL)
     select.select([later], [], [])
-    assert later.receive() == [Died("it was killed by SIGKILL")]
+    assert later.receive() == [WardenDied("it was killed by SIGKILL")]
     assert own.poll() is None
     own.kill()
     own.wait()

@@ -29,7 +29,6 @@ from elastic_core.warden.messages import (
     ForkServerGrown,
     ForkServerReady,
     ForkServerStayed,
-    Gone,
     ServiceEnded,
     ServiceFailed,
     ServiceStarted,
@@ -37,6 +36,7 @@ from elastic_core.warden.messages import (
     Spawned,
     SpawnFailed,
     StartedFresh,
+    StopCompleted,
 )
 
 HUNDRED_YEARS = 3e9
@@ -417,7 +417,7 @@ def test_a_fork_server_with_nothing_to_do_imports_the_rest_and_those_that_live_k
     assert alive(worker.pid)
     assert listener.all_of(ForkServerDied) == []
     listener.warden.stop(grace=0.0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert alive(grown.pid)
 
 
@@ -495,7 +495,7 @@ def test_who_was_asked_of_a_fork_server_that_stalls_is_not_waited_for_after_the_
     gone(first.pid)
     assert alive(grown.pid)
     listener.warden.stop(grace=0.0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
 
 
 def test_a_fork_that_fails_is_one_workers_and_not_the_fork_servers_end(listener: Workers) -> None:
@@ -548,7 +548,7 @@ def test_a_dead_fork_server_is_made_again_and_its_workers_live_on(listener: Work
     other, _ = listener.running()
     assert other.warm
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert alive(second.pid)
 
 
@@ -582,7 +582,7 @@ def test_a_stop_leaves_the_fork_server_alone_and_the_next_round_starts_warm(list
     fork_server = listener.fork_server(program=ESCAPE)
     worker, escaped = listener.running()
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     gone(int(escaped))
     assert alive(fork_server.pid)
     assert listener.all_of(Signalled)[0] == Signalled(signal.SIGTERM, (worker.pid,))
@@ -595,7 +595,7 @@ def test_a_warm_worker_that_ignores_sigterm_is_killed_after_the_grace(listener: 
     listener.fork_server(program=STUBBORN)
     worker, _ = listener.running()
     listener.warden.stop(grace=0.05)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert listener.all_of(Exited) == [Exited(worker.tag, worker.pid, -signal.SIGKILL)]
 
 
@@ -606,7 +606,7 @@ def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Wor
         listener.spawn(stdout=writing)
     os.close(writing)
     listener.warden.stop(grace=0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     with open(reading, "rb") as file:
         file.read()  # the end comes when nobody has the other end any more
     started = {event.tag for event in listener.all_of(Spawned)}
@@ -620,7 +620,7 @@ def test_a_worker_that_waits_for_the_fork_server_is_not_started_after_a_stop(lis
     go_on = slow(listener)
     tag = listener.spawn()
     listener.warden.stop(grace=HUNDRED_YEARS)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     assert listener.all_of(SpawnFailed) == [SpawnFailed(tag, "the workers of this node are being stopped")]
     go_on()
     listener.wait(ForkServerReady)
@@ -633,7 +633,7 @@ def test_a_fork_server_that_does_not_answer_does_not_hold_up_a_stop(listener: Wo
     os.kill(fork_server.pid, signal.SIGSTOP)
     tag = listener.spawn()
     listener.warden.stop(grace=0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     gone(fork_server.pid)
     assert listener.all_of(SpawnFailed) == [SpawnFailed(tag, "the workers of this node are being stopped")]
     listener.wait(ForkServerReady, lambda event: event.pid != fork_server.pid)
@@ -736,7 +736,7 @@ def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Workers
     started = listener.wait(ServiceStarted)
     worker, _ = listener.running()
     listener.warden.stop(grace=0)
-    listener.wait(Gone)
+    listener.wait(StopCompleted)
     gone(worker.pid)
     os.kill(started.pid, signal.SIGTERM)  # as whoever ends all processes of a job sends it
     service.send(b"+")
@@ -762,7 +762,7 @@ def test_a_service_starts_fresh_where_the_fork_server_must_not_fork(listener: Wo
         started = listener.wait(ServiceStarted)
         worker, _ = listener.running()
         listener.warden.stop(grace=0)
-        listener.wait(Gone)
+        listener.wait(StopCompleted)
         gone(worker.pid)
         os.kill(started.pid, signal.SIGTERM)
         ours.send(b"+")

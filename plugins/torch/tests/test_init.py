@@ -40,8 +40,8 @@ def test_core_reaches_them() -> None:
 
 def test_core_asks_for_them_by_its_hooks_too() -> None:
     named = plugins_in_worker(["torch"])
-    assert named.offered("elastic_train_state") is elastic_torch.TrainState
-    assert named.offered("elastic_init_process_group") is elastic_torch.init_process_group
+    assert named.first_answer("elastic_train_state") is elastic_torch.TrainState
+    assert named.first_answer("elastic_init_process_group") is elastic_torch.init_process_group
 
 
 def test_importing_it_imports_no_torch() -> None:

@@ -209,13 +209,6 @@ class SimAgent:
             return found.exit_code, found.why
         self.run = found.ledger.head.run
         world.truth.joined(self, found.ledger)
-        hands = SimpleNamespace(
-            loop=self.inbox,
-            signals=frozenset({TERM}),
-            warden=self.hands,
-            group=self.hands,
-            unreachable=partial(peers.unreachable, self.host),
-        )
         plugins = SimpleNamespace(
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
@@ -223,18 +216,18 @@ class SimAgent:
             round_starts=lambda *_: None,
             stop_planned=lambda *_: None,
         )
-        self.supervisor = Supervisor(
-            config,
-            cast("Any", plugins),
-            self._hear,
-            store,
-            applicant,
-            found,
-            means,
-            cast("Any", hands),
-            cast("Any", stores),
-            lambda: self.host.look(self.slot),
+        resources = SimpleNamespace(
+            config=config,
+            plugins=plugins,
+            publish=self._hear,
+            loop=self.inbox,
+            signals=frozenset({TERM}),
+            warden=self.hands,
+            group=self.hands,
+            unreachable=partial(peers.unreachable, self.host),
         )
+        look = partial(self.host.look, self.slot)
+        self.supervisor = Supervisor(cast("Any", resources), means, store, applicant, found, cast("Any", stores), look)
         try:
             ending = self.supervisor.run()
         finally:

@@ -9,7 +9,9 @@ from simulation.repairs import REPAIRS
 DEFECTS: tuple[Defect, ...] = (
     # Who decides
     Defect("everybody decides", "StoreReader._look", "state.ledger.leader == state.node_id", "True", "agents"),
-    Defect("a successor keeps the term", "compose", "head.term + isinstance(body, Leader)", "head.term", "agents"),
+    Defect(
+        "a successor keeps the term", "compose", "head.term + isinstance(body, entries.Leader)", "head.term", "agents"
+    ),
     Defect(
         "nobody succeeds a silent leader",
         "takeover_at",
@@ -41,7 +43,7 @@ DEFECTS: tuple[Defect, ...] = (
         "    return False",
         "network",
     ),
-    Defect("an unclosed run is opened anew", "_open", "abandoned and ledger is not None", "False", "reused"),
+    Defect("an unclosed run is opened anew", "_Joining._open", "abandoned and ledger is not None", "False", "reused"),
     # Sealing
     Defect("below the minimum", "_decide_halted", "len(nodes) >= view.agreement.min_nodes", "nodes", "agents"),
     Defect(
@@ -276,7 +278,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "news of another end is taken for this one's",
-        "Supervisor._on_gone",
+        "Supervisor._on_workers_stopped",
         "self._warden.is_over(event)",
         "self._warden.is_over(event) or True",
         "suspended",
@@ -325,7 +327,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a node without contact asks for a place",
         "RowWriter._is_held",
-        "self._calls.cut_off()",
+        "self._state.is_cut_off()",
         "False",
         "split",
         200,
@@ -365,7 +367,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "who has stopped as planned is missed",
         "_departure_halt",
-        "view.ledger.plan is not None and has_stepped_down(current, node)",
+        "view.ledger.plan is not None and graceful_stop.has_stepped_down(current, node)",
         "False",
         "graceful",
         1000,
@@ -458,7 +460,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a latecomer takes the next run for its own",
         "verdict_since",
-        "first_verdict(arrival, _entries(store, arrival.place.index, ledger.head.index, codec), takes)",
+        "first_verdict(arrival, filter(None, since), takes)",
         "None",
         "latecomers",
     ),

@@ -10,7 +10,7 @@ from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, TakesNotices, WorkerFailed
 from elastic_core.session.contact import FENCE_SHARE
-from elastic_core.warden.messages import Fenced, Gone, Stuck
+from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
 from simulation.steps import Stepper
 from simulation.workers import Gang, State
 
@@ -159,7 +159,7 @@ class Hands:
                 self._fencing, self._unheard = True, self._unheard + 1
             self._stop(0.2)
 
-    def is_over(self, event: Gone | Fenced) -> bool:
+    def is_over(self, event: StopCompleted | Fenced) -> bool:
         if isinstance(event, Fenced):
             self._unheard -= 1
         elif event.serial == self._asked:
@@ -220,7 +220,7 @@ class Hands:
                 self.agent.inbox.post(Fenced())
             if self._answered != self._asked:
                 self._answered = self._asked
-                self.agent.inbox.post(Gone(self._asked))
+                self.agent.inbox.post(StopCompleted(self._asked))
 
     def _still_there(self, number: int) -> None:
         if self.gang is not None and self.gang.stuck:

@@ -30,7 +30,13 @@ REPAIRS: tuple[Defect, ...] = (
         "forgetful",
         1000,
     ),
-    Defect("a RESUME begins no epoch", "compose", "head.epoch + isinstance(body, Resume)", "head.epoch", "forgetful"),
+    Defect(
+        "a RESUME begins no epoch",
+        "compose",
+        "head.epoch + isinstance(body, entries.Resume)",
+        "head.epoch",
+        "forgetful",
+    ),
     Defect(
         "an offer that a lost history has used is kept",
         "_replace_history",
@@ -92,8 +98,8 @@ REPAIRS: tuple[Defect, ...] = (
         "self._row, self._revision = row, self._revision + 1",
         "self._row, self._revision = row, self._revision + 1\n"
         "if row.incident is not None and row.incident != self._reported:\n"
-        "    if self._calls.is_owed(row.incident):\n"
-        "        self._calls.reported()",
+        "    if self._is_owed(row.incident):\n"
+        "        self._incident_reported()",
         "lonely",
         3000,
         first=3860,

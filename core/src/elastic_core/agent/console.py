@@ -1,4 +1,4 @@
-"""The way to a console that may be slow, stuck or gone: a bounded buffer and a thread, the only one to wait for it."""
+"""Writes to a console that may be slow, stuck or gone: through a bounded buffer and a thread, or directly."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable
 
 CAPACITY = 8 << 20
-"""Bytes that may wait for a console. Beyond that whole chunks are dropped, until half of it is free again."""
+"""Bytes that may wait for a console. Beyond that, whole chunks are dropped until half of the buffer is free again."""
 
 
 class OpenLine:
-    """Which rank has shown the beginning of a line that has not ended."""
+    """The rank that has shown the beginning of a line whose end is still missing."""
 
     def __init__(self) -> None:
         self._rank: int | None = None
 
     def separated(self, chunk: bytes, rank: int) -> bytes:
-        """Return what a rank shows next, on a line of its own if the present one is another rank's.
+        """Return what a rank shows next, after a line break if the open line is another rank's.
 
         A chunk that begins with a carriage return, as a progress bar's does, is shown over that line.
         """
@@ -30,12 +30,10 @@ class OpenLine:
 
 
 class DirectConsole:
-    """A descriptor to which workers' output is written at once: whoever writes waits until it is taken.
-
-    As where workers have the descriptor themselves, nothing is dropped.
+    """A descriptor to which workers' output is written at once: the writer waits, and nothing is dropped.
 
     Args:
-        fd: Where to write; it stays the caller's.
+        fd: Where to write; the caller closes it.
         report: Called once, if the console is gone.
     """
 
@@ -45,11 +43,11 @@ class DirectConsole:
         self._gone: OSError | None = None
 
     def write(self, chunk: bytes, rank: int) -> bool:
-        """Write a chunk of a local rank's. From one thread.
+        """Write a chunk of a local rank. Only one thread may call this.
 
         Returns:
-            False if the console is gone, and who writes should learn that. A terminal that has hung up (EIO) is no
-            reason to fail: after ``trap '' HUP`` a job goes on without it.
+            False if the console is gone and the worker should notice. A terminal that has hung up (EIO) is no reason
+            to fail: after ``trap '' HUP`` a job goes on without it.
         """
         if self._gone is None:
             try:
@@ -64,7 +62,7 @@ class Console:
     """One descriptor to which workers' output is written, in order.
 
     Args:
-        fd: Where to write; it stays the caller's.
+        fd: Where to write; the caller closes it.
         report: Called from the console's thread, once, if the console is gone.
         capacity: Bytes that may wait.
     """
@@ -82,7 +80,7 @@ class Console:
         self._thread.start()
 
     def write(self, chunk: bytes, rank: int = 0) -> bool:
-        """Pass a chunk of a local rank's on, or drop it if too much waits already. Never waits; from any thread."""
+        """Queue a chunk of a local rank, or drop it if too much waits already. Any thread may call this."""
         with self._changed:
             limit = self._capacity // 2 if self._dropping else self._capacity
             self._dropping = self._size + len(chunk) > limit
@@ -93,7 +91,7 @@ class Console:
             return True  # a worker goes on without a console
 
     def close(self, timeout: float) -> None:
-        """Write what waits, for ``timeout`` seconds at most; a console that is stuck beyond that keeps its thread."""
+        """Write the chunks that wait, for ``timeout`` seconds at most; after that, the thread is abandoned."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -105,16 +103,18 @@ class Console:
                 write_all(self._fd, chunk)
             except OSError as exc:
                 self._report(_gone(exc))
-                self._give_up()
+                with self._changed:
+                    self._closed = True
+                    self._waiting.clear()
                 return
             with self._changed:
                 self._size -= len(chunk)
 
     def _next(self) -> bytes | None:
-        """Return the next chunk, as soon as there is one; None at the end."""
+        """Wait for the next chunk and return it; None at the end."""
         with self._changed:
             while not self._waiting:
-                if notice := self._notice():  # it flows again, and no other chunk may ever come to bring this
+                if notice := self._notice():  # no other chunk may ever come that would bring it
                     self._put(notice)
                 elif self._closed:
                     return None
@@ -128,16 +128,11 @@ class Console:
         self._changed.notify()
 
     def _notice(self) -> bytes:
-        """Return what was dropped since the last notice, in words; it stands where that would have stood."""
+        """Return a line about what was dropped since the last notice; it is shown in place of that."""
         if not self._dropped:
             return b""
         dropped, self._dropped = self._dropped, 0
         return f"\n[elastic] the console was too slow: {dropped:,} bytes of workers' output are missing here\n".encode()
-
-    def _give_up(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
 
 
 def _gone(exc: OSError) -> str:
@@ -145,7 +140,7 @@ def _gone(exc: OSError) -> str:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything, however often that takes and whether or not somebody made the descriptor non-blocking.
+    """Write all of ``data``, also if the descriptor is non-blocking.
 
     Raises:
         OSError: It could not be written.

@@ -1,13 +1,9 @@
 """The directories of an agent: for the logs and error files of a run, and temporary ones.
 
-An agent removes its temporary directories at its end; if it was killed, its warden does. If both are killed at once, a
-directory stays, and the next agent removes it: the directory has a mark, a file that the processes of its node hold
-locked (``flock``). The kernel drops the lock with the last of these processes, so a mark without a lock proves that
-all of them are gone.
-
-The descriptor of the lock is kept with the node's slot, in a message to the slot's socket that is never received. So
-the lock is held as long as the slot is: by the agent, its warden, its workers, and the processes that these have
-started (rule S8).
+An agent removes its temporary directories at its end; if it was killed, its warden does. If both are killed, the next
+agent removes a directory whose *mark*, a file in it, is not locked (``flock``). The descriptor of the lock is in a
+message to the socket of the node's slot that is never received. So the lock is held as long as the slot is (rule S8):
+by the agent, its warden, its workers, and the processes that these have started.
 """
 
 from __future__ import annotations
@@ -28,18 +24,16 @@ from elastic_core.errors import UsageError
 from elastic_core.host.identity import boot_id
 
 PREFIX = "elastic_"  # of the names of temporary directories
-MARK = ".elastic-mark"
-"""The file in a directory that says that it may be removed when nobody holds it locked. It holds the boot's id."""
+MARK = ".elastic-mark"  # the file that holds the boot's id; without a lock on it, its directory may be removed
 ENTRIES_MAX = 10_000  # how many entries of the directory for temporary files are looked at
-REMOVED_MAX = 8
-"""How many directories one agent removes. The next agent goes on."""
+REMOVED_MAX = 8  # how many directories one agent removes; the next agent removes more
 
 
 def make_log_dir(path: Path) -> None:
-    """Make the directory for logs, for this user alone, or find that there can be none while nothing has started yet.
+    """Make the directory for logs, for this user alone, before anything starts.
 
     Raises:
-        UsageError: It cannot be made, or not be written to.
+        UsageError: It cannot be made, or is not writable.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,7 +44,7 @@ def make_log_dir(path: Path) -> None:
 
 
 def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
-    """Where this run's logs and error files go, and whether that is removed at the end: nobody asked for logs."""
+    """Return the directory for the logs and error files of this run, and whether it is removed at the end."""
     name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
     if config.log_dir is not None:
         return config.log_dir / name, False
@@ -61,9 +55,9 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
 
 @contextmanager
 def marked(directory: Path, hold: Callable[[int], None]) -> Iterator[None]:
-    """Let the next agent remove this directory, should everybody who holds the lock be killed before the end.
+    """Let the next agent remove this directory if all processes that hold the lock are killed.
 
-    Without a mark the directory is nobody's to remove. So there is none where the lock cannot be held.
+    If the lock cannot be held, there is no mark, and no agent removes the directory.
 
     Args:
         directory: A new one, for this user alone.
@@ -82,13 +76,13 @@ def marked(directory: Path, hold: Callable[[int], None]) -> Iterator[None]:
 
 
 def remove_abandoned(parent: Path | None = None) -> list[Path]:
-    """Remove marked directories that nobody holds, and say which; a few at a time.
+    """Remove a few marked directories whose lock is free, and return them.
 
-    Only what belongs to this user, and to nobody else's access, is looked into. No symbolic link is followed. Another
-    agent may do the same at the same time: the lock says which of the two removes a directory.
+    Only directories to which this user alone has access are looked into. No symbolic link is followed. If two agents do
+    this at once, the one that takes the lock removes the directory.
 
     Args:
-        parent: Where they are; None for the directory for temporary files.
+        parent: Where to look; None for the directory for temporary files.
     """
     removed: list[Path] = []
     for place in _temporary_directories() if parent is None else [parent]:
@@ -102,17 +96,17 @@ def remove_abandoned(parent: Path | None = None) -> list[Path]:
 
 
 def _temporary_directories() -> list[Path]:
-    """Where temporary files go, and where this process has put them so far, if that is elsewhere.
+    """Return the directory for temporary files, and the one that this process has used so far, if that is another.
 
-    ``tempfile.gettempdir()`` is not called: it writes a file, and where the disk is full it chooses another directory
-    and keeps to that.
+    ``tempfile.gettempdir()`` is not called: it writes a file, and if the disk is full it chooses another directory for
+    the life of the process.
     """
     named = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")
     return [*dict.fromkeys(Path(os.fsdecode(place)) for place in (named, tempfile.tempdir or named))]
 
 
 def _mark(directory: Path, hold: Callable[[int], None]) -> None:
-    """Lock the mark before it has its name: whoever finds it finds it locked."""
+    """Lock the mark before it has its name, so that no agent finds it without a lock."""
     unnamed = directory / f"{MARK}.new"
     fd = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -128,7 +122,7 @@ def _mark(directory: Path, hold: Callable[[int], None]) -> None:
 
 
 def _remove_if_abandoned(path: str) -> bool:
-    """Remove one directory, if all of it is this user's and its mark is held by nobody."""
+    """Remove one directory if only this user has access to it and its mark is not locked."""
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
         stack.callback(os.close, directory)
@@ -138,7 +132,7 @@ def _remove_if_abandoned(path: str) -> bool:
         stack.callback(os.close, mark)
         if not _is_private(os.fstat(mark), stat.S_ISREG):
             return False
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody lives
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: a process lives
         if os.read(mark, 64) != _this_boot():  # another host's, where they share the directory
             return False
         if not os.path.samestat(os.fstat(mark), os.stat(MARK, dir_fd=directory, follow_symlinks=False)):
@@ -151,15 +145,15 @@ def _remove_if_abandoned(path: str) -> bool:
 
 
 def _is_private(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    """Whether a file is of a kind, belongs to this user, and lets nobody else in."""
+    """Whether a file is of a kind, belongs to this user, and gives no other user access."""
     return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
 
 
 def _this_boot() -> bytes:
-    """Return the boot's id: locks are seen by the processes of one kernel only, as far as file systems go.
+    """Return the boot's id, since on most file systems only processes of the same kernel see a lock.
 
     Raises:
-        OSError: The system does not say.
+        OSError: The system has no id.
     """
     if not (text := boot_id()):
         raise OSError("the boot has no id")

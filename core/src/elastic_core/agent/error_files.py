@@ -1,7 +1,7 @@
-"""What a failed worker left behind to explain itself: an error file, or the end of its stderr.
+"""Reads why a worker failed: from its error file, or from the end of its stderr.
 
-The error file is what torch's ``@record`` writes (``torch.distributed.elastic.multiprocessing.errors``). All of it
-comes from a program that was failing, so nothing here trusts it, and nothing raises.
+The error file is what torch's ``@record`` writes (``torch.distributed.elastic.multiprocessing.errors``). Both are
+untrusted input, and nothing here raises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|Exceptio
 
 
 def read_error_file(path: Path) -> tuple[str, str] | None:
-    """(message in one line, traceback of at most 4 KiB) from an error file; None if there is none that makes sense."""
+    """Return a message in one line and a traceback of at most 4 KiB from an error file; None if it is invalid."""
     try:
         error = error_file_data(path)["message"]
         if isinstance(error, str):
@@ -47,7 +47,7 @@ def error_file_data(path: Path) -> dict[str, Any]:
 
 
 def last_exception_line(stderr_tail: str) -> str:
-    """``ValueError: boom``: the line that names the exception of the last Python traceback; '' where there is none."""
+    """Return the line of the last Python traceback that names the exception (``ValueError: boom``), or ''."""
     lines = stderr_tail.splitlines()
     starts = [index for index, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]
     after = lines[starts[-1] + 1 :] if starts else []
@@ -62,7 +62,7 @@ def last_exception_line(stderr_tail: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the first line of a text that says anything, fit to be printed."""
+    """Return the first line of a text that is not blank, in printable characters."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     return "".join(char if char.isprintable() else " " for char in first).strip()
 

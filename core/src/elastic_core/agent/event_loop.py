@@ -1,7 +1,6 @@
 """The agent's event loop: events of all threads, processes, signals and timers arrive in one queue.
 
-:meth:`EventLoop.take` blocks in one ``select`` over the warden's socket, the signal pipe, and the pipe by which other
-threads wake it. It does not poll: the timeout is the time until the next timer.
+:meth:`EventLoop.take` blocks in one ``select``, until the next timer at most, and does not poll.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import os
 import queue
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,9 +46,8 @@ class Depart:
     """The node should leave: it received a signal, or ``elastic drain`` requested it."""
 
     signum: int
-    finished: bool = False  # the workers of other nodes have all exited with 0 (rule L7)
-    final: bool = False
-    """The grace period, in which the workers here may finish or stop together with all others, is over."""
+    finished: bool = False  # whether the workers of other nodes have all exited with 0 (rule L7)
+    final: bool = False  # whether the grace, in which workers here may finish or stop with all others, is over
     why: str = ""  # why a drain was requested; '' for a signal
 
 
@@ -76,6 +75,7 @@ class EventLoop:
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, object]] = []
         self._order = itertools.count()
+        self._closing = threading.Lock()
         self._wake_r, self._wake_w = _pipe()
         self._signal_r, self._signal_w = _pipe()
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._drain_posted)
@@ -95,7 +95,7 @@ class EventLoop:
     def post(self, event: object) -> None:
         """Add an event. Any thread may call this, even after :meth:`close`."""
         self._posted.put(event)
-        with contextlib.suppress(BlockingIOError, OSError):
+        with self._closing, contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_w, b"\0")
 
     def at(self, instant: float, event: object) -> None:
@@ -124,7 +124,8 @@ class EventLoop:
             signal.signal(signum, handler)
         self._selector.close()
         pipes = (self._wake_r, self._wake_w, self._signal_r, self._signal_w)
-        self._wake_w = -1  # another file may soon have its number
+        with self._closing:
+            self._wake_w = -1  # another file may soon have its number
         for fd in pipes:
             os.close(fd)
 
@@ -143,8 +144,7 @@ def _ignore(_signum: int, _frame: FrameType | None) -> None:
 
 
 def _pipe() -> tuple[int, int]:
-    ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    return ends[0], ends[1]
+    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _drain(fd: int) -> bytes:

@@ -1,10 +1,9 @@
-"""What workers leave with their agent, so that it outlives them: memory files, each under a name.
+"""The agent's side of the fd store: memory files that workers leave with the agent by name, so that they outlive them.
 
-A worker hands over a descriptor, and a later worker of the same node gets a copy. The memory is the kernel's, not in
-any file system, and is gone with the last who holds it: with the agent, whatever ends that. Requests are packets on the
-control channel (``reports.py``), ``hold``, ``held`` and ``release``; each brings a socket of its own for the answer, so
-that answers to several threads, or forks, of a worker never mix. The agent waits for nobody: an answer that finds no
-room is dropped, and the worker's time limit does the rest. ``elastic_core.worker.fd_store`` is the worker's end.
+A worker hands over a descriptor, and a later worker of the same node gets a copy. The memory is in no file system, and
+is gone once the agent has ended. Requests are packets on the control channel (``worker_channels.py``): ``hold``,
+``held`` and ``release``. Each brings a new socket for the answer, so that answers to several threads or forks of a
+worker never mix. An answer that finds no room is dropped. ``elastic_core.worker.fd_store`` is the worker's side.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import re
 import socket
 from array import array
 from collections.abc import Mapping
-from typing import Any
 
 from elastic_core.warden.channel import close_all
 from elastic_core.worker.channel import HELD, HOLD, KIND, RELEASE
@@ -35,17 +33,21 @@ class FdStore:
         self._held: dict[str, int] = {}
 
     def obey(self, packet: bytes, descriptors: list[int]) -> bool:
-        """Do what a packet asks for, if it is for here; whether it was. The descriptors are kept, or closed.
+        """Obey a packet if it is a request to the fd store; return whether it was. Keep or close the descriptors.
 
         Args:
             packet: As it came.
-            descriptors: What came along: the socket for the answer, and with ``hold`` what is to be kept.
+            descriptors: The socket for the answer and, with ``hold``, the memory file.
 
         Raises:
-            ValueError: It is for here, but makes no sense; to be told of whoever sent it.
+            ValueError: It is an invalid request, which is reported with its sender.
         """
         try:
-            match request := _parsed(packet):
+            try:
+                request = json.loads(packet)
+            except (ValueError, RecursionError):
+                return False
+            match request:
                 case {"type": str(type_)} if type_ in _REQUESTS:
                     name = request.get("name")
                     if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -59,11 +61,11 @@ class FdStore:
 
     @property
     def held(self) -> Mapping[str, int]:
-        """The descriptors by name; they stay the fd store's."""
+        """The descriptors by name; the fd store closes them."""
         return self._held
 
     def close(self) -> None:
-        """Let everything go."""
+        """Close all descriptors."""
         while self._held:
             os.close(self._held.popitem()[1])
 
@@ -81,7 +83,7 @@ class FdStore:
             _send(answers, {"done": fd is not None}, [] if fd is None else [fd])
 
     def _hold(self, name: str, descriptors: list[int]) -> str:
-        """Keep it; or why not."""
+        """Keep a descriptor; return why it is refused, '' if it is kept."""
         if len(descriptors) != 1:
             return f"one descriptor can be kept under a name, and {len(descriptors)} came"
         if not is_memory(descriptors[0]):
@@ -95,19 +97,12 @@ class FdStore:
 
 
 def is_memory(fd: int) -> bool:
-    """Whether a descriptor is of ``memfd_create``: nothing else is surely gone when it is closed, and never blocks."""
+    """Whether a descriptor is of ``memfd_create``: other files may block, or stay after they are closed."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:") and os.fstat(fd).st_nlink == 0
     except OSError:
         return False
-
-
-def _parsed(packet: bytes) -> Any:
-    try:
-        return json.loads(packet)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _answers(fd: int) -> socket.socket:
@@ -130,5 +125,5 @@ def _answers(fd: int) -> socket.socket:
 def _send(answers: socket.socket, message: dict[str, object], descriptors: list[int] | None = None) -> None:
     packed = array("i", descriptors or []).tobytes()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if packed else []
-    with contextlib.suppress(OSError):  # there is no room, or nobody any more
+    with contextlib.suppress(OSError):  # there is no room, or no reader any more
         answers.sendmsg([json.dumps(message).encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from elastic_core.agent import preload, report, snapshot_rescue
 from elastic_core.agent.probing import Door
@@ -14,9 +16,8 @@ from elastic_core.agent.resources import open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.supervisor import Supervisor
-from elastic_core.agent.worker_store import make_stores
+from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import RendezvousConnectionError
 from elastic_core.events import Event, Level
 from elastic_core.host.addresses import advertised_address
 from elastic_core.host.ports import own_address
@@ -24,15 +25,15 @@ from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.arrival import Arrival
 from elastic_core.session.contact import persist, silent_store, store_awaited
-from elastic_core.session.join import Joined, arrive, join
+from elastic_core.session.join import arrive, join
 from elastic_core.session.ledger_watch import Lookout
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.session.store_calls import silence_told
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import WardenEvent
 
+T = TypeVar("T")
 LISTENS_EVERYWHERE = "the workers' store here listens at all of them, for connections that are translated on the way"
 
 
@@ -59,7 +60,7 @@ def join_and_run(
         preloaded: The modules that the fork server imports; () without a fork server.
         cpus: The CPUs of each local rank; () if workers are not bound.
         again: Whether this agent has just been in an older run of the job, which the newest one has replaced (S3).
-        show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
+        show_state: Takes a function that describes the state; a newer one replaces it.
 
     Raises:
         ElasticError: The node was refused, or too few nodes came. No worker was started.
@@ -81,23 +82,19 @@ def join_and_run(
         heard: list[WardenEvent] = []
         patience = config.timing.join_timeout
 
-        def publish_waiting(exc: RendezvousConnectionError) -> None:
-            publish(store_awaited(config.rdzv_endpoint, patience, exc))
+        def persist_with(call: Callable[[RendezvousBackend], T]) -> T:
+            """Call the store until it answers or the patience is over, and report meanwhile that it is silent."""
 
-        def publish_silence(exc: RendezvousConnectionError) -> None:
-            publish(silent_store(exc))
+            def attempt(to: RendezvousBackend) -> T:
+                with silence_told(to, lambda exc: publish(silent_store(exc)), config.rdzv_endpoint):
+                    return call(to)
 
-        def try_to_arrive(to: RendezvousBackend) -> Arrival:
-            with silence_told(to, publish_silence, config.rdzv_endpoint):
-                return arrive(to, applicant, runtime, again=again)
-
-        def try_to_join(to: RendezvousBackend) -> Joined | Closed:
-            with silence_told(to, publish_silence, config.rdzv_endpoint):
-                return join(to, applicant, runtime, arrival)
+            awaited = partial(store_awaited, config.rdzv_endpoint, patience)
+            return persist(store, attempt, lambda exc: publish(awaited(exc)), timeout=patience)
 
         arrival = None
         if warm or again:
-            arrival = persist(store, try_to_arrive, publish_waiting, timeout=patience)
+            arrival = persist_with(lambda to: arrive(to, applicant, runtime, again=again))
         if warm and arrival is not None and arrival.round:
             # A running job stops its round for a new node. Import first, so that it waits only for the switch.
             with closing(Lookout(store, applicant, runtime, arrival)) as lookout:
@@ -107,10 +104,15 @@ def join_and_run(
                 if (verdict := lookout.verdict()) is not None:
                     return finish(publish, verdict, idle=report.TOO_LATE)
         hosted = preload.STORE_MODULE in preloaded
-        made = make_stores(config, store, warden, address, runtime.new_id, hosted=hosted)
-        stores = stack.enter_context(closing(made))
+        if store.workers_store is not None:
+            stores: Stores = SharedStore(warden, store.workers_store, runtime.new_id)
+        elif config.master_port is not None:
+            stores = OnePort(warden, address, runtime.new_id, config.master_port, hosted=hosted)
+        else:
+            stores = Stores(warden, address, runtime.new_id, hosted=hosted)
+        stack.enter_context(closing(stores))
         applicant = replace(applicant, offer=stores.offer())
-        joined = persist(store, try_to_join, publish_waiting, timeout=patience)
+        joined = persist_with(lambda to: join(to, applicant, runtime, arrival))
         if isinstance(joined, Closed):
             return finish(publish, joined, idle=report.TOO_LATE)
         for difference in describe_differences(joined.ledger.settings, applicant.settings):
@@ -120,9 +122,7 @@ def join_and_run(
             resources = stack.enter_context(
                 open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
             )
-            supervisor = Supervisor(
-                config, plugins, publish, store, applicant, joined, runtime, resources, stores, slot.look
-            )
+            supervisor = Supervisor(resources, runtime, store, applicant, joined, stores, slot.look)
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else a round may include this node, and the others must find it lost
@@ -130,4 +130,4 @@ def join_and_run(
         if door is not None:
             resources.loop.watch(door, door.greet)
         show_state(supervisor.describe)
-        return snapshot_rescue.run(supervisor, resources, publish, str(info))
+        return snapshot_rescue.run(supervisor, resources)

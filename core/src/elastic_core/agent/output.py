@@ -1,18 +1,10 @@
-"""Where workers' streams go: to files, to the console, to both; and the end of stderr to memory, to explain failures.
+"""Sends workers' streams to files and the console, as torchrun does, and keeps the end of stderr to explain failures.
 
-As torchrun has it, ``--redirects`` sends a stream to a file only, ``--tee`` to a file and, with ``[rank3]:`` before
-each line, to the console. A stream that is neither goes to the console unchanged; of several workers in whole lines.
-Where the console is a terminal, such a stream is a pseudo-terminal, so that progress bars and colours are what they
-are under torchrun.
-
-One *pump* thread reads all streams (``pump.py``), and threads of their own write to the console (``console.py``), so no
-flood and no stuck terminal is ever felt by the agent's loop. Files get every byte. A worker never writes to its log
-file itself: a full disk ends the log, not the worker.
-
-What workers could write to the console themselves, if its lines and its end were nobody's business, is shown without a
-buffer by a pump thread that waits for the console: a slow reader slows the workers down, and misses nothing. That is
-the stdout of several workers, and both streams of a worker where both consoles are one terminal: they share one
-pseudo-terminal then, which keeps their order.
+A stream that is only shown is a pseudo-terminal if the console is a terminal, so progress bars and colours stay. A
+pump thread reads the streams (``stream_pump.py``) and each console has a thread (``console.py``), so neither a flood
+nor a stuck terminal blocks the agent's loop. A full disk ends a log file, not its worker. Another pump thread waits for
+the console, so that a slow reader misses nothing: it shows the stdout of several workers, or both streams of a worker
+if both consoles are one terminal. They then share one pseudo-terminal, which keeps their order.
 """
 
 from __future__ import annotations
@@ -29,8 +21,8 @@ from types import MappingProxyType
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import Console, DirectConsole
 from elastic_core.agent.error_files import last_lines
-from elastic_core.agent.stream_lines import Filtered, Lines, WholeLines
-from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread, Shape, Shown
+from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
+from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
@@ -44,21 +36,16 @@ _FILES = {Stream.OUT: "stdout.log", Stream.ERR: "stderr.log"}
 
 
 class WorkerStreams:
-    """One worker's stdout and stderr, as the agent has them.
-
-    Attributes:
-        stdout: The descriptor to give to the worker, or None to let it have the agent's own.
-        stderr: The same.
-        stderr_path: The file in which its stderr is kept, or None.
-    """
+    """One worker's stdout and stderr, as the agent has them."""
 
     def __init__(self, given: dict[Stream, int | None], pumps: dict[Stream, Pump], stderr_path: Path | None) -> None:
         self.stdout, self.stderr = given[Stream.OUT], given[Stream.ERR]
-        self.stderr_path = None if stderr_path is None else str(stderr_path)
+        """The descriptors for the worker; None if it gets the agent's own."""
+        self.stderr_path = None if stderr_path is None else str(stderr_path)  # the file in which its stderr is kept
         self.pumps = pumps
 
     def close(self) -> None:
-        """Close the agent's copies of the worker's ends; call it once the worker was asked for."""
+        """Close the agent's copies of the worker's ends; call it once the warden was asked to start the worker."""
         for fd in (self.stdout, self.stderr):
             if fd is not None:
                 os.close(fd)
@@ -74,16 +61,16 @@ class Output:
 
     Args:
         redirects: The streams of each local rank that go to a file only.
-        tee: Those that go to a file and, with a prefix, to the console; where both name a stream, this holds.
-        keep: Whether a stream that neither names is kept in a file as well.
-        shown: The local ranks that the console shows, the others' streams going to files only; None for all.
-        filters: For each stream the texts whose lines are copied, with a prefix, to a file of their own; none where
-            it is empty.
-        report: Told in words what cannot be kept or shown, once for each file or console; called from other threads.
-        console_out: Where workers' stdout is shown.
-        console_err: Where their stderr is.
-        several: Whether more than one worker is shown there: then each has its lines to itself. A single one has the
-            agent's own stdout, unless that is kept as well.
+        tee: The streams that go to a file and, with ``[rank3]:`` before each line, to the console. It comes before
+            ``redirects``.
+        keep: Whether all other streams are kept in a file as well.
+        shown: The local ranks that the console shows; streams of the others go to files only. None for all.
+        filters: For each stream the texts whose lines are copied, with a prefix, to a separate file.
+        report: Called with a message, once for each file or console that cannot be written; from any thread.
+        console_out: The descriptor that shows the workers' stdout.
+        console_err: The descriptor that shows their stderr.
+        several: Whether these show more than one worker: then in whole lines. A single worker has the agent's own
+            stdout, unless that is kept as well.
     """
 
     def __init__(
@@ -106,15 +93,13 @@ class Output:
         self._consoles = {Stream.OUT: Console(console_out, report), Stream.ERR: Console(console_err, report)}
         self._direct = DirectConsole(console_out, report)
         self._thread = PumpThread("elastic-output")
-        self._direct_thread: PumpThread | None = None
-        """Reads what it shows at once; it may have to wait for the console."""
+        self._direct_thread: PumpThread | None = None  # waits for the console
 
     def open(self, *, rank: int, local_rank: int, directory: Path, prefix: str | None = None) -> WorkerStreams:
-        """Make the streams of a worker that is about to be started; its files will be in ``directory``.
+        """Make the streams of a worker, which is started next; its files will be in ``directory``.
 
-        Lines that ``filters`` name go to ``filtered_stdout.log`` and ``filtered_stderr.log`` in the folder above.
-
-        A file that its disk cannot take is reported, and its stream goes on without it.
+        Lines that ``filters`` name go to ``filtered_stdout.log`` and ``filtered_stderr.log`` in the folder above. If a
+        disk cannot take a file, that is reported and the stream goes on without it.
 
         Raises:
             OSError: A file cannot be opened for another reason (a symbolic link is not followed), or no descriptor is
@@ -132,7 +117,7 @@ class Output:
         return streams
 
     def _open_terminal(self, local_rank: int, directory: Path, undo: contextlib.ExitStack) -> WorkerStreams | None:
-        """One pseudo-terminal for both streams, so that what a worker shows keeps its order.
+        """Open one pseudo-terminal for both streams, which keeps their order.
 
         Returns:
             None if a stream goes elsewhere, or if there is no pseudo-terminal.
@@ -145,8 +130,8 @@ class Output:
         reading, writing = ends
         copy = os.dup(writing)
         undo.callback(os.close, copy)
-        path, lines = directory / _FILES[Stream.ERR], WholeLines(PIECES_WITHIN) if self._several else None
-        pump = Pump(reading, None, path, self._direct, lines, self._report, rank=local_rank)
+        path, shape = directory / _FILES[Stream.ERR], WholeLines(PIECES_WITHIN) if self._several else Shape()
+        pump = Pump(reading, None, path, self._direct, shape, self._report, rank=local_rank)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
     def _open_each(
@@ -177,13 +162,13 @@ class Output:
             reading, writing = terminal or _pipe()
             undo.callback(_close, reading, writing)
             given[stream] = writing
-            lines: Shape | None = None
+            shape = Shape()
             if teed:
-                lines = Lines(before)
+                shape = Lines(before)
             elif self._several:
-                lines = WholeLines(None if terminal is None else PIECES_WITHIN)
-            console: Shown | None = None if redirected else self._direct if direct else self._consoles[stream]
-            pumps[stream] = Pump(reading, file, path, console, lines, self._report, filtered, local_rank)
+                shape = WholeLines(None if terminal is None else PIECES_WITHIN)
+            console = None if redirected else self._direct if direct else self._consoles[stream]
+            pumps[stream] = Pump(reading, file, path, console, shape, self._report, filtered, local_rank)
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
 
     def _is_shown(self, local_rank: int) -> bool:
@@ -204,7 +189,7 @@ class Output:
             return None
 
     def drain(self, streams: WorkerStreams, timeout: float) -> None:
-        """Wait until all that an ended worker wrote was read, ``timeout`` seconds at most: its children may live on."""
+        """Wait until all output of an ended worker was read, ``timeout`` seconds at most: its children may live on."""
         deadline = time.monotonic() + timeout
         for pump in streams.pumps.values():
             pump.ended.wait(max(0.0, deadline - time.monotonic()))
@@ -226,9 +211,9 @@ class Output:
                 thread.resize(sizes[0])
 
     def close(self, timeout: float = _FLUSH) -> None:
-        """Pass on what has arrived and stop; what is stuck is given up after ``timeout`` seconds.
+        """Pass on what has arrived and stop, after ``timeout`` seconds at the latest.
 
-        What is shown at once has ``_DIRECT_FLUSH`` seconds, so that a slow reader, such as a pager, misses nothing.
+        The pumps that wait for the console have ``_DIRECT_FLUSH`` seconds, for a slow reader such as a pager.
         """
         if self._direct_thread is not None:
             self._direct_thread.close(_DIRECT_FLUSH)
@@ -251,7 +236,7 @@ def _same_terminal(first: int, second: int) -> bool:
 
 
 def _pipe() -> tuple[int, int]:
-    """Return a pipe whose reading end never blocks; the writing end is a worker's, and has to."""
+    """Return a pipe whose reading end never blocks; the worker's writing end does."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
     return reading, writing

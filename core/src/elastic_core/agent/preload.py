@@ -37,27 +37,14 @@ def first_modules(config: RunConfig) -> tuple[str, ...]:
     return (STORE_MODULE,) if find_spec(STORE_MODULE) is not None else ()
 
 
-def all_modules(config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
-    """Return the modules that the fork server imports; () if every worker starts fresh.
-
-    Raises:
-        PluginError: A plugin failed to say what it wants preloaded.
-    """
-    named = first_modules(config)
-    return tuple(dict.fromkeys((*named, *plugins.preload(config)))) if named else ()
-
-
 def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None:
-    """Start the fork server, if there is to be one, with :func:`first_modules`: plugins are not loaded yet."""
+    """Start the fork server, if the run has one, with :func:`first_modules`: plugins are not loaded yet."""
     if names := first_modules(config):
         warden.preload(
             names,
             later=later_modules(config, names),
             python=interpreter(environ),
-            program=[
-                *python_program(config.program),
-                *config.program.args,
-            ],  # as long as a worker's in ps
+            program=[*python_program(config.program), *config.program.args],  # as long as a worker's in ps
             env={**environ, **threads(config.nproc_per_node, environ)},
             whole=False,
         )
@@ -69,13 +56,15 @@ def complete(warden: Warden, config: RunConfig, plugins: Plugins) -> tuple[str, 
     Raises:
         PluginError: A plugin failed to say what it wants preloaded.
     """
-    if names := all_modules(config, plugins):
-        warden.preload_rest(names)
+    if not (named := first_modules(config)):
+        return ()
+    names = tuple(dict.fromkeys((*named, *plugins.preload(config))))
+    warden.preload_rest(names)
     return names
 
 
 def later_modules(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the modules that it imports once it is idle; none if the user has named what to preload."""
+    """Return the modules that the fork server imports once it is idle; () if the user has named what to preload."""
     return LATER if config.preload is None and STORE_MODULE in names else ()
 
 
@@ -89,9 +78,9 @@ def wait_until_ready(
 
     Ends earlier if there is no fork server, after ``PATIENCE``, or once ``lookout`` knows that the run has ended.
     """
-    from elastic_core.warden.messages import Died, ForkServerFailed, ForkServerGrown, ForkServerReady, ForkServerStayed
+    from elastic_core.warden import messages
 
-    last = ForkServerGrown | ForkServerStayed if more else ForkServerReady
+    last = messages.ForkServerGrown | messages.ForkServerStayed if more else messages.ForkServerReady
     heard: list[WardenEvent] = []
     watched: list[Warden | Lookout] = [warden, *([] if lookout is None else [lookout])]
     deadline = now() + PATIENCE
@@ -100,6 +89,6 @@ def wait_until_ready(
         if lookout in readable:
             break
         heard += warden.receive()
-        if any(isinstance(event, last | ForkServerFailed | Died) for event in heard):
+        if any(isinstance(event, last | messages.ForkServerFailed | messages.WardenDied) for event in heard):
             break
     return heard

@@ -1,8 +1,7 @@
 """Probes a node's peers after a round has failed, so that the leader can find a node that its peers do not reach (L5).
 
-A probe is a TCP connection, made and closed. Each agent keeps a port for its peers' probes (:class:`Door`). A
-connection shows that packets go both ways, which is all that workers need. The kernel accepts it, so a busy agent is
-not taken for an unreachable one.
+A probe is a TCP connection to a port that each agent keeps for its peers (:class:`Door`). It shows that packets go both
+ways, which is all that workers need. The kernel accepts it, so a busy agent does not look unreachable.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, spread_fraction
 from elastic_core.session.runtime import Runtime
 
-SPREAD_SECONDS_PER_MEMBER = 0.001
+SPREAD_SECONDS_PER_MEMBER = 0.001  # over so long the probes are spread, since all members probe rank 0's host
 SPREAD_MAX_SECONDS = 0.5
-"""Over how long the probes of a round's members are spread, so that rank 0's host does not get all at once."""
 PATIENCE = 2.0  # seconds that a connection may take; more than two packets lost on the way
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """Somewhere to connect to."""
+    """An address to connect to."""
 
     node_id: str  # the node that is not reached if the connection fails
     address: str
@@ -47,7 +45,7 @@ class Door:
     """The port that this agent's peers probe."""
 
     def __init__(self, address: str) -> None:
-        """Listen, for those who reach this node at ``address``.
+        """Listen, for peers that reach this node at ``address``.
 
         Raises:
             ElasticError: No port is free, or no descriptor is left.
@@ -58,11 +56,11 @@ class Door:
         self._socket = socket.socket(fileno=self._held.fileno())
         self._socket.setblocking(False)
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """A descriptor that is given up for a moment where no other is free."""
+        """A descriptor that is closed for a moment if no other is free."""
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return self._held.port
 
     def fileno(self) -> int:
@@ -70,9 +68,9 @@ class Door:
         return self._held.fileno()
 
     def greet(self) -> list[object]:
-        """Accept and close the connections of probes; returns no events.
+        """Accept and close the connections of probes; return no events.
 
-        Where no descriptor is free, a connection would stay in the queue, and the loop would be woken for it for ever.
+        If no descriptor is free, a connection would stay in the queue, and would wake the loop for ever.
         """
         with contextlib.suppress(OSError):
             while True:
@@ -85,13 +83,13 @@ class Door:
         return []
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Close the port."""
         self._socket.detach()
         self._held.close()
         self._give_up_spare()
 
     def _accept_with_spare(self) -> None:
-        """Close one connection by means of the spare descriptor.
+        """Accept and close one connection with the spare descriptor.
 
         Raises:
             OSError: No connection waits any more, or another thread took the descriptor.
@@ -139,7 +137,7 @@ def unreachable(aims: Sequence[ProbeTarget], patience: float = PATIENCE) -> tupl
                 failed.append(aim.node_id)
         late = False
         while waiting.get_map() and not late:
-            late = time.monotonic() >= deadline  # and look once more: it may be this thread that was held up
+            late = time.monotonic() >= deadline  # and look once more, since this thread itself may have been late
             for key, _ in waiting.select(max(0.0, deadline - time.monotonic())):
                 connected = key.fileobj
                 assert isinstance(connected, socket.socket)
@@ -151,15 +149,12 @@ def unreachable(aims: Sequence[ProbeTarget], patience: float = PATIENCE) -> tupl
 
 
 def _reached(number: int) -> bool:
-    """Whether the outcome of a connection shows that packets come and go.
-
-    A refusal does, too: the agent has just died, or the store was given up, and the network works.
-    """
+    """Whether the outcome of a connection shows that packets come and go. A refusal shows it, too."""
     return number in (0, errno.ECONNREFUSED)
 
 
 def spread(current: Round, node_id: str) -> float:
-    """Seconds after which a member of a round begins to probe: none in a small one."""
+    """Return the seconds after which a member of a round begins to probe: 0 in a small round."""
     members = len(current.members) - SPREAD_ABOVE_MEMBERS
     return spread_fraction(node_id) * min(SPREAD_MAX_SECONDS, max(0.0, SPREAD_SECONDS_PER_MEMBER * members))
 
@@ -172,15 +167,15 @@ def probe(
     runtime: Runtime,
     find: Unreachable = unreachable,
 ) -> None:
-    """Probe after a failure of a round, and post what came of it. Returns at once.
+    """Probe after a failure of a round, and post the outcome. Returns at once.
 
     Args:
         current: The round.
         node_id: This node, a member.
-        look_up: Asks the store for nodes, and calls back on a thread that must not be held up.
+        look_up: Asks the store for nodes, and calls back on a thread that must not block.
         post: Takes the outcome, from any thread.
-        runtime: The node's.
-        find: Finds the targets that cannot be reached.
+        runtime: Makes the thread that probes.
+        find: Returns the targets that cannot be reached.
     """
 
     def begin(known: list[NodeInfo]) -> None:
@@ -192,7 +187,7 @@ def probe(
             runtime.sleep(pause)
         try:
             failed = find(aims)
-        except OSError:  # no descriptors are left, or an address is none: that says nothing of others
+        except OSError:  # no descriptor is left, or an address is invalid: other nodes may be reachable
             failed = ()
         post(Probed(current.number, failed))
 

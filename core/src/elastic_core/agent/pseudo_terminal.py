@@ -28,7 +28,7 @@ def resize(terminal: int, size: bytes) -> None:
 def open_like(terminal: int) -> tuple[int, int] | None:
     """Return a pseudo-terminal of the same window size as ``terminal``: our end, which does not block, and a worker's.
 
-    The kernel changes no byte on the way and acts on none. It is nobody's controlling terminal, so it sends no signals.
+    The kernel changes no byte on the way and acts on none. It controls no session, so it sends no signals.
 
     Returns:
         None if ``terminal`` is no terminal, or no pseudo-terminal is left.

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from elastic_core.events import Event, Field, Level
 
 
 @dataclass(slots=True)
 class Recovery:
-    """From the first trouble until the workers of the next round train. Seconds on the monotonic clock.
+    """From the first trouble until the workers of the next round train: instants of the monotonic clock, in seconds.
 
-    What happens meanwhile overlaps: while the old workers are being stopped, the leader decides. So each part is told
-    by when it was over, counted from the beginning.
-
-    Attributes:
-        began: When the worker ended that failed first; else when this node learned that the round is over.
-        detected: When this node knew.
-        decided: When it read of the next round.
-        stopped: When no process of the old one was left.
-        running: When the programs of all workers of the next one ran.
+    The parts overlap, since the leader decides while the old workers are being stopped. So each part is reported by its
+    end, counted from the beginning.
     """
 
-    began: float
-    detected: float
-    decided: float | None = None
-    stopped: float | None = None
-    running: float | None = None
+    began: float  # when the worker ended that failed first; else when this node learned that the round is over
+    detected: float  # when this node knew
+    decided: float | None = None  # when it read of the next round
+    stopped: float | None = None  # when no process of the old round was left
+    running: float | None = None  # when the programs of all workers of the next round ran
 
     def parts(self, **ends: float) -> tuple[dict[str, Field], str]:
-        """Return the seconds until each part was over, and until ``ends``: for programs, and for people."""
-        own = {"detected": self.detected, "decided": self.decided, "stopped": self.stopped, "running": self.running}
-        took = {name: round(at - self.began, 6) for name, at in {**own, **ends}.items() if at is not None}
+        """Return the seconds until the end of each part, and until ``ends``: for programs, and for people."""
+        instants = {**asdict(self), **ends}
+        took = {name: round(at - instants["began"], 6) for name, at in instants.items() if at is not None}
+        del took["began"]
         told = ", ".join(f"{name} after {seconds:.3f}" for name, seconds in took.items())
         return {f"{name}_s": seconds for name, seconds in took.items()}, f"{told} s"
 
 
 def recovered(number: int, recovery: Recovery) -> Event:
-    """Return the workers of round ``number`` run."""
+    """Return the event that the workers of round ``number`` run."""
     fields, told = recovery.parts()
     return Event("recovered", f"round {number} runs: {told}", Level.DEBUG, {"round": number, **fields})
 
@@ -46,9 +40,9 @@ def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -
     """Return what the restart cost on this node until the programs of round ``number`` run.
 
     Args:
-        number: The round's.
+        number: Of the round.
         recovery: The interruption that led to it.
-        fresh: Why workers started fresh; '' where all were forked by the fork server.
+        fresh: Why workers started fresh; '' if the fork server forked all of them.
         unlearned: How many modules a worker has imported that the fork server has neither imported nor tried to.
     """
     took = round((recovery.began if recovery.running is None else recovery.running) - recovery.began, 6)
@@ -61,14 +55,9 @@ def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -
 
 
 def initialized(number: int, workers: int, took: float, recovery: Recovery | None, now: float) -> Event:
-    """Every local worker of round ``number`` has reported that the process group is there.
+    """Return the event that all local workers of round ``number`` are in the process group.
 
-    Args:
-        number: The round's.
-        workers: How many that are.
-        took: Seconds since they were started.
-        recovery: The interruption that led to the round, if one did.
-        now: When that was.
+    They were started ``took`` seconds ago; ``recovery`` is the interruption that led to the round, if one did.
     """
     parts, told = recovery.parts(initialized=now) if recovery is not None else ({}, f"after {took:.3f} s")
     fields: dict[str, Field] = {"round": number, "workers": workers, "took_s": took, **parts}

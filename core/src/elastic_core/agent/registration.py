@@ -1,4 +1,4 @@
-"""From what a run was asked to do to what the rendezvous and the file system are asked for."""
+"""Turns the settings of a run into the first connection to the store and what the node tells the job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from elastic_core.agent.probing import Door
 from elastic_core.agent.slot import Slot
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
-from elastic_core.errors import RendezvousConnectionError
 from elastic_core.host.identity import host_id, host_name
 from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
@@ -24,7 +23,7 @@ from elastic_core.version import __version__
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:
-    """Return what the backend is made from."""
+    """Return the parameters of the backend."""
     return RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -39,9 +38,9 @@ def parameters(config: RunConfig) -> RendezvousParameters:
 
 
 def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend | RendezvousHandler:
-    """Return the backend's first connection; a store that is not up yet is waited for, which the observers are told.
+    """Return the backend's first connection, after a wait, which is published, for a store that is not up yet.
 
-    An embedded store is waited for by its own backend, and what a handler connects to by the handler.
+    A backend with an embedded store waits by itself, and so does a handler.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached, or does not let this node in.
@@ -52,17 +51,14 @@ def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend |
     if options.embedded or options.handler:
         return make()
     patience = min(FIRST_CONNECTION_SECONDS, config.timing.join_timeout)
-
-    def waits(exc: RendezvousConnectionError) -> None:
-        plugins.publish(store_awaited(config.rdzv_endpoint, patience, exc))
-
-    return connect_at_first(make, waits, timeout=patience)
+    awaited = partial(store_awaited, config.rdzv_endpoint, patience)
+    return connect_at_first(make, lambda exc: plugins.publish(awaited(exc)), timeout=patience)
 
 
 def applicant_for(
     config: RunConfig, plugins: Plugins, slot: Slot, runtime: Runtime, door: Door | None = None
 ) -> Applicant:
-    """Who this node is, and what it brings; ``door`` is where its peers may probe it."""
+    """Return this node and its settings; ``door`` is the port that its peers may probe."""
     versions = Versions(**installed_versions())
     info = NodeInfo(
         node_id=runtime.new_id(),
@@ -104,15 +100,15 @@ def applicant_for(
     )
 
 
-def cpus_of_workers(config: RunConfig) -> tuple[frozenset[int], ...]:
+def cpus_of_workers(numa_binding: str | None, workers: int) -> tuple[frozenset[int], ...]:
     """Return the CPUs that each local rank may run on (``--numa_binding``); () when they are not bound.
 
     Raises:
         UsageError: A worker would have none.
     """
-    if config.numa_binding is None:
+    if numa_binding is None:
         return ()
     from elastic_core.host.devices import Machine, read_topology, worker_cpus  # few runs need it
 
-    topology, workers = read_topology(os.environ, Machine()), config.nproc_per_node
-    return tuple(worker_cpus(config.numa_binding, rank, workers, topology) for rank in range(workers))
+    topology = read_topology(os.environ, Machine())
+    return tuple(worker_cpus(numa_binding, rank, workers, topology) for rank in range(workers))

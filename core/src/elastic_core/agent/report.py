@@ -1,4 +1,4 @@
-"""What a run says to people: that a round starts, what came of it all, and whose fault it was.
+"""The events that users read: a round starts, a job ends, and the root cause of a failure.
 
 Every node prints the same root cause, because it comes from the ledger's last entry.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
 from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
@@ -20,18 +21,12 @@ from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, HaltReason
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.arrival import Arrival
-from elastic_core.warden.messages import (
-    ForkServerDied,
-    ForkServerEvent,
-    ForkServerFailed,
-    ForkServerGrown,
-    ForkServerReady,
-    ForkServerStayed,
-)
+from elastic_core.warden import messages
 
 Publish = Callable[[Event], None]
 
 MOST_REFUSALS = 5  # modules that a line names with the reason why each is not imported ahead
+ROOT_CAUSE_MAX_LINES = 13  # with the lines before it, a failed job's last message has 15
 FIRST_OF_ALL = "the first failure across all nodes"
 
 
@@ -42,19 +37,12 @@ class Ending:
     exit_code: int  # one of ``ExitCode``, or 128 and the number of a signal
     why: str
     incident: Incident | None = None  # the root cause of a failed job, if it was a worker's failure
-    rejoin: bool = False  # whether the agent is to begin again, as a new node
-    recorded: Mapping[str, Any] | None = None
-    """What the worker whose failure that was has written into its error file, if it was one of this node's."""
+    rejoin: bool = False  # whether the agent must begin again, as a new node
+    recorded: Mapping[str, Any] | None = None  # the error file of the worker that failed, if it was on this node
 
 
 def no_place(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
-    """Why a running job does not take a node that comes to it, which nobody else would say; None if it does.
-
-    Args:
-        ledger: The job's.
-        info: The node's.
-        most: Nodes that the job takes.
-    """
+    """Return the event that a running job, of at most ``most`` nodes, does not take this node; None if it does."""
     if not ledger.is_live or ledger.round is None or info.node_id in ledger.round.group_ranks:
         return None
     if len(ledger.round.members) >= most:
@@ -67,17 +55,15 @@ def no_place(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
     counters, host = ledger.counters, info.host_id
     if host not in counters.bad_hosts():
         return None
-    why = (
-        "excluded by a failure policy, or not reached by others"
-        if host in counters.excluded
-        else (f"lost {counters.losses[host].count} times")
-    )
+    why = "excluded by a failure policy, or not reached by others"
+    if host not in counters.excluded:
+        why = f"lost {counters.losses[host].count} times"
     message = f"this host was {why}: waiting as long as nodes of other hosts are enough"
     return Event("left_out", message, Level.WARNING)
 
 
 def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
-    """Tell the observers; agents that share a host are told apart by their slots."""
+    """Publish an event of this node; agents that share a host are told apart by their slots."""
     plugins.publish(replace(event, fields={"node": str(info), **event.fields}))
 
 
@@ -99,30 +85,45 @@ def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
     return Event("under_way", message, fields={"run": arrival.run, "round": arrival.round})
 
 
-def finish(publish: Publish, closed: Closed, *, known: str = FIRST_OF_ALL, idle: str = "") -> Ending:
-    """Tell the observers how the job ended, and whose fault it was.
+def finish(
+    publish: Publish,
+    closed: Closed,
+    summary: RunSummary | None = None,
+    *,
+    known: str = FIRST_OF_ALL,
+    idle: str = "",
+) -> Ending:
+    """Report how the job ended, with the root cause of a failure, and leave a ``verdict.json`` beside the logs.
 
     Args:
-        publish: Tells them.
+        publish: Tells the observers.
         closed: The verdict.
-        known: What the incident is taken for.
-        idle: Why this node has had no part in it; '' where it has.
+        summary: What the run came to; None where this node had no part in it.
+        known: How far the incident is known to be the root cause.
+        idle: Why this node has started no worker; '' if it has.
     """
     if idle:
         publish(Event("idle", f"this node started no worker: {idle}", Level.WARNING))
     level = Level.INFO if closed.success else Level.ERROR
-    publish(Event("job_closed", describe_verdict(closed, known), level, {"success": closed.success}))
+    fields: dict[str, Field] = {"success": closed.success, "exit_code": closed.exit_code, "requeue": closed.requeue}
+    if summary is not None:
+        if (error := write_verdict(summary, closed)) is not None:
+            message = f"{summary.logs}/{FILE_NAME} cannot be written: {error.strerror}"
+            publish(Event("output", message, Level.WARNING))
+        fields |= {"restarts": summary.restarts, "seconds_s": summary.seconds}
+        fields |= {"interrupted_s": summary.interrupted_seconds, "nodes_lost": summary.nodes_lost}
+    publish(Event("job_closed", describe_verdict(closed, known, summary), level, fields))
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
-def fork_server(event: ForkServerEvent) -> Event:
-    """Return what becomes of the fork server."""
+def fork_server(event: messages.ForkServerEvent) -> Event:
+    """Return the event of a fork server that is ready, has imported more, or has failed."""
     match event:
-        case ForkServerReady(pid, seconds, modules):
+        case messages.ForkServerReady(pid, seconds, modules):
             message = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
             fields: dict[str, Field] = {"pid": pid, "took_s": seconds}
             return Event("fork_server_ready", message, Level.DEBUG, fields)
-        case ForkServerGrown(pid, seconds, modules, learned, refused):
+        case messages.ForkServerGrown(pid, seconds, modules, learned, refused):
             message = f"the fork server has imported {', '.join(modules)} besides, in {seconds:.2f} s"
             if learned:
                 message += f", and {learned} more module(s) that workers have imported"
@@ -130,19 +131,15 @@ def fork_server(event: ForkServerEvent) -> Event:
                 message += f"; workers import by themselves: {_refusals(refused)}"
             fields = {"pid": pid, "took_s": seconds, "learned": learned, "refused": ", ".join(refused)}
             return Event("fork_server_grown", message, Level.DEBUG, fields)
-        case ForkServerStayed(reason):
+        case messages.ForkServerStayed(reason):
             message = f"what workers import later is not preloaded: {reason}"
             return Event("fork_server_stayed", message, Level.DEBUG)
-        case ForkServerFailed(reason):
-            return Event(
-                "fork_server_failed",
-                f"the warm start is off, so each worker imports everything by itself:\n{reason}",
-                Level.WARNING,
-            )
-        case ForkServerDied(how):
-            return Event(
-                "fork_server_died", f"the preloaded process {how}; another one is being started", Level.WARNING
-            )
+        case messages.ForkServerFailed(reason):
+            message = f"the warm start is off, so each worker imports everything by itself:\n{reason}"
+            return Event("fork_server_failed", message, Level.WARNING)
+        case messages.ForkServerDied(how):
+            message = f"the preloaded process {how}; another one is being started"
+            return Event("fork_server_died", message, Level.WARNING)
 
 
 def _refusals(refused: Mapping[str, str]) -> str:
@@ -151,10 +148,11 @@ def _refusals(refused: Mapping[str, str]) -> str:
     return ", ".join(shown) + (f" and {len(refused) - len(shown)} more" if len(refused) > len(shown) else "")
 
 
-def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL) -> str:
-    """Return the closing message, several lines for a failure; ``known`` says what its incident is taken for."""
+def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL, summary: RunSummary | None = None) -> str:
+    """Return the closing message, several lines for a failure; arguments as for :func:`finish`."""
     if closed.success:
-        return f"the job is done: {closed.why}"
+        told = "" if summary is None else summary.describe()
+        return f"the job is done: {closed.why}" + (f" ({told})" if told else "")
     lines = [f"the job has failed: {closed.why}"]
     if closed.incident is not None:
         lines += ["", *root_cause(closed.incident, known)]
@@ -163,39 +161,40 @@ def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL) -> str:
     return "\n".join(lines)
 
 
-def describe_leaving(why: str, incident: Incident | None) -> str:
-    """Return what a node says that goes without a verdict on the job: why, and what failed here, if anything did."""
+def leave(publish: Publish, exit_code: int, why: str, incident: Incident | None) -> Ending:
+    """Report that a node leaves without a verdict on the job: why, and what failed here, if anything did."""
     lines = [f"this node is out: {why}"]
     if incident is not None:
         lines += ["", *root_cause(incident, "as far as this node knows")]
-    return "\n".join(lines)
-
-
-def level_of(exit_code: int) -> Level:
-    """Return the level of what a node says that goes without a verdict on the job.
-
-    Without its store nobody closes the job, so what the node says is the summary of a failed job.
-    """
-    if exit_code == ExitCode.STORE_LOST:
-        return Level.ERROR
-    return Level.WARNING if exit_code else Level.INFO
+    level = Level.WARNING if exit_code else Level.INFO
+    if exit_code == ExitCode.STORE_LOST:  # without a store, no node closes the job: this is its summary
+        level = Level.ERROR
+    publish(Event("left", "\n".join(lines), level))
+    return Ending(exit_code, why, incident)
 
 
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
-    """Return a failure, as lines for a person."""
+    """Return the lines that describe a failure."""
+    from elastic_core.known_failures import recognize  # here, since only a job that failed needs it
+
     lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}"]
     if incident.message and incident.message != incident.cause():
         lines.append(f"  error   {incident.message}")
+    if incident.where:
+        lines.append(f"  where   {incident.where}")
+    if (known_failure := recognize(incident)) is not None:
+        lines.append(f"  hint    {known_failure.advice}")
     if incident.log:
         lines.append(f"  log     {incident.log} on {incident.host}")
     if incident.detail:
-        lines += ["  last lines of its stderr, or the traceback that it recorded:"]
-        lines += [f"    | {line}" for line in incident.detail.rstrip().splitlines()[-30:]]
+        lines.append("  last lines of its stderr, or the traceback that it recorded:")
+        tail = incident.detail.rstrip().splitlines()[-(ROOT_CAUSE_MAX_LINES - len(lines)) :]
+        lines += [f"    | {line}" for line in tail]
     return lines
 
 
 def _who(incident: Incident) -> str:
-    """Return the worker and when it failed; or only the node, whose loss others found later than it happened."""
+    """Return the worker and when it failed; or only the node, since a loss is found later than it happens."""
     if incident.rank is None:
         return f"node {incident.host}, round {incident.round}"
     where = [f"host {incident.host}"]
@@ -204,11 +203,13 @@ def _who(incident: Incident) -> str:
     if incident.pid is not None:
         where.append(f"pid {incident.pid}")
     at = f"round {incident.round}, {incident.after:.1f} s after its start"
+    if incident.step is not None:
+        at += f", at step {incident.step}"
     return f"rank {incident.rank} ({', '.join(where)}), {at}"
 
 
 def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str) -> Iterator[Event]:
-    """Yield what entries after ``ledger``, read at ``now``, mean to node ``node_id``; several may have come at once.
+    """Yield the events of entries after ``ledger``, read at ``now``, for node ``node_id``.
 
     Raises:
         RendezvousStateError: An entry does not follow.
@@ -233,7 +234,7 @@ def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id:
 
 
 def find_drain(entries: Iterable[Entry], node_id: str) -> str | None:
-    """Who wants a node to leave, by these entries; None where nobody does."""
+    """Return why these entries drain a node; None if they do not."""
     asked = [entry.body for entry in entries if isinstance(entry.body, Drain) and node_id in entry.body.nodes]
     return asked[-1].why if asked else None
 
@@ -255,32 +256,34 @@ def round_halted(halt: Halt) -> Event:
 
 
 def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) -> Event:
-    """Return a new round, as node ``node_id`` sees it, which has known the ledger as ``before`` until now."""
-    nodes = len(current.members)
-    workers = sum(member.local_world_size for member in current.members)
-    restarts = ""
+    """Return the event of a new round for node ``node_id``, which has known the ledger as ``before`` until now."""
+    restarts, note = ledger.counters.restarts, ""
     if current.charged:
-        restarts = f", restart {ledger.counters.restarts} of {ledger.settings.agreement.max_restarts}"
-    elif ledger.counters.restarts < before.counters.restarts:
-        restarts = f", restart {before.counters.restarts} is given back"
-    out = "" if ledger.is_member(node_id) else "; this node is not in it and waits"
-    message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){restarts} ({current.why}){out}"
+        note = f", restart {restarts} of {ledger.settings.agreement.max_restarts}"
+    elif restarts < before.counters.restarts:
+        note = f", restart {before.counters.restarts} is given back"
+    return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id))
+
+
+def round_event(current: Round, restarts: int, note: str, cause: str | None, *, member: bool = True) -> Event:
+    """Return the event of a new round; ``note`` says in words what became of the ``restarts``."""
+    nodes, workers = len(current.members), sum(member.local_world_size for member in current.members)
+    out = "" if member else "; this node is not in it and waits"
+    message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){note} ({current.why}){out}"
     fields: dict[str, Field] = {
         "round": current.number,
         "nodes": nodes,
         "world_size": workers,
-        "restarts": ledger.counters.restarts,
+        "restarts": restarts,
         "why": current.why,
-        "cause": cause(before, current),
-        "member": ledger.is_member(node_id),
+        "cause": cause,
+        "member": member,
     }
     return Event("round_started", message, fields=fields)
 
 
 def cause(before: Ledger, current: Round) -> str | None:
-    """Return what led from the ledger ``before`` to the round after it, in a word for programs; None for the first
-    round.
-    """
+    """Return a word for what led from the ledger ``before`` to the round after it; None for the first round."""
     if before.round is None:
         return None
     halt = before.halt

@@ -1,7 +1,4 @@
-"""The resources of an agent: its event loop, the warden, the workers, their output and their directory.
-
-Both agents, ``agent.supervisor`` and ``handlers.agent``, open them with :func:`open_resources`.
-"""
+"""The resources of both agents, ``agent.supervisor`` and ``handlers.agent``: opened at the start, closed at the end."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, marked
@@ -20,6 +18,7 @@ from elastic_core.agent.event_loop import EventLoop, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker_channels import Reports
@@ -41,12 +40,27 @@ WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes afte
 class Resources:
     """The resources of one run on one node."""
 
+    config: RunConfig
+    plugins: Plugins
+    publish: Publish
+    info: NodeInfo
     loop: EventLoop
     signals: frozenset[int]  # the signals on which the node leaves
     warden: Warden
     group: WorkerGroup
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
+
+    def summarize(self, **counters: Any) -> RunSummary:
+        """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""
+        return RunSummary(
+            job=self.config.rdzv_id,
+            run=self.group.run_uid,
+            node=str(self.info),
+            interrupted_seconds=round(self.group.interrupted_seconds, 3),
+            logs=None if self.group.temporary else self.group.directory,
+            **counters,
+        )
 
 
 def kill_workers(resources: Resources, now: float) -> None:
@@ -56,10 +70,10 @@ def kill_workers(resources: Resources, now: float) -> None:
     resources.loop.at(now + WARDEN_PATIENCE, Overdue())
 
 
-def handle_warden_death(resources: Resources, publish: Publish, reason: str) -> Leaving:
+def handle_warden_death(resources: Resources, reason: str) -> Leaving:
     """Give up the workers of a dead warden. Without a warden the node cannot keep its promises, so it leaves."""
     message = f"the process that guards the workers is gone ({reason}), and the workers with it"
-    publish(Event("warden_died", message, Level.ERROR))
+    resources.publish(Event("warden_died", message, Level.ERROR))
     resources.loop.unwatch(resources.warden)
     resources.group.finish_round()
     return Leaving("the process that guards the workers is gone", ExitCode.WITHDRAWN)
@@ -113,7 +127,15 @@ def open_resources(
         if config.program.kind is ProgramKind.FUNCTION:
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
-        output = _output(config, publish)
+        output = Output(
+            redirects=config.redirects,
+            tee=config.tee,
+            keep=config.log_dir is not None,
+            shown=config.local_ranks_filter,
+            several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
+            filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
+            report=lambda message: publish(Event("output", message, Level.WARNING)),
+        )
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
         plugins.run_starts(config, run_uid, info, None if temporary else directory)
@@ -129,7 +151,7 @@ def open_resources(
             if pipe is not None:
                 loop.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
-        yield Resources(loop, signals, warden, group, reports.fd_store)
+        yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store)
 
 
 @contextmanager
@@ -157,18 +179,3 @@ def leave_signals(config: RunConfig) -> frozenset[int]:
     if config.signals is not None:
         return frozenset(config.signals)
     return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)
-
-
-def _output(config: RunConfig, publish: Publish) -> Output:
-    def report(message: str) -> None:
-        publish(Event("output", message, Level.WARNING))
-
-    return Output(
-        redirects=config.redirects,
-        tee=config.tee,
-        keep=config.log_dir is not None,
-        shown=config.local_ranks_filter,
-        several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
-        filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
-        report=report,
-    )

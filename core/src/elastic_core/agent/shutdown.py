@@ -4,58 +4,54 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastic_core.agent.event_loop import Depart
-from elastic_core.config.run import RunConfig
+from elastic_core.agent.resources import Resources, kill_workers
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
+from elastic_core.session.runtime import Runtime
 
 STORE_MAX_SECONDS = 0.5  # for the store's answer whether other nodes have finished
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Departure:
     """The state of this node's departure. All methods run on the agent's loop."""
 
-    config: RunConfig
-    handled: frozenset[int]  # the signals on which the node leaves
+    resources: Resources
+    runtime: Runtime
+    ask_finished: Callable[[Callable[[bool], None]], None]  # asks the store whether other nodes have finished
     state: Callable[[], NodeState]
     step: Callable[[NodeEvent], None]
-    post: Callable[[Depart], None]
-    """Posts to the loop. Any thread may call it."""
-    later: Callable[[float, Depart], None]  # posts to the loop after some seconds
-    ask_finished: Callable[[Callable[[bool], None]], None]  # asks the store whether other nodes have finished
-    kill: Callable[[], None]  # ends all workers at once
     say: Callable[[str, str], None]
     received: int | None = None  # the first signal that was received, which the workers get too
-    _finishing: bool = field(default=False, init=False)
-    """Whether the workers here may finish, as those of other nodes have."""
+    _finishing: bool = False  # whether the workers here may finish, as those of other nodes have
 
     def on_signal(self, signum: int) -> None:
         """Leave after a signal; a second signal ends the workers at once."""
-        if signum not in self.handled:
+        if signum not in self.resources.signals:
             return
         if self.received is not None:
             self.say("signal", f"received {signal_name(signum)} again: killing the workers")
-            self.kill()
+            kill_workers(self.resources, self.runtime.now())
             self.step(Leaving.signalled(signum, signal_name(signum)))
         else:
             self.received = signum
             self._ask(Depart(signum))
 
     def on_drain(self, why: str) -> None:
-        """Leave after a drain was requested, for which there is no hurry."""
+        """Leave after a drain was requested."""
         if self.received is None and self.state().leaving is None:
             self._ask(Depart(signal.SIGTERM, why=why))
 
     def depart(self, order: Depart) -> None:
         """Leave. If other nodes have finished, first give the workers here a grace to finish too (rule L7)."""
-        state, ours = self.state(), self.config.shutdown_timeout
+        state, ours = self.state(), self.resources.config.shutdown_timeout
         grace = 0.0 if order.final or state.work is not Work.RUNNING else self._grace(order)
         if state.leaving is not None and grace >= state.leaving.grace:
-            return  # it already leaves as soon as that
+            return  # it already leaves at least as soon
         why = order.why or f"received {signal_name(order.signum)}"
         busy = state.work in (Work.RUNNING, Work.STOPPING)
         again = "; once more to kill the workers at once" if busy and not order.why else ""
@@ -64,21 +60,25 @@ class Departure:
             self.say("signal", f"{why}: leaving{within}{again}")
             self.step(Leaving(why, signalled(order.signum), grace))
             if grace:
-                self.later(grace, Depart(order.signum, final=True, why=order.why))
+                self._later(grace, Depart(order.signum, final=True, why=order.why))
         elif not self._finishing:
             self._finishing = True
             self.say("signal", f"{why}: other nodes have finished, the workers here have {ours:g} s to{again}")
-            self.later(ours, Depart(order.signum, final=True, why=order.why))
+            self._later(ours, Depart(order.signum, final=True, why=order.why))
 
     def _ask(self, order: Depart) -> None:
-        if self.state().work is not Work.RUNNING or self.config.max_nodes == 1:
+        if self.state().work is not Work.RUNNING or self.resources.config.max_nodes == 1:
             self.depart(order)
             return
-        self.ask_finished(lambda finished: self.post(Depart(order.signum, finished=finished, why=order.why)))
-        self.later(STORE_MAX_SECONDS, order)
+        post = self.resources.loop.post
+        self.ask_finished(lambda finished: post(Depart(order.signum, finished=finished, why=order.why)))
+        self._later(STORE_MAX_SECONDS, order)
+
+    def _later(self, seconds: float, order: Depart) -> None:
+        self.resources.loop.at(self.runtime.now() + seconds, order)
 
     def _grace(self, order: Depart) -> float:
         """Return how long the workers may go on, to stop together with all others; 0 for not at all."""
         if order.why:
             return self.state().ledger.settings.timing.plan_timeout
-        return self.config.preemption_grace if order.signum == signal.SIGTERM else 0.0
+        return self.resources.config.preemption_grace if order.signum == signal.SIGTERM else 0.0

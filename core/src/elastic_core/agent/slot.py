@@ -16,28 +16,24 @@ from elastic_core.protocol.roster import SLOTS, Slots
 
 
 class Slot:
-    """One of this host's places in a job: whoever holds it is the only one (rule S8).
+    """One of this host's places in a job, held by one agent at a time (rule S8).
 
-    It is the name of an abstract unix socket. Binding that is atomic, it is known throughout the network namespace, and
-    it vanishes with the last process that holds the descriptor, without a file to be left behind. The warden holds it
-    until its last process is gone, so that who finds a slot free knows that all of its former holder is dead.
-
-    Attributes:
-        number: Which one it is, from 0.
-        slots: What was seen of the others when it had just been taken.
+    A slot is the name of an abstract unix socket. To bind it is atomic, the whole network namespace sees it, and it
+    vanishes with the last process that holds the descriptor; no file is left behind. The warden holds it until its last
+    process is gone. So if a slot is free, all processes of its former holder are dead.
     """
 
     def __init__(self, number: int, held: socket.socket, name: str) -> None:
-        self.number = number
+        self.number = number  # from 0
         self._held, self._name = held, name
         self._others = tuple(other for other in range(SLOTS) if other != number)
         self._dated = bool(boot_id())  # else its clock may be another boot's
         self._looked = Slots(0, self._others)
-        self.slots = self.look()
+        self.slots = self.look()  # the others, as seen when this one had just been taken
 
     @classmethod
     def take(cls, job: str) -> Slot:
-        """Take the lowest free slot of ``job``, any text that is the same for all its agents.
+        """Take the lowest free slot of ``job``, a text that is the same for all its agents.
 
         Raises:
             ElasticError: This host gives no slot.
@@ -59,19 +55,19 @@ class Slot:
                 return cls(number, held, name)
 
     def look(self) -> Slots:
-        """Which of the host's other slots are held now; what was seen last, where too many files are open to look."""
-        at = time.monotonic_ns() if self._dated else 0  # before the look, which says nothing of who sits down meanwhile
+        """Return which of the host's other slots are held; the last answer, if too many files are open to look."""
+        at = time.monotonic_ns() if self._dated else 0  # before the look, which may miss slots that are taken meanwhile
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
             held = tuple(other for other in self._others if _is_held(asking, f"{self._name}{other}"))
             self._looked = Slots(at, held)
         return self._looked
 
     def fileno(self) -> int:
-        """Return the descriptor that is the slot, to be held by the warden, too."""
+        """Return the descriptor that is the slot; the warden holds it, too."""
         return self._held.fileno()
 
     def keep(self, fd: int) -> None:
-        """Keep a copy of a descriptor open until the slot is free: in the queue of its socket, which nobody reads.
+        """Keep a copy of a descriptor open until the slot is free: in the queue of its socket, which is never read.
 
         Raises:
             OSError: The system does not let it be kept.
@@ -81,12 +77,12 @@ class Slot:
             sending.sendmsg([b"kept"], [rights], socket.MSG_DONTWAIT, name)
 
     def close(self) -> None:
-        """Let go of it; it is free once all others have."""
+        """Close this agent's descriptor; the slot is free once all other holders have closed theirs."""
         self._held.close()
 
 
 def _is_held(asking: socket.socket, name: str) -> bool:
-    """Whether a slot's name is bound. Asking does not bind it, so that who comes meanwhile does not find it taken."""
+    """Whether a slot's name is bound. The test does not bind it, so a newcomer does not find it taken meanwhile."""
     try:
         asking.connect(name)
     except ConnectionRefusedError:

@@ -1,7 +1,7 @@
-"""Snapshots out of memory files, written to a directory whole or not at all.
+"""Writes snapshots out of memory files to a directory, whole or not at all.
 
-Each file is written under a temporary name, synced and renamed, and counts once a JSON file is beside it, which comes
-last and has its size and SHA-256. Nodes that share a directory have the same to write: a lock lets one of them do it.
+Each file is written under a temporary name, synced and renamed. It is valid once a JSON file with its size and SHA-256
+is beside it, which is written last. Nodes that share a directory have the same snapshots: a lock lets one write them.
 """
 
 from __future__ import annotations
@@ -21,72 +21,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic_core.agent.console import write_all
 from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 
 _BLOCK = 8 << 20
-_SPARE_SHARE = 0.05  # of a file system that nobody has named: the share that stays free
+_SPARE_SHARE = 0.05  # the share of a file system that stays free, unless the user has named the directory
 _TEXT = re.compile(rb'\[(\d+), (\d+), (?:\{"rank": (\d+), "world": (\d+), )?')
 """How the text of a snapshot begins: round and step; and whose part of a sharded state it is, of how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A complete snapshot in a memory file.
+    """A complete snapshot in a memory file."""
 
-    Attributes:
-        fd: Of the memory file.
-        size: Bytes of it that matter.
-        round: In which round it was made.
-        step: After which step.
-        rank: Whose part of a sharded state it is; None where it is all of a state.
-        world: Of how many.
-    """
-
-    fd: int
-    size: int
-    round: int
-    step: int
-    rank: int | None = None
-    world: int | None = None
+    fd: int  # of the memory file
+    size: int  # the bytes of the file that are used
+    round: int  # the round in which it was made
+    step: int  # the step after which it was made
+    rank: int | None = None  # the rank whose part of a sharded state it is; None if it is a whole state
+    world: int | None = None  # the number of ranks that the state was sharded over
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """What snapshots of one run are ordered by."""
+        """The round and step, by which the snapshots of one run are ordered."""
         return (self.round, self.step)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A directory to write to.
+    """A directory to write to."""
 
-    Attributes:
-        path: Absolute.
-        spare: Whether nobody has named it: then it must be this user's alone, and a part of its disk stays free.
-    """
-
-    path: Path
+    path: Path  # absolute
     spare: bool = False
+    """Whether it is a default: then only this user may have access to it, and a part of its disk stays free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the worker has asked for.
+    """A worker's request to write snapshots to disk."""
 
-    Attributes:
-        name: Of the training state.
-        run: The run's uid.
-        whole: Whether each snapshot is all of the state, so that the newest one is enough.
-        base: What the newest checkpoint on disk was when the run began, for whoever reads the snapshot.
-        saved: Round and step of the newest checkpoint of this run.
-        targets: Where to write, the first that has room.
-    """
-
-    name: str
-    run: str
-    whole: bool
-    base: Any
-    saved: tuple[int, int] | None
-    targets: tuple[Target, ...]
+    name: str  # of the training state
+    run: str  # the run's uid
+    whole: bool  # whether each snapshot is all of the state, so that the newest one is enough
+    base: Any  # the newest checkpoint on disk when the run began, for the reader of the snapshot
+    saved: tuple[int, int] | None  # round and step of the newest checkpoint of this run
+    targets: tuple[Target, ...]  # the first of them that has room is written to
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +78,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """A snapshot that is not, and why."""
+    """A snapshot that is not on disk, and why."""
 
     kept: Kept
     why: str
@@ -124,13 +103,9 @@ def kept_in(fd: int) -> Kept | None:
 
 
 def write(request: Request, kept: Kept, node: str, stop: threading.Event) -> Written | Unwritten:
-    """Write one snapshot into the first directory that takes it. Nothing half-written stays.
+    """Write one snapshot into the first directory that takes it, until ``stop`` is set. No partial file stays.
 
-    Args:
-        request: Where to, and what is written beside it.
-        kept: The snapshot.
-        node: Who writes it, for people.
-        stop: Set when there is no more time.
+    ``node`` describes this node, for the reader of the JSON file.
     """
     reasons = []
     for target in request.targets:
@@ -145,10 +120,10 @@ def write(request: Request, kept: Kept, node: str, stop: threading.Event) -> Wri
 
 
 def _write_to(target: Target, request: Request, kept: Kept, node: str, stop: threading.Event) -> Path:
-    """Write it there, unless another node has; where it is.
+    """Write a snapshot to a directory, unless another node has; return the path of the file.
 
     Raises:
-        OSError: It cannot be written. Nothing of it is left.
+        OSError: It cannot be written. No part of it is left.
     """
     folder = target.path / request.run
     _make(target, folder, kept.size)
@@ -190,10 +165,11 @@ def _write_to(target: Target, request: Request, kept: Kept, node: str, stop: thr
 
 
 def _make(target: Target, folder: Path, size: int) -> None:
-    """Have the folder there.
+    """Make the folder, unless it is there.
 
     Raises:
-        OSError: It cannot be made; or nobody has named it, and it is another user's, or its disk has too little room.
+        OSError: It cannot be made; or it is in a default directory, to which other users have access or whose disk has
+            too little room.
     """
     if not target.spare:
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,13 +186,12 @@ def _make(target: Target, folder: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
-    """Yield a temporary file that no other process writes to: nodes that share a directory have the same to write.
+    """Yield a temporary file that no other process writes to: nodes that share a directory have the same snapshots.
 
-    What a process has left there that was killed is written over. Where files cannot be locked, it has another name in
-    each process.
+    What a killed process has left there is overwritten. If files cannot be locked, each process uses another name.
 
     Raises:
-        _Stopped: Another process writes to it, and goes on doing so.
+        _Stopped: Another process still writes to it.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -237,10 +212,9 @@ def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
 
 def _is_at(path: Path, fd: int) -> bool:
     """Whether a file still has its name."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _lock(fd: int, stop: threading.Event) -> bool:
@@ -261,24 +235,23 @@ def _lock(fd: int, stop: threading.Event) -> bool:
 
 
 def _copy(kept: Kept, fd: int, stop: threading.Event) -> str:
-    """Copy the bytes, and sync them; their SHA-256."""
+    """Copy the bytes of a snapshot to ``fd`` and sync them; return their SHA-256."""
     digest, at = hashlib.sha256(), 0
     while at < kept.size:
         if stop.is_set():
             raise _Stopped
-        block = memoryview(os.pread(kept.fd, min(_BLOCK, kept.size - at), at))
+        block = os.pread(kept.fd, min(_BLOCK, kept.size - at), at)
         if not block:
             raise OSError(errno.EBUSY, "it was written to meanwhile")
         digest.update(block)
         at += len(block)
-        while block:
-            block = block[os.write(fd, block) :]
+        write_all(fd, block)
     os.fsync(fd)
     return digest.hexdigest()
 
 
 def _describe(path: Path, body: Mapping[str, Any]) -> None:
-    """Write the JSON file by which a snapshot counts, and sync the folder."""
+    """Write the JSON file that makes a snapshot valid, and sync the folder."""
     temporary = path.with_suffix(".json.partial")
     try:
         with open(temporary, "w") as file:

@@ -1,10 +1,9 @@
-"""Writes snapshots that are only in memory to a directory, when a job fails for good, or its agent.
+"""Writes snapshots that are only in memory to a directory, when a job or its agent fails for good.
 
-Workers leave snapshots with their agent as memory files (``fd_store.py``), and these are gone with the agent. A worker
-that wants them to outlive a failed job leaves one more memory file beside them, ``NAME/rescue``, with JSON in it: which
-run this is, the directories to try in turn, and what is on disk already. The agent writes the bytes as they are
-(``snapshot_files.py``). A directory that is full or away is left as it was, and the next one is tried.
-``elastic_core.worker.fd_store`` says how a snapshot begins; what else is in it only the library knows that wrote it.
+Workers leave snapshots with their agent as memory files (``fd_store.py``), which are gone with the agent. To have them
+written, a worker leaves one more memory file, ``NAME/rescue``, with JSON in it: the run, the directories to try in
+turn, and what is on disk already. The agent writes the bytes as they are (``snapshot_files.py``).
+``elastic_core.worker.fd_store`` says how a snapshot begins; only the library that wrote it knows the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,51 +32,36 @@ from elastic_core.threads import asked
 from elastic_core.worker.fd_store import RESCUE, is_of_other_format
 
 PATIENCE = 300.0  # most seconds that an agent spends on writing snapshots
-_ABORTING = 5.0  # seconds that the writer gets to remove what is half-written, once it was told to stop
+_ABORTING = 5.0  # seconds that the writer gets to remove partial files, once it was told to stop
 _LARGEST_REQUEST = 1 << 16
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """The writer's thread is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Overdue:
-    """It has taken too long."""
+_OVERDUE = object()  # an event: the writer has taken too long
 
 
 class Agent(Protocol):
-    """The loop of one node, with a ledger or without."""
+    """The loop of one node, with or without a ledger."""
 
     @property
     def closed(self) -> Closed | None:
-        """The verdict on the job, where there is one."""
+        """The verdict on the job; None if there is none."""
 
     def leaves_others(self) -> bool:
-        """Whether other members of the newest round are still in the job, as far as can be known."""
+        """Return whether other members of the newest round are still in the job, as far as this node knows."""
 
     def run(self) -> Ending:
-        """Take part to the end."""
+        """Run the loop until the node's part in the job ends."""
 
     def close(self) -> None:
-        """Have no worker left, and no part in the job."""
+        """End the workers, and this node's part in the job."""
 
 
-def run(agent: Agent, resources: Resources, publish: Publish, node: str) -> Ending:
+def run(agent: Agent, resources: Resources) -> Ending:
     """Run an agent to its end, close it, and write its snapshots to disk if no other node continues from them.
 
-    Also where the agent raises an :class:`Exception`: other nodes may fail in the same way, so that none of them goes
-    on. Anything else that it raises, such as KeyboardInterrupt, stops this node only.
-
-    Args:
-        agent: Its loop.
-        resources: The agent's event loop, warden and fd store. The caller closes them after this function has returned.
-        publish: Tells the observers.
-        node: This node, for people.
+    They are also written if the agent raises an :class:`Exception`, since all other nodes may fail in the same way.
+    Other exceptions, such as KeyboardInterrupt, stop this node only. The caller closes ``resources`` afterwards.
     """
-    ending, failed = None, False
+    ending, failed, publish = None, False, resources.publish
     try:
         with closing(agent):
             ending = agent.run()
@@ -90,8 +73,8 @@ def run(agent: Agent, resources: Resources, publish: Publish, node: str) -> Endi
         held = resources.fd_store.held
         try:
             if held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
-                rescue(held, resources.signals, publish, node, agent_loop=resources.loop)
-        except Exception as error:  # which must not replace how the agent ended
+                rescue(held, resources.signals, publish, str(resources.info), agent_loop=resources.loop)
+        except Exception as error:  # must not replace the agent's own ending or exception
             names = ", ".join(sorted({name.partition("/")[0] for name in held}))
             message = f"what workers have left in memory as {names} is lost: writing it failed with {error!r}"
             publish(Event("rescue_failed", message, Level.ERROR))
@@ -112,11 +95,11 @@ def rescue(
 
     Args:
         held: The descriptors that workers have left, by name.
-        signals: Those that end the writing.
+        signals: The signals that end the writing.
         publish: Tells the observers.
-        node: This node, for people.
+        node: Describes this node.
         patience: Most seconds that it may take.
-        agent_loop: If a signal arrived in it that the agent has not taken, nothing is written.
+        agent_loop: If it has received a signal that the agent has not taken, nothing is written.
     """
     if names := unreadable(held):
         what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
@@ -152,15 +135,13 @@ def rescue(
 def is_needed(
     ending: Ending | None, closed: Closed | None, leaves_others: Callable[[], bool], *, failed: bool = False
 ) -> bool:
-    """Whether no other node continues from the snapshots of this node.
-
-    A node that leaves others behind writes nothing: they have the state, and go on.
+    """Return whether no other node continues from the snapshots of this node.
 
     Args:
         ending: How the agent ended; None if it raised.
-        closed: The verdict on the job, where there is one.
-        leaves_others: Whether other nodes that have it are still in the job; asked where that matters.
-        failed: Whether it raised because something is wrong, and not because it was to stop.
+        closed: The verdict on the job, if there is one.
+        leaves_others: Whether other nodes, which have the state too, stay in the job; called only if that matters.
+        failed: Whether the agent raised because of a defect, and not because it was told to stop.
     """
     if ending is not None and ending.rejoin:
         return False
@@ -170,7 +151,7 @@ def is_needed(
 
 
 def requests(held: Mapping[str, int]) -> list[Request]:
-    """Return what workers have asked for; what makes no sense is left out."""
+    """Return the requests of workers, without invalid ones."""
     found = []
     for name, fd in sorted(held.items()):
         if name.endswith(f"/{RESCUE}"):
@@ -180,7 +161,7 @@ def requests(held: Mapping[str, int]) -> list[Request]:
 
 
 def unreadable(held: Mapping[str, int]) -> list[str]:
-    """Return the names of requests that make no sense, and of snapshots in another release's format."""
+    """Return the names of invalid requests, and of snapshots in another release's format."""
     understood = {f"{request.name}/{RESCUE}" for request in requests(held)}
     asked_for = {name for name in held if name.endswith(f"/{RESCUE}")}
     return sorted({*(asked_for - understood), *(name for name, fd in held.items() if is_of_other_format(fd))})
@@ -193,10 +174,10 @@ def snapshots(held: Mapping[str, int], name: str) -> list[Kept]:
 
 
 def worth(request: Request, kept: Sequence[Kept]) -> list[Kept]:
-    """Which snapshots are to be written, the newest first: none where the disk has something as new. Pure.
+    """Return the snapshots to write, the newest first: none if the disk has one that is as new. Pure.
 
-    Of a sharded state other nodes may have parts of an older step only, so all that is here counts, each part once. A
-    snapshot of round 0 is one that was itself read from such a directory, where it still is.
+    Of a sharded state, other nodes may only have parts of an older step, so all parts here are written, each once. A
+    snapshot of round 0 was itself read from such a directory, where it still is.
     """
     fresh = [each for each in kept if each.round > 0 and (request.saved is None or each.stamp > request.saved)]
     if request.whole:
@@ -211,22 +192,22 @@ def _write_all(
 
 
 def _await(outcome: Future[Any], loop: EventLoop, stop: threading.Event, patience: float) -> str:
-    """Wait for the writer; why it was told to stop, '' if it was not."""
-    outcome.add_done_callback(lambda _: loop.post(_Finished()))
-    loop.at(time.monotonic() + patience, _Overdue())
+    """Wait for the writer; return why it was told to stop, '' if it was not."""
+    outcome.add_done_callback(loop.post)  # wakes the loop
+    loop.at(time.monotonic() + patience, _OVERDUE)
     why = ""
     while not outcome.done():
         for event in loop.take():
-            if isinstance(event, _Overdue) and why:
+            if event is _OVERDUE and why:
                 return why
-            if isinstance(event, _Overdue):
+            if event is _OVERDUE:
                 why = f"writing them has taken {patience:.0f} s"
             elif isinstance(event, SignalReceived) and not why:
                 why = f"the agent received {signal_name(event.signum)}"
             else:
                 continue
             stop.set()
-            loop.at(time.monotonic() + _ABORTING, _Overdue())
+            loop.at(time.monotonic() + _ABORTING, _OVERDUE)
     return why
 
 

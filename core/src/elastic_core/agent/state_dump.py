@@ -1,8 +1,8 @@
 """On SIGQUIT an agent writes to stderr what it does and waits for, with the Python stacks of its threads, and goes on.
 
-The stacks are written by :mod:`faulthandler` from the signal's own handler, whatever the main thread does, into a pipe
-that never blocks. A thread waits at the other end, adds the state, and copies all of it to stderr. So neither a call
-that does not return nor a console that is stuck can keep the dump from coming, or the dump the agent from working.
+:mod:`faulthandler` writes the stacks from the signal's handler into a pipe that never blocks. A thread at the other end
+adds the state, and copies all of it to stderr. So the dump comes even if a call does not return, and a stuck console
+does not stop the agent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastic_core.host.terminal import printable
 
 SIGNAL = signal.SIGQUIT
 QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
-ROOM_BYTES = 1 << 18  # of the pipe; what stacks do not fit there are cut off
+ROOM_BYTES = 1 << 18  # of the pipe; stacks that do not fit there are cut off
 _END = b"\0"
 _THREAD = re.compile(r"^(Thread|Current thread) (0x[0-9a-f]+)")
 
@@ -31,12 +31,12 @@ _THREAD = re.compile(r"^(Thread|Current thread) (0x[0-9a-f]+)")
 class StateDump:
     """Writes the state on each SIGQUIT, until it is closed. Main thread only.
 
-    Where the node leaves on SIGQUIT, or the program that runs the agent has a handler of its own, nothing is written.
+    Nothing is written if the node leaves on SIGQUIT, or if the program that runs the agent has a handler for it.
 
     Args:
         handled: The signals on which the node leaves.
-        describe: Says what the agent does, on another thread.
-        fd: Where to write; it stays the caller's.
+        describe: Returns what the agent does; called on another thread.
+        fd: Where to write; the caller closes it.
     """
 
     def __init__(self, handled: Collection[int], describe: Callable[[], str], fd: int = 2) -> None:
@@ -54,16 +54,15 @@ class StateDump:
         faulthandler.register(SIGNAL, file=self._pipe[1], all_threads=True, chain=True)
 
     def show(self, describe: Callable[[], str]) -> None:
-        """Write what this says from now on, also where the main thread is in a call that does not return.
+        """Write what ``describe`` returns from now on, also if the main thread is in a call that does not return.
 
-        The thread for that starts here. A backend may fork while it is made, and a process should have one thread then;
-        so it is started after that, or by the first signal.
+        This starts the thread, unless a signal has: a backend that forks while it is made needs a single thread.
         """
         self._describe = describe
         self._start()
 
     def close(self) -> None:
-        """Leave the signal to whoever had it."""
+        """Restore the signal's handler."""
         if self._pipe is None:
             return
         faulthandler.unregister(SIGNAL)
@@ -77,7 +76,7 @@ class StateDump:
         self._pipe = None
 
     def _start(self) -> None:
-        """Start the thread, once. A signal may be in the middle of :mod:`threading`, whose locks are not taken here."""
+        """Start the thread, once, without the locks of :mod:`threading`, which a signal may have interrupted."""
         if self._pipe is not None and not self._started:
             self._started = True
             _thread.start_new_thread(self._run, (self._pipe[0],))
@@ -88,15 +87,13 @@ class StateDump:
                 state = self._describe()
             except Exception as exc:  # in the middle of a change
                 state = f"  the state cannot be described: {type(exc).__name__}: {exc}\n"
-            with contextlib.suppress(OSError):  # nobody reads stderr any more
+            with contextlib.suppress(OSError):  # stderr has no reader any more
                 write_all(self._fd, f"{state}{indent_stacks(stacks)}".encode(errors="backslashreplace"))
         os.close(reading)
 
 
 def _read(fd: int) -> str:
-    """Return the stacks that have been written to the pipe, as soon as there are any and no more come; '' at the
-    end.
-    """
+    """Wait for stacks in the pipe, until no more of them come, and return them; '' at the end."""
     data, poll = b"", select.poll()
     poll.register(fd, select.POLLIN)
     while poll.poll(None if not data else QUIET_SECONDS * 1000):
@@ -108,7 +105,7 @@ def _read(fd: int) -> str:
 
 
 def indent_stacks(stacks: str) -> str:
-    """Return the stacks with the names of their threads, where :mod:`faulthandler` has their numbers."""
+    """Return the stacks with the names of their threads in place of the numbers."""
     names = {thread.ident: thread.name for thread in threading.enumerate()} | {threading.get_ident(): "of this dump"}
 
     def named(found: re.Match[str]) -> str:

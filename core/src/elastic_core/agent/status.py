@@ -1,4 +1,4 @@
-"""The state of an agent in words, for people who ask why nothing happens: pure functions from what it knows."""
+"""Describes the state of an agent, for users who ask why nothing happens. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,41 +23,26 @@ from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 
 ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
-"""Takes a function that describes the state whenever somebody asks."""
+"""Takes a function that describes the state, for SIGQUIT."""
 SHOWN_NODES = 64  # how many nodes of a round are listed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What an agent knows at one instant besides its state. Instants are its monotonic clock, in seconds.
+    """What an agent knows at one instant besides its state. Instants are its monotonic clock, in seconds."""
 
-    Attributes:
-        job: The job's id.
-        store: Its backend and endpoint, without passwords.
-        pid: The agent's.
-        now: This instant.
-        since: When the agent began to do what it does.
-        workers: Of its newest round.
-        started_at: When those were started.
-        contact_at: When it last knew all that the store had taken.
-        failing: The threads whose last operation on the store failed.
-        node views: The rows of the roster, where the node leads.
-        waiting_for: Whom the job waits for, where the node leads and knows it.
-        incident: The newest failure that it has heard of.
-    """
-
-    job: str
-    store: str
-    pid: int
-    now: float
-    since: float
-    workers: Sequence[Worker] = ()
-    started_at: float = 0.0
-    contact_at: float | None = None
-    failing: Collection[str] = ()
-    node_views: Mapping[str, NodeView] = field(default_factory=dict)
-    waiting_for: str = ""
-    incident: Incident | None = None
+    job: str  # the job's id
+    store: str  # its backend and endpoint, without passwords
+    pid: int  # of the agent
+    now: float  # this instant
+    since: float  # when the agent's state last changed
+    workers: Sequence[Worker] = ()  # of its newest round
+    started_at: float = 0.0  # when those were started
+    contact_at: float | None = None  # when it last knew all that the store had taken
+    failing: Collection[str] = ()  # the threads whose last operation on the store failed
+    node_views: Mapping[str, NodeView] = field(default_factory=dict)  # the rows of the roster, if the node leads
+    waiting_for: str = ""  # the nodes for which the job waits, if the node leads and knows them
+    incident: Incident | None = None  # the newest failure that it knows of
 
     @classmethod
     def of(cls, config: RunConfig) -> Status:
@@ -67,7 +52,7 @@ class Status:
         return cls(job=repr(config.rdzv_id), store=f"{config.rdzv_backend}{at}", pid=os.getpid(), now=now, since=now)
 
     def describe_joining(self) -> str:
-        """Return the state now of an agent that is not in its job yet, and has waited for that since :attr:`since`."""
+        """Return the state now of an agent that has waited to join its job since :attr:`since`."""
         status = replace(self, now=time.monotonic())
         rows = [("waits for", status.describe_wait("the store, to join the job"))]
         return _text(f"the agent with pid {self.pid}", status, rows)
@@ -82,11 +67,10 @@ def describe_node(state: NodeState, status: Status) -> str:
     ledger, info = state.ledger, state.info
     head = ledger.head
     leads = "this node" if ledger.leader == info.node_id else _named(ledger.leader, status.node_views)
-    kind = type(head.body).__name__.upper()
     rows = [
         ("run", f"{head.run}, known here for {_age(ledger.opened_at, status)}"),
         ("decides", f"{leads}, term {head.term}"),
-        ("entry", f"{head.index} is the newest, {kind}, read {_age(ledger.head_at, status)} ago"),
+        ("entry", f"{head.index} is the newest, {head.kind}, read {_age(ledger.head_at, status)} ago"),
         ("round", _round(ledger, status)),
         ("restarts", f"{ledger.counters.restarts} of {ledger.settings.agreement.max_restarts} spent"),
         ("waits for", status.describe_wait(_waits_for(state, status))),
@@ -152,7 +136,7 @@ def _waits_for(state: NodeState, status: Status) -> str:
 
 
 def _nodes(info: NodeInfo, members: tuple[Member, ...], status: Status) -> Iterator[tuple[str, str]]:
-    """Yield the nodes of the newest round in rank order, and then those that are in none."""
+    """Yield the nodes of the newest round in rank order, and then the nodes that are in no round."""
     for member in members[:SHOWN_NODES]:
         first = place(members, member.node_id).first_rank
         size = member.local_world_size

@@ -1,4 +1,4 @@
-"""How the bytes of a worker's stream become lines: with a prefix, whole, or those alone that somebody looks for."""
+"""Shapes of a worker's stream: unchanged, in lines with a prefix, or in whole lines; and the filter of its lines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,30 @@ from elastic_core.agent.console import write_all
 LONGEST_LINE = 1 << 16  # bytes of a line that wait for its end; a longer one is shown in pieces
 
 
-class Lines:
+class Shape:
+    """What a stream becomes before it is shown. This class leaves it unchanged."""
+
+    due = math.inf  # when :meth:`overdue` must be called, by the monotonic clock
+
+    def feed(self, data: bytes) -> bytes:
+        """Return all that can be shown once ``data`` has come; the rest waits for the end of its line."""
+        return data
+
+    def overdue(self) -> bytes:
+        """Return what has waited for too long, and is shown as well."""
+        return b""
+
+    def finish(self) -> bytes:
+        """Return what waits at the end of the stream."""
+        return b""
+
+
+class Lines(Shape):
     """Cuts a stream into whole lines and puts a prefix before each that does not begin with it already.
 
-    (torch begins log lines and tracebacks with ``[rank3]:``, too.) A carriage return ends a line, or a progress bar
-    would be held back until it is full.
+    (torch begins log lines and tracebacks with ``[rank3]:``, too.) A carriage return ends a line, since a progress bar
+    would be held back until it is full otherwise.
     """
-
-    due = math.inf  # when :meth:`overdue` is to be called: never
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
@@ -29,7 +45,7 @@ class Lines:
         self._returned = False
 
     def feed(self, data: bytes) -> bytes:
-        """All lines that ``data`` completes; the rest waits for its end."""
+        """Return all lines that ``data`` completes, with their prefix."""
         shown = []
         if self._returned and data.startswith(b"\n"):  # the second half of a line end that was cut in two
             shown.append(b"\n")
@@ -47,30 +63,23 @@ class Lines:
         rest, self._rest = self._rest, b""
         return _prefixed(self._prefix, rest) + b"\n" if rest else b""
 
-    def overdue(self) -> bytes:
-        """Nothing: a line waits for its end."""
-        return b""
 
-
-class WholeLines:
+class WholeLines(Shape):
     """Passes on a stream in whole lines, so that the lines of several ranks do not mix.
 
     What follows a carriage return is passed on as it comes: it is the newest state of a progress bar.
 
     Args:
-        patience: Seconds after which a line without an end is passed on; None to wait for its end, as is best where
-            nobody watches.
+        patience: Seconds after which a line without an end is passed on; None to wait for its end.
         clock: Seconds, monotonic.
     """
 
     def __init__(self, patience: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience, self._clock = patience, clock
         self._rest = b""
-        self.due = math.inf
-        """When :meth:`overdue` is to be called."""
 
     def feed(self, data: bytes) -> bytes:
-        """All lines that ``data`` completes; the rest waits for its end."""
+        """Return all lines that ``data`` completes."""
         data = self._rest + data
         end = data.rfind(b"\n") + 1
         if b"\r" in data[end:] or len(data) - end >= LONGEST_LINE:
@@ -94,7 +103,7 @@ class Filtered:
         needles: Texts; a line with any of them is copied.
         file: A descriptor that appends, so that lines of several ranks stay whole; closed with this object.
         path: Its name.
-        prefix: What stands before each line there; it is not searched.
+        prefix: Written before each line; not searched.
     """
 
     def __init__(self, needles: Sequence[str], file: int, path: Path, prefix: bytes) -> None:
@@ -105,15 +114,15 @@ class Filtered:
         self._lines = Lines(b"")
 
     def feed(self, data: bytes) -> None:
-        """Copy what matches of the lines that ``data`` completes.
+        """Copy the lines that ``data`` completes and that match.
 
         Raises:
-            OSError: The file cannot take it.
+            OSError: They cannot be written.
         """
         self._copy(self._lines.feed(data))
 
     def close(self) -> None:
-        """Show the last line of the stream, which may lack a line break."""
+        """Copy the last line of the stream, which may lack a line break, and close the file."""
         with contextlib.suppress(OSError):
             self._copy(self._lines.finish())
         os.close(self._file)

@@ -1,7 +1,4 @@
-"""The way of a worker's bytes through the agent: out of a pipe or pseudo-terminal, into a file, memory and a console.
-
-A *pump* is one stream, and a pump thread reads many of them.
-"""
+"""Pumps: each moves one stream of a worker from a pipe or pseudo-terminal into a file, memory and a console."""
 
 from __future__ import annotations
 
@@ -14,11 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from elastic_core.agent import pseudo_terminal
-from elastic_core.agent.console import write_all
-from elastic_core.agent.stream_lines import Filtered
+from elastic_core.agent.console import Console, DirectConsole, write_all
+from elastic_core.agent.stream_lines import Filtered, Shape
 
 TAIL = 4096  # bytes of stderr that are remembered
 
@@ -26,39 +22,17 @@ _CHUNK = 1 << 16
 _READS = 20  # how often a stream is read until nothing is left: a pseudo-terminal holds 64 KiB and gives 4 KiB at once
 
 
-class Shown(Protocol):
-    """Where a stream is shown."""
-
-    def write(self, chunk: bytes, rank: int) -> bool:
-        """Show what this local rank has written; False if that is of no use any more."""
-
-
-class Shape(Protocol):
-    """What becomes of a stream before it is shown."""
-
-    due: float  # when :meth:`overdue` is to be called, by the monotonic clock
-
-    def feed(self, data: bytes) -> bytes:
-        """Return what is to be shown now."""
-
-    def overdue(self) -> bytes:
-        """Return what has waited too long, and is to be shown as well."""
-
-    def finish(self) -> bytes:
-        """Return what waits at the end of the stream."""
-
-
 class Pump:
     """One stream of a worker, and where its bytes go. Other threads than the pump thread only read ``tail``, ``ended``.
 
     Args:
-        pipe: Where to read: a pipe, or our end of a pseudo-terminal; never waits. Closed with this object.
+        pipe: A pipe, or our end of a pseudo-terminal; does not block. Closed with this object.
         file: Where every byte is kept; closed with this object.
         path: The file's name.
-        console: Where it is shown.
-        lines: What becomes of it before it is shown; None for nothing.
-        report: Told in words, once for each file, what cannot be kept.
-        filtered: Takes the lines that somebody looks for; closed with this object.
+        console: Where the stream is shown.
+        shape: What the stream becomes before it is shown.
+        report: Called with a message, once for each file that cannot take all bytes.
+        filtered: Takes the lines for which the user has set a filter; closed with this object.
         rank: The worker's local rank.
     """
 
@@ -67,29 +41,21 @@ class Pump:
         pipe: int,
         file: int | None,
         path: Path,
-        console: Shown | None,
-        lines: Shape | None,
+        console: Console | DirectConsole | None,
+        shape: Shape,
         report: Callable[[str], None],
         filtered: Filtered | None = None,
         rank: int = 0,
     ) -> None:
-        self.pipe = pipe
-        self._filtered = filtered
+        self.pipe, self.console, self.shape = pipe, console, shape
         self.tail = b""
         """The last ``TAIL`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
         self.ended = threading.Event()
-        self._file, self._path, self._lines, self._report = file, path, lines, report
-        self.console = console
-        self._rank = rank
+        self._file, self._path, self._filtered, self._report, self._rank = file, path, filtered, report, rank
         self._reported: set[Path] = set()
 
-    @property
-    def due(self) -> float:
-        """When :meth:`show_overdue` is to be called."""
-        return math.inf if self._lines is None else self._lines.due
-
     def transfer(self) -> bool:
-        """Pass on what is there; False at the end of the stream, or if nobody is there to take it."""
+        """Pass on what can be read; return False at the end of the stream, or if the console is gone."""
         try:
             data = os.read(self.pipe, _CHUNK)
         except BlockingIOError:
@@ -99,25 +65,21 @@ class Pump:
         if data:
             self.tail = (self.tail + data)[-TAIL - 1 :]
             self._keep(data)
-        return self._show(data if self._lines is None else self._lines.feed(data)) and bool(data)
+        return self.show(self.shape.feed(data)) and bool(data)
 
-    def show_overdue(self) -> bool:
-        """Show what has waited for more for long enough; False if nobody is there to take it."""
-        return self._lines is None or self._show(self._lines.overdue())
+    def show(self, data: bytes) -> bool:
+        """Show data that has its shape; return False if the console is gone."""
+        return not data or self.console is None or self.console.write(data, self._rank)
 
     def close(self) -> None:
-        """Show what is left, and close: the stream is over, or the rest is not wanted."""
-        if self._lines is not None:
-            self._show(self._lines.finish())
+        """Show the rest of the shape, and close: the stream is over, or its rest is not needed."""
+        self.show(self.shape.finish())
         os.close(self.pipe)
         if self._file is not None:
             os.close(self._file)
         if self._filtered is not None:
             self._filtered.close()
         self.ended.set()
-
-    def _show(self, data: bytes) -> bool:
-        return not data or self.console is None or self.console.write(data, self._rank)
 
     def _keep(self, data: bytes) -> None:
         if self._file is not None:
@@ -138,11 +100,7 @@ class Pump:
 
 
 class PumpThread:
-    """Reads the streams of many workers. Methods may be called from any thread.
-
-    Args:
-        name: The thread's.
-    """
+    """A thread that reads the streams of many workers. Any thread may call the methods."""
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
@@ -154,11 +112,11 @@ class PumpThread:
         self._thread.start()
 
     def add(self, pumps: Sequence[Pump]) -> None:
-        """Read these, too, to their ends."""
+        """Read these pumps, too, to the ends of their streams."""
         self._order(lambda: [self._selector.register(pump.pipe, selectors.EVENT_READ, pump) for pump in pumps])
 
     def catch_up(self, pumps: Sequence[Pump], timeout: float) -> None:
-        """Wait until what is there for these was read, ``timeout`` seconds at most."""
+        """Wait until these pumps have passed on what can be read now, ``timeout`` seconds at most."""
         done = threading.Event()
 
         def read() -> None:
@@ -179,7 +137,7 @@ class PumpThread:
         self._order(pass_on)
 
     def close(self, timeout: float) -> None:
-        """Pass on what has arrived and stop; what is stuck is given up after ``timeout`` seconds."""
+        """Pass on what has arrived and stop; a thread that is stuck is abandoned after ``timeout`` seconds."""
         self._closing = True
         os.eventfd_write(self._bell, 1)
         self._thread.join(timeout)
@@ -194,7 +152,7 @@ class PumpThread:
         return [key.data for key in self._selector.get_map().values() if key.data is not None]
 
     def _run(self) -> None:
-        """Until it is told to stop and finds nothing to read."""
+        """Read until the thread is closed and nothing is left to read."""
         while True:
             closing = self._closing
             ready = self._selector.select(0 if closing else self._patience())
@@ -207,16 +165,16 @@ class PumpThread:
                 break
             self._transfer(pumps)
             now = time.monotonic()
-            for pump in [pump for pump in self._pumps() if pump.due <= now]:
-                if not pump.show_overdue():
+            for pump in [pump for pump in self._pumps() if pump.shape.due <= now]:
+                if not pump.show(pump.shape.overdue()):
                     self._end(pump)
         for pump in self._pumps():
             self._end(pump)
         self._selector.close()
 
     def _patience(self) -> float | None:
-        """Seconds until something has waited for long enough; None if nothing waits."""
-        due = min((pump.due for pump in self._pumps()), default=math.inf)
+        """Return the seconds until a shape is due; None if none will be."""
+        due = min((pump.shape.due for pump in self._pumps()), default=math.inf)
         return None if due == math.inf else max(0.0, due - time.monotonic())
 
     def _transfer(self, pumps: Sequence[Pump]) -> None:

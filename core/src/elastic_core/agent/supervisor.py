@@ -1,8 +1,7 @@
-"""The agent's event loop: feeds events to the node's state machine and runs the effects that it returns.
+"""The agent's event loop: feeds events to ``step`` of :mod:`elastic_core.protocol.node` and runs its effects.
 
-:meth:`Supervisor.run` takes events, passes them to ``step`` of :mod:`elastic_core.protocol.node`, and executes the
-result. The threads of the session do all blocking I/O with the store, the warden starts and stops processes, and the
-threads of the output read streams. So the loop never blocks on anything but the next event.
+The threads of the session do all blocking I/O with the store, the warden starts and stops processes, and the threads of
+the output read streams. So the loop never blocks on anything but the next event.
 """
 
 from __future__ import annotations
@@ -15,44 +14,22 @@ from dataclasses import replace
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, Overdue, SignalReceived, Tick
 from elastic_core.agent.probing import probe
-from elastic_core.agent.report import Ending, Publish, finish
-from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers
+from elastic_core.agent.report import Ending, finish
+from elastic_core.agent.resources import Resources, handle_warden_death
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.shutdown import Departure
 from elastic_core.agent.status import Status, describe_node
 from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.worker_store import Stores
-from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
-from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.entries import Closed, Round
+from elastic_core.protocol import node_events
+from elastic_core.protocol.counters import past_failures
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
-from elastic_core.protocol.node_events import (
-    Answered,
-    Checkpointed,
-    Effect,
-    EntriesRead,
-    Exit,
-    Grace,
-    HistoryReplaced,
-    Leaving,
-    MakeOffer,
-    NodeEvent,
-    Notice,
-    Notify,
-    Offered,
-    Probed,
-    Progressed,
-    RunReplaced,
-    Start,
-    Stop,
-    StoreLost,
-    Work,
-    WorkersDone,
-    WorkersGone,
-)
+from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
 from elastic_core.protocol.roster import Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE
@@ -62,18 +39,8 @@ from elastic_core.session.runtime import Runtime
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
 from elastic_core.threads import bounded
+from elastic_core.warden import messages
 from elastic_core.warden.client import CLOSING
-from elastic_core.warden.messages import (
-    Died,
-    Fenced,
-    ForkServerEvent,
-    ForkServerFailed,
-    Gone,
-    ServiceEnded,
-    ServiceFailed,
-    ServiceStarted,
-    Stuck,
-)
 
 SILENT_PROGRESS_SECONDS = 30.0
 """Seconds for which all ranks of a script without reports must live to count as progress (rule L4)."""
@@ -81,53 +48,39 @@ ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
 
 class Supervisor:
-    """The agent's event loop: feeds events to ``node.step`` and runs the effects that it returns."""
+    """The agent of a node in a job with a ledger; ``look`` returns which slots of this host are held (rule S8)."""
 
     def __init__(
         self,
-        config: RunConfig,
-        plugins: Plugins,
-        publish: Publish,
+        resources: Resources,
+        runtime: Runtime,
         store: RendezvousBackend,
         applicant: Applicant,
         joined: Joined,
-        runtime: Runtime,
-        resources: Resources,
         stores: Stores,
         look: Callable[[], Slots],
     ) -> None:
-        self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
-        self._store = store
-        self._resources = resources
+        self._resources, self._runtime, self._store = resources, runtime, store
+        self._config, self._plugins, self._publish = resources.config, resources.plugins, resources.publish
         self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
-        self._unreachable = resources.unreachable
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores, self._look, self._slots = stores, look, applicant.info.slots
         self._exit: Exit | None = None
         self._row = joined.row
         self._no_place: Event | None = None
-        self._since = runtime.now()
-        """When the node's state last changed."""
-        self._incident: Incident | None = None
-        """The newest failure that is known here."""
+        self._since = runtime.now()  # when the node's state last changed
+        self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
+        self._incident: Incident | None = None  # the newest failure that is known here
         calls = SessionCalls(
             post=self._loop.post,
-            publish=publish,
-            judge=plugins.judge,
+            publish=self._publish,
+            judge=self._plugins.judge,
             crashed=lambda error: self._loop.post(Crashed(error)),
-            node_gone=plugins.node_gone,
+            node_gone=self._plugins.node_gone,
         )
         self._session = Session(store, joined, runtime, calls)
         self._departure = Departure(
-            config=config,
-            handled=resources.signals,
-            state=lambda: self._state,
-            step=self._step,
-            post=self._loop.post,
-            later=lambda seconds, order: self._loop.at(self._runtime.now() + seconds, order),
-            ask_finished=self._session.ask_finished,
-            kill=lambda: kill_workers(self._resources, runtime.now()),
-            say=self._say,
+            resources, runtime, self._session.ask_finished, state=lambda: self._state, step=self._step, say=self._say
         )
 
     @property
@@ -166,7 +119,7 @@ class Supervisor:
         self._warden.close(CLOSING)  # the workers first; after an orderly end there are none
         if self._exit is None:  # run() raised: the others must not wait while snapshots are written
             with suppress(Exception):  # the defect that ended the agent may also break these calls
-                for event in (WorkersGone(), Leaving("the agent failed", ExitCode.WITHDRAWN)):
+                for event in (node_events.WorkersGone(), Leaving("the agent failed", ExitCode.WITHDRAWN)):
                     self._state, _ = step(self._state, event)
                 self._tell()
         self._session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING)
@@ -196,11 +149,10 @@ class Supervisor:
                 self._tick()
             case AliveFor(number):
                 if self._group.alive() and number == self._state.round:
-                    self._step(Progressed(number))
-            case Overdue() if self._state.work is Work.STOPPING:
-                self._warden.kill()
+                    self._step(node_events.Progressed(number))
             case Overdue():
-                pass
+                if self._state.work is Work.STOPPING:
+                    self._warden.kill()
             case Crashed(ElasticError() as error):  # a mistake of the backend, which the error names
                 raise error
             case Crashed(error):
@@ -209,57 +161,54 @@ class Supervisor:
                 self._departure.on_signal(signum)
             case Depart():
                 self._departure.depart(event)
-            case Gone() | Fenced():
-                self._on_gone(event)
-            case Died(reason):
-                self._on_warden_death(reason)
-            case EntriesRead() | HistoryReplaced() | Checkpointed() | Probed() | StoreLost() | RunReplaced():
+            case messages.StopCompleted() | messages.Fenced():
+                self._on_workers_stopped(event)
+            case messages.WardenDied(reason):
+                leaving = handle_warden_death(self._resources, reason)
+                self._step(node_events.WorkersGone())
+                self._step(leaving)
+                self._exit = Exit(leaving.exit_code, leaving.why)
+            case node_events.EntriesRead() | node_events.HistoryReplaced() | node_events.RunReplaced():
                 self._step(event)
-            case _ if isinstance(event, ForkServerEvent):
+            case node_events.Checkpointed() | node_events.Probed() | node_events.StoreLost():
+                self._step(event)
+            case _ if isinstance(event, messages.ForkServerEvent):
                 self._publish(report.fork_server(event))
-                if isinstance(event, ForkServerFailed):
+                if isinstance(event, messages.ForkServerFailed):
                     self._stores.stop_hosting()
-            case ServiceFailed() | ServiceEnded():
+            case messages.ServiceFailed() | messages.ServiceEnded():
                 self._on_store_gone(event)
-            case ServiceStarted():
-                pass
             case _:
                 if (news := self._group.handle(event)) is not None:  # type: ignore[arg-type]  # the warden's
                     self._step(news)
-                if isinstance(event, Stuck):  # rule L3: the node withdraws, the others go on
+                if isinstance(event, messages.Stuck):  # rule L3: the node withdraws, the others go on
                     self._step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
                     self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
-    def _on_store_gone(self, event: ServiceFailed | ServiceEnded) -> None:
+    def _on_store_gone(self, event: messages.ServiceFailed | messages.ServiceEnded) -> None:
         """Make another offer. If the workers of a round use that store, end the round, which spends no restart."""
         if (offer := self._stores.handle(event)) is None:
             return
         if offer == self._state.offer:
-            self._do(MakeOffer())
+            self._do(node_events.MakeOffer())
         current = self._state.ledger.round
         if current is not None and current.offer == offer and self._state.work is Work.RUNNING:
-            self._lose_store(current, event)
+            self._lose_store(current, event if isinstance(event, messages.ServiceEnded) else None)
 
-    def _lose_store(self, current: Round, event: ServiceFailed | ServiceEnded | None = None) -> None:
-        if (news := self._group.lose_store(current, event)) is not None:
+    def _lose_store(self, current: Round, ended: messages.ServiceEnded | None = None) -> None:
+        if (news := self._group.lose_store(current, ended)) is not None:
             self._step(news)
 
-    def _on_gone(self, event: Gone | Fenced) -> None:
-        if isinstance(event, Fenced) and self._state.work is Work.RUNNING:
+    def _on_workers_stopped(self, event: messages.StopCompleted | messages.Fenced) -> None:
+        if isinstance(event, messages.Fenced) and self._state.work is Work.RUNNING:
             self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
-        elif isinstance(event, Fenced) and self._state.work is Work.STOPPING:
+        elif isinstance(event, messages.Fenced) and self._state.work is Work.STOPPING:
             limit = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
             what = f"the workers had not stopped {limit:.0f} s after their round was over, and were killed"
             self._say("fenced", f"{what} (80 % of fence_after; others may go on then)", Level.ERROR)
         if self._warden.is_over(event):
             self._group.finish_round()
-            self._step(WorkersGone())
-
-    def _on_warden_death(self, reason: str) -> None:
-        leaving = handle_warden_death(self._resources, self._publish, reason)
-        self._step(WorkersGone())
-        self._step(leaving)
-        self._exit = Exit(leaving.exit_code, leaving.why)
+            self._step(node_events.WorkersGone())
 
     def _tick(self) -> None:
         """Once per heartbeat: vouch that the loop lives (L1), renew the dead-man's switch (S4), look at slots (S8)."""
@@ -288,27 +237,29 @@ class Supervisor:
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
-    def _step(self, event: NodeEvent) -> None:
+    def _step(self, event: node_events.NodeEvent) -> None:
         before = self._state
         self._state, effects = step(before, event)
         self._remember(before)
         failed = failed_round(before, self._state)
-        if isinstance(event, EntriesRead):
+        if isinstance(event, node_events.EntriesRead):
             for news in report.ledger_events(before.ledger, event.entries, event.now, self._state.info.node_id):
                 self._publish(news)
+            bodies = [entry.body for entry in event.entries]
+            self._nodes_lost += sum(isinstance(b, Halt) and b.reason is HaltReason.NODE_LOST for b in bodies)
             if self._state.ledger.round is not before.ledger.round:
                 self._group.note_next_round()
             self._report_no_place()
             if (why := report.find_drain(event.entries, self._state.info.node_id)) is not None:
                 self._departure.on_drain(why)
         self._tell()
-        if isinstance(event, WorkersDone):
+        if isinstance(event, node_events.WorkersDone):
             self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
         for effect in effects:
             self._do(effect)
         if failed is not None:  # last, because probes are not urgent
             node_id, session = self._state.info.node_id, self._session
-            probe(failed, node_id, session.look_up, self._loop.post, self._runtime, self._unreachable)
+            probe(failed, node_id, session.look_up, self._loop.post, self._runtime, self._resources.unreachable)
 
     def _remember(self, before: NodeState) -> None:
         """Keep what :meth:`describe` shows; no decision depends on it."""
@@ -317,17 +268,17 @@ class Supervisor:
             self._since = self._runtime.now()
         self._incident = state.incident or (halt and halt.incident) or self._incident
 
-    def _do(self, effect: Effect) -> None:
+    def _do(self, effect: node_events.Effect) -> None:
         match effect:
-            case Start(current, restart_count):
+            case node_events.Start(current, restart_count):
                 self._start(current, restart_count)
-            case Stop(grace, why):
+            case node_events.Stop(grace, why):
                 self._stop(grace, why)
-            case Notify(notice):
+            case node_events.Notify(notice):
                 self._notify(notice)
-            case MakeOffer():
+            case node_events.MakeOffer():
                 newest = self._state.ledger.round
-                self._step(Offered(self._stores.offer(None if newest is None else newest.offer)))
+                self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
             case Exit():
                 self._exit = effect
 
@@ -343,13 +294,13 @@ class Supervisor:
             self._step(start_failure(self._group.info, current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
 
-    def _notify(self, notice: Notice | None) -> None:
+    def _notify(self, notice: node_events.Notice | None) -> None:
         """Write the notice, *then* read the reports, and answer once."""
         plan = self._state.ledger.plan
         if notice is not None and notice.step is None and plan is not None:
             self._plugins.stop_planned(self._state.round, notice.deadline, plan.why)
         if (steps := self._group.notify(notice)) is not None and notice is not None:
-            self._step(Answered(notice, steps))
+            self._step(node_events.Answered(notice, steps))
 
     def _stop(self, grace: Grace, why: str) -> None:
         received = self._departure.received
@@ -379,14 +330,24 @@ class Supervisor:
             self._publish(why)
             self._no_place = why
 
+    def _summary(self) -> RunSummary:
+        ledger, now = self._state.ledger, self._runtime.now()
+        return self._resources.summarize(
+            rounds=0 if ledger.round is None else ledger.round.number,
+            restarts=ledger.counters.restarts,
+            max_restarts=ledger.settings.agreement.max_restarts,
+            nodes_lost=self._nodes_lost,
+            seconds=round(ledger.age(now), 1),
+            failures=past_failures(ledger, now),
+        )
+
     def _conclude(self, end: Exit) -> Ending:
         closed = self._state.ledger.closed
         if closed is not None:
             # Before the first round every node was needed, although none has started a worker.
             idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
-            return finish(self._publish, closed, idle=idle)
+            return finish(self._publish, closed, self._summary(), idle=idle)
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
-        self._say("left", report.describe_leaving(end.why, incident), report.level_of(end.code))
-        return Ending(end.code, end.why, incident)
+        return report.leave(self._publish, end.code, end.why, incident)

@@ -1,16 +1,15 @@
-"""The two limits by which torch's agent ends a worker that hangs, both asked for by environment variables.
+"""The two limits for a hung worker that torch's agent has, each requested by an environment variable.
 
-``TORCHELASTIC_ENABLE_FILE_TIMER=1``: workers set timers with ``torch.distributed.elastic.timer`` and a
-``FileTimerClient``. It writes one JSON object per line into the named pipe ``TORCHELASTIC_TIMER_FILE``, which the agent
-makes. A process whose timer expires is sent the signal that the timer names.
-
-``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``: seconds that a worker may wait in the kernel, where no signal reaches it
-(state D of proc(5)): for a dead network file system or a broken device.
+With ``TORCHELASTIC_ENABLE_FILE_TIMER=1``, the ``FileTimerClient`` of ``torch.distributed.elastic.timer`` writes timers,
+one JSON object per line, into the named pipe ``TORCHELASTIC_TIMER_FILE``. The agent sends a process whose timer expires
+the signal that the timer names. ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`` is the time in seconds that a worker may
+wait in the kernel, where no signal reaches it (state D of proc(5)), as for a dead network file system.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import math
 import os
@@ -19,17 +18,15 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
 
 from elastic_core.errors import UsageError
 from elastic_core.warden.linux import Process, descendants, running_process, state_of
 
-ENABLE, PIPE, KERNEL_LIMIT = (
-    "TORCHELASTIC_ENABLE_FILE_TIMER",
-    "TORCHELASTIC_TIMER_FILE",
-    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
-)
+ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+PIPE = "TORCHELASTIC_TIMER_FILE"
+KERNEL_LIMIT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 LOOK_INTERVAL = 1.0  # seconds between two looks at the states of workers
 TIMERS_MAX = 4096
 """Timers that are kept. Beyond that, those of processes that have ended are dropped, and then new ones."""
@@ -38,25 +35,19 @@ READ_MAX = 65536  # bytes that are read at once, the capacity of a pipe
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """One that is set. ``at``: when it expires, by the monotonic clock. ``signum``: 0 to send no signal."""
+    """A timer that is set."""
 
     pid: int
     scope: str
-    at: float
-    signum: int
+    at: float  # when it expires, by the monotonic clock
+    signum: int  # 0 to send no signal
 
 
-@dataclass(frozen=True, slots=True)
-class TimersDue:
-    """A timer may have expired."""
+class WatchdogEvent(Enum):
+    """What the watchdog tells the agent's loop."""
 
-
-@dataclass(frozen=True, slots=True)
-class StatesDue:
-    """It is time to look at the states of workers."""
-
-
-WatchdogEvent: TypeAlias = "TimersDue | StatesDue"
+    TIMERS_DUE = enum.auto()  # a timer may have expired
+    STATES_DUE = enum.auto()  # it is time to look at the states of workers
 
 
 class Timers:
@@ -69,7 +60,7 @@ class Timers:
         return len(self._timers)
 
     def take(self, line: bytes, now: float, time_of_day: float) -> Timer | None:
-        """Set or release what one line of the pipe says; the timer, if it sets one.
+        """Set or release the timer that one line of the pipe names; return the timer if it is set.
 
         Args:
             line: JSON with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch, negative to release)
@@ -78,9 +69,7 @@ class Timers:
             time_of_day: This instant, in seconds since the epoch.
 
         Raises:
-            ValueError: It is no such line.
-            OverflowError: Its time has hundreds of digits.
-            RecursionError: It is nested too deeply.
+            ValueError, OverflowError, RecursionError: It is no such line.
         """
         match json.loads(line):
             case {
@@ -105,7 +94,7 @@ class Timers:
         self._timers = {key: timer for key, timer in self._timers.items() if timer.pid not in gone}
 
     def take_expired(self, now: float) -> list[Timer]:
-        """Remove and return the timers that have expired: of each process the first, with all others of it removed."""
+        """Remove the timers of all processes of which one has expired; return the first expired timer of each."""
         first: dict[int, Timer] = {}
         for timer in sorted(self._timers.values(), key=lambda timer: (timer.signum == 0, timer.at)):
             if timer.at <= now:
@@ -114,22 +103,23 @@ class Timers:
         return list(first.values())
 
     def next_at(self) -> float | None:
-        """When the next one expires."""
+        """Return when the next timer expires."""
         return min((timer.at for timer in self._timers.values()), default=None)
 
     def pids(self) -> set[int]:
-        """Return the processes that have set one."""
+        """Return the processes that have set timers."""
         return {timer.pid for timer in self._timers.values()}
 
 
 class Watchdog:
-    """Reads the workers' timers, and says when to look at what.
+    """Reads the workers' timers, and wakes the loop when it should look at timers or states.
 
     Args:
-        path: The named pipe; None where nobody asked for timers. It is made here.
+        path: The named pipe, which is made here; None if timers were not requested.
         kernel_limit: Seconds that a worker may wait in the kernel; None for no limit.
         later: Delivers an event to the agent's loop at an instant of the monotonic clock.
         warden: The process whose descendants may set timers.
+        now: The monotonic clock.
     """
 
     def __init__(
@@ -144,18 +134,17 @@ class Watchdog:
         self._path, self._pipe = path, None if path is None else _open(path)
         self._timers = Timers()
         self._processes: dict[int, Process] = {}
-        """Those that have set timers: another one may have the number of one that is dead."""
+        """The processes that have set timers, since a pid may pass from a dead process to a new one."""
         self._part = b""
         self._wakes_at = math.inf
         self._waits_since: dict[int, float] = {}
-        self.ignored = 0
-        """How many lines were invalid."""
+        self.ignored = 0  # how many lines were invalid
         if kernel_limit is not None:
-            later(now() + LOOK_INTERVAL, StatesDue())
+            later(now() + LOOK_INTERVAL, WatchdogEvent.STATES_DUE)
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What workers are told."""
+        """The variables that workers get."""
         return {} if self._path is None else {PIPE: str(self._path)}
 
     def fileno(self) -> int:
@@ -164,7 +153,7 @@ class Watchdog:
         return self._pipe
 
     def receive(self) -> Iterator[WatchdogEvent]:
-        """Take in what workers have written."""
+        """Read what workers have written; there are no events."""
         assert self._pipe is not None
         with contextlib.suppress(BlockingIOError):
             *lines, self._part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
@@ -175,7 +164,7 @@ class Watchdog:
         return iter(())
 
     def take_expired(self) -> list[Timer]:
-        """Return the timers that have expired, whose processes are to be sent their signals."""
+        """Return the timers that have expired, whose processes must be sent their signals."""
         if (now := self._now()) < self._wakes_at:  # woken for a timer that was replaced or released
             return []
         self._wakes_at = math.inf
@@ -188,13 +177,13 @@ class Watchdog:
         return [timer for timer in found if processes[timer.pid] in ours]
 
     def stuck(self, pids: Iterable[int]) -> dict[int, float]:
-        """Which of these processes have waited in the kernel for too long, and for how many seconds."""
+        """Return those of these processes that have waited in the kernel for too long, with the seconds."""
         if self._kernel_limit is None:
             return {}
         now = self._now()
         waiting = [pid for pid in pids if state_of(pid) == "D"]
         self._waits_since = {pid: self._waits_since.get(pid, now) for pid in waiting}
-        self._later(now + LOOK_INTERVAL, StatesDue())
+        self._later(now + LOOK_INTERVAL, WatchdogEvent.STATES_DUE)
         return {pid: now - since for pid, since in self._waits_since.items() if now - since >= self._kernel_limit}
 
     def close(self) -> None:
@@ -225,15 +214,15 @@ class Watchdog:
                 self._timers.drop([timer.pid])
 
     def _plan(self) -> None:
-        """Have the loop woken when the next timer expires, once for each instant."""
+        """Wake the loop when the next timer expires, once for each instant."""
         at = self._timers.next_at()
         if at is not None and at < self._wakes_at:
             self._wakes_at = at
-            self._later(at, TimersDue())
+            self._later(at, WatchdogEvent.TIMERS_DUE)
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Refuse settings that are invalid, before other nodes know of this one and stop their workers for it.
+    """Check the settings before the node joins, since other nodes stop their workers for a new node.
 
     Raises:
         UsageError: The limit is no number, or the named pipe is another agent's or no pipe.
@@ -244,7 +233,7 @@ def check(environ: Mapping[str, str]) -> None:
 
 
 def kernel_limit(environ: Mapping[str, str]) -> float | None:
-    """Seconds that a worker may wait in the kernel; None where the variable is not set, or not positive.
+    """Return the seconds that a worker may wait in the kernel; None if the variable is not set, or not positive.
 
     Raises:
         UsageError: It is no number.
@@ -263,19 +252,19 @@ def kernel_limit(environ: Mapping[str, str]) -> float | None:
 
 
 def pipe_path(environ: Mapping[str, str], directory: Path) -> Path | None:
-    """Where workers' timers are read; None where nobody asked for them."""
+    """Return the path of the named pipe; None if timers were not requested."""
     if environ.get(ENABLE) != "1":
         return None
     return Path(environ.get(PIPE) or directory / "timers")
 
 
 def _open(path: Path) -> int:
-    """Make the pipe and open it, in place of one that nobody reads any more.
+    """Make the pipe and open it, in place of one without a reader.
 
     It is opened for writing too, or there would be an end-of-file after each client.
 
     Raises:
-        UsageError: Something else is there, somebody reads it, or it cannot be made.
+        UsageError: The path is no pipe, the pipe has a reader, or it cannot be made.
     """
     try:
         if path.exists():
@@ -292,7 +281,7 @@ def _open(path: Path) -> int:
 def _check_abandoned(path: Path) -> None:
     if not stat.S_ISFIFO(path.stat().st_mode):
         raise UsageError(f"{PIPE}={path} is not a named pipe.", hint="Name a path that does not exist, or unset it.")
-    with contextlib.suppress(OSError):  # ENXIO: nobody reads it
+    with contextlib.suppress(OSError):  # ENXIO: it has no reader
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         raise UsageError(
             f"{PIPE}={path} is read by another agent.", hint="Name another path for each agent, or unset it."

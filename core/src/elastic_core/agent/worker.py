@@ -1,4 +1,4 @@
-"""One local rank of a round: its assignment, which the worker is told, and the state of its process."""
+"""One local rank of a round: its assignment, which the worker gets, and the state of its process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Worker:
     ended_at: float = 0.0  # when it was reaped, if it has an exit code
     initialized: bool = False
     step: int | None = None  # the last step that it can reach without another report
-    leaves: bool = False  # whether it has reported that it stops, as it was told
+    leaves: bool = False  # whether it has reported that it stops, after a notice
 
 
 def assignments(

@@ -1,15 +1,14 @@
 """The agent's side of the worker channels. Packets are untrusted input: malformed ones are dropped and reported once.
 
 A channel is a socketpair of packets, whose other end the worker and its forks inherit. So end-of-file means nothing.
-Packets are short JSON objects of known types. The agent never blocks on a channel. It stops reading one that sends too
-much for the rest of a second, so that its packets fill its own socket. A notice to a worker is dropped if there is no
-room for it. Descriptors in a packet are closed, except those that the fd store keeps.
+Packets are short JSON objects of known types. The agent never blocks on a channel: it stops reading one that sends too
+much for the rest of a second, and drops a notice for which there is no room. Descriptors in a packet are closed, except
+those that the fd store keeps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import select
 import socket
@@ -22,22 +21,11 @@ from typing import Any, TypeAlias
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.protocol.node_events import Notice
 from elastic_core.warden.channel import close_all
-from elastic_core.worker.channel import (
-    FAILED,
-    GO_ON,
-    INITIALIZED,
-    KIND,
-    LEAVES,
-    LONGEST,
-    OVER,
-    PLAN,
-    STEP,
-    STOP_AT,
-)
+from elastic_core.worker.channel import FAILED, GO_ON, INITIALIZED, KIND, LEAVES, LONGEST, OVER, PLAN, STEP, STOP_AT
 
 PACKETS_MAX = 256  # per worker and window
 WINDOW_SECONDS = 1.0
-DRAINED_PACKETS_MAX = 4096  # per worker, if all packets are to be read; a socket holds some hundreds
+DRAINED_PACKETS_MAX = 4096  # per worker, when all packets are read; a socket holds some hundreds
 LINGERING = 30.0  # seconds that an interpreter may take to end before that is reported; with torch it takes one or two
 _INT = array("i").itemsize
 
@@ -74,7 +62,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
-    """A worker has sent something else than a report, and why it was ignored; said once for each."""
+    """A worker has sent something else than a report, ignored because of ``why``. Reported once for each worker."""
 
     tag: int
     why: str
@@ -82,7 +70,7 @@ class NotUnderstood:
 
 @dataclass(frozen=True, slots=True)
 class ListenAgain:
-    """The second is over in which a channel brought too much."""
+    """The second in which a channel brought too much is over."""
 
     channel: object
 
@@ -90,28 +78,25 @@ class ListenAgain:
 Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | NotUnderstood | ListenAgain"
 
 LARGEST_STEP = 2**53  # steps are smaller
-_MEANINGS: Mapping[str, type[Initialized | Failed | Lingers]] = {
-    INITIALIZED: Initialized,
-    FAILED: Failed,
-    OVER: Lingers,
-}
+_MEANINGS: dict[str, type[Initialized | Failed | Lingers]]
+_MEANINGS = {INITIALIZED: Initialized, FAILED: Failed, OVER: Lingers}
 
 
 class _Served:
-    """The packet was a request to the fd store, or is for later, and has been dealt with."""
+    """The packet needs no further treatment: it was a request to the fd store, or its report comes later."""
 
 
+@dataclass(eq=False)
 class _Channel:
-    """One worker's."""
+    """The channel of one worker."""
 
-    def __init__(self, tag: int, end: socket.socket) -> None:
-        self.tag = tag
-        self.end = end
-        self.since = 0.0
-        self.count = 0
-        """Packets since then."""
-        self.complained = self.over = False
-        self.newest: Stepped | None = None
+    tag: int
+    end: socket.socket
+    since: float = 0.0  # when the current window began
+    count: int = 0  # packets since then
+    complained: bool = False  # whether it was reported that it brought something else than a report
+    over: bool = False  # whether the worker has reported that its program has ended
+    newest: Stepped | None = None
 
 
 class Reports:
@@ -127,11 +112,10 @@ class Reports:
         self._clock = clock
         self._ready = select.epoll()
         self._channels: dict[int, _Channel] = {}
-        self.fd_store = FdStore()
-        """Kept over rounds."""
+        self.fd_store = FdStore()  # kept over rounds
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when :meth:`receive` is to be called."""
+        """Return a descriptor that is readable when :meth:`receive` has something to read."""
         return self._ready.fileno()
 
     def open(self, tag: int) -> socket.socket:
@@ -230,7 +214,7 @@ class Reports:
         try:
             if descriptors and self.fd_store.obey(packet, descriptors):
                 return _Served()
-            told = parse_packet(packet)(channel.tag)
+            told = parse_packet(packet, channel.tag)
         except ValueError as exc:
             return NotUnderstood(channel.tag, str(exc))
         if isinstance(told, Lingers):
@@ -258,8 +242,8 @@ def packet(notice: Notice | None) -> dict[str, object]:
     return {"type": STOP_AT, "plan": notice.plan, "step": notice.step, "leaving": notice.leaving}
 
 
-def parse_packet(packet: bytes) -> Callable[[int], Report]:
-    """Return a function from a worker's tag to the report that a packet stands for.
+def parse_packet(packet: bytes, tag: int) -> Initialized | Failed | Lingers | Stepped:
+    """Return the report of the worker ``tag`` that a packet stands for.
 
     Raises:
         ValueError: It is not a known report.
@@ -272,9 +256,9 @@ def parse_packet(packet: bytes) -> Callable[[int], Report]:
         raise ValueError("it is not JSON") from None
     match message:
         case {"type": str(name)} if name in _MEANINGS:
-            return _MEANINGS[name]
+            return _MEANINGS[name](tag)
         case {"type": str(name), "step": int(step)} if name in (STEP, LEAVES) and 0 <= step < LARGEST_STEP:
-            return functools.partial(Stepped, step=step, leaves=name == LEAVES)
+            return Stepped(tag, step, leaves=name == LEAVES)
         case {"type": str(name)} if name in (STEP, LEAVES):
             raise ValueError("it reports a step, but names none")
         case {"type": str(name)}:

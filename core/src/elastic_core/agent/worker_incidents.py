@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 from elastic_core.agent.error_files import last_exception_line, read_error_file
+from elastic_core.agent.python_traceback import user_line
 from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
 from elastic_core.errors import ElasticError
 from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.host.oom import OomCounter
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import WorkerFailed
@@ -17,10 +20,8 @@ from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.messages import ServiceEnded
 
-MASTER_PORT_MAX_SECONDS = 30.0
-"""After its start, in which rank 0 can fail because its port is taken. Later failures have another cause."""
-DETAIL_MAX_CHARACTERS = 4096
-"""Of the detail of an incident."""
+MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
+DETAIL_MAX_CHARACTERS = 4096  # of the detail of an incident
 
 
 def worker_incident(
@@ -47,12 +48,29 @@ def worker_incident(
         message=message[:500],
         detail=detail[-DETAIL_MAX_CHARACTERS:],
         log=worker.streams.stderr_path or "",
+        step=worker.step,
+        where="" if (line := user_line(detail)) is None else str(line),
     )
 
 
-def exit_incident(info: NodeInfo, worker: Worker, after: float, exit_code: int, timer: Timer | None) -> Incident:
-    """Return the incident of a worker that ended with an exit code; ``timer`` is the one that expired in it."""
+def exit_incident(
+    info: NodeInfo, worker: Worker, after: float, exit_code: int, timer: Timer | None, *, oom: OomCounter | None = None
+) -> Incident:
+    """Return the incident of a worker that ended with an exit code.
+
+    Args:
+        info: This node.
+        worker: The worker.
+        after: Seconds since the start of the round.
+        exit_code: As of :class:`subprocess.Popen`.
+        timer: The timer that expired in it, if one did.
+        oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
+    """
     message, detail = exception_of(worker)
+    if oom is not None and exit_code == -signal.SIGKILL:
+        message = describe_oom(oom.limit_bytes())
+        detail = f"{detail}\nmemory.events: oom_kill 1"
+        return worker_incident(info, worker, after, message=message, detail=detail, exit_code=exit_code)
     if timer is not None and exit_code == -timer.signum:
         message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
         return worker_incident(info, worker, after, message=message, detail=detail)
@@ -62,6 +80,12 @@ def exit_incident(info: NodeInfo, worker: Worker, after: float, exit_code: int, 
     early = worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS
     kind = IncidentKind.PORT_TAKEN if early and any(map(port.search, in_use)) else IncidentKind.WORKER_FAILED
     return worker_incident(info, worker, after, kind, message=message, detail=detail, exit_code=exit_code)
+
+
+def describe_oom(limit: int | None) -> str:
+    """Return the message of a worker that the kernel killed for want of memory; ``limit`` is its cgroup's, in bytes."""
+    used_up = "the host has no memory left" if limit is None else f"its cgroup has used up {limit / 2**30:.1f} GiB"
+    return f"HostOutOfMemory: the kernel killed the worker, because {used_up}"
 
 
 def exception_of(worker: Worker) -> tuple[str, str]:

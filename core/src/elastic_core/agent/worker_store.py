@@ -1,15 +1,8 @@
 """The addresses that a node offers for the workers' store: a port, and perhaps a process that listens there.
 
-With a fork server that has imported torch, the store is a process of its own, forked before the round that will use it
-(``forkserver/worker_store.py``). The socket listens from the start, so workers need not wait for that process.
+With a fork server that has imported torch, a process that is forked before the round serves the store
+(``forkserver/worker_store.py``). Its socket listens from the start, so workers need not wait for the process.
 Otherwise the port is only reserved, and the worker of rank 0 opens the store there.
-
-If the user has named the port (``--master_port``), every round has that port, and its store is started once the workers
-of the previous round are gone. If the rendezvous' own store serves workers too (``static``), nothing is started.
-
-An offer serves one round. Workers use their store to the end of their round, so a store is kept until the round after
-the next is offered. An offer may be renewed before it is used. So the store of the newest round is kept however many
-offers follow, and the last offer but one too, since a decision in progress may have taken it.
 """
 
 from __future__ import annotations
@@ -18,10 +11,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_core.config.run import RunConfig
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.entries import Offer
-from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
@@ -37,13 +28,16 @@ class _Place:
 
 
 class Stores:
-    """The offers of one node.
+    """The offers of one node, each for one round.
+
+    A store is needed to the end of its round, and an offer may be renewed before it is used. So the store of the newest
+    round is kept, and the last offer but one too, since a decision in progress may have taken it.
 
     Args:
         warden: Has the fork server fork the stores.
         address: Where other nodes reach this one.
         new_id: Makes ids of offers.
-        hosted: Whether a process of ours listens at each address.
+        hosted: Whether a process of this node listens at each address.
     """
 
     def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], *, hosted: bool) -> None:
@@ -77,15 +71,12 @@ class Stores:
         return offer
 
     def begin(self, offer: Offer) -> None:
-        """Prepare for the workers of the round with this offer, of this or another node, which are started next.
-
-        No worker of an earlier round is left on this node.
-        """
+        """Prepare for the workers of the round with this offer, of any node, before they start and after all others."""
 
     def handle(self, event: ServiceFailed | ServiceEnded) -> Offer | None:
         """Note the end of a store; return the offer that it served, unless that was given up.
 
-        The next store may work after one that was killed. After several failures by themselves, none is hosted.
+        After several stores that failed by themselves, and were not killed, none is hosted.
         """
         place = next((place for place in self._places if place.tag == event.tag), None)
         if place is None:
@@ -120,15 +111,7 @@ class Stores:
 
 
 class OnePort(Stores):
-    """A job of one node whose workers' store has the same port in every round.
-
-    Args:
-        warden: As for :class:`Stores`.
-        address: As for :class:`Stores`.
-        new_id: As for :class:`Stores`.
-        number: The port.
-        hosted: As for :class:`Stores`.
-    """
+    """The offers of a job of one node whose workers' store has port ``number`` in every round (``--master_port``)."""
 
     def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], number: int, *, hosted: bool) -> None:
         super().__init__(warden, address, new_id, hosted=hosted)
@@ -137,7 +120,7 @@ class OnePort(Stores):
         self._listens = False
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """Return the same address with a new id.
+        """Return an offer of the one address, with a new id.
 
         Raises:
             ElasticError: The port is taken.
@@ -176,35 +159,12 @@ class OnePort(Stores):
 
 
 class SharedStore(Stores):
-    """Offers of the rendezvous' own store, for every round.
-
-    Args:
-        warden: As for :class:`Stores`.
-        place: The host and port at which workers reach it.
-        new_id: As for :class:`Stores`.
-    """
+    """Offers of the rendezvous' own store, which workers of every round reach at ``place``, a host and a port."""
 
     def __init__(self, warden: Warden, place: tuple[str, int], new_id: Callable[[], str]) -> None:
         super().__init__(warden, place[0], new_id, hosted=True)
         self._number = place[1]
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """Return the same address with a new id."""
+        """Return an offer of the one address, with a new id."""
         return Offer(self._address, self._number, self._new_id(), hosted=True)
-
-
-def make_stores(
-    config: RunConfig,
-    backend: RendezvousBackend,
-    warden: Warden,
-    address: str,
-    new_id: Callable[[], str],
-    *,
-    hosted: bool,
-) -> Stores:
-    """Make the offers of this node in this run; the arguments are those of :class:`Stores`."""
-    if backend.workers_store is not None:
-        return SharedStore(warden, backend.workers_store, new_id)
-    if config.master_port is not None:
-        return OnePort(warden, address, new_id, config.master_port, hosted=hosted)
-    return Stores(warden, address, new_id, hosted=hosted)

@@ -1,8 +1,4 @@
-"""The workers of one node in one round: started and stopped through the warden, with a record of how each one ended.
-
-:class:`WorkerGroup` knows which process is which rank, and which failure came first. ``worker_incidents`` makes the
-incident that describes it.
-"""
+"""The workers of one node in one round: started and stopped through the warden, with a record of how each one ended."""
 
 from __future__ import annotations
 
@@ -17,55 +13,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elastic_core.agent import worker_channels
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.output import Output
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
-from elastic_core.agent.watchdog import StatesDue, Timer, TimersDue, Watchdog, WatchdogEvent
+from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
 from elastic_core.agent.worker import Worker, assignments, error_file, line_prefix
-from elastic_core.agent.worker_channels import (
-    Failed,
-    Initialized,
-    Lingers,
-    ListenAgain,
-    NotUnderstood,
-    Report,
-    Reports,
-    Stepped,
-    packet,
-)
+from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import exception_of, exit_incident, store_incident, worker_incident
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
+from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
+from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round
-from elastic_core.protocol.node_events import (
-    NodeEvent,
-    Notice,
-    Progressed,
-    SteppedDown,
-    TakesNotices,
-    WorkerFailed,
-    WorkersDone,
-)
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import waits_in
-from elastic_core.warden.messages import (
-    Exited,
-    ServiceEnded,
-    ServiceFailed,
-    Signalled,
-    Spawned,
-    SpawnFailed,
-    StartedFresh,
-    Stuck,
-    WardenEvent,
-)
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
@@ -73,7 +43,10 @@ EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 
 @dataclass
 class WorkerGroup:
-    """The local workers. Used on the agent's loop, and never blocks it for longer than ``DRAIN_MAX_SECONDS``."""
+    """The local workers: which process is which rank, and which failure came first.
+
+    Methods are called on the agent's loop, and never block it for longer than ``DRAIN_MAX_SECONDS``.
+    """
 
     config: RunConfig
     plugins: Plugins
@@ -90,21 +63,21 @@ class WorkerGroup:
     watchdog: Watchdog | None = None  # none if no limit was requested
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
+    interrupted_seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
+    oom: OomCounter = field(default_factory=find_counter)
+    _oom_kills: int = 0  # those that the kernel had counted when the round began
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _workers: dict[int, Worker] = field(default_factory=dict)
     _recovery: Recovery | None = None  # the timing of the current interruption
     _recovered: Recovery | None = None  # the timing of the interruption before the current round
     _initialized: bool = False  # whether it was reported that the process group of the current round is ready
     _fresh: str = ""  # why a worker of the current round started fresh; '' if none has
-    _unlearned: int = 0
-    """How many modules the workers of the current round import that the fork server could have learned and has not."""
+    _unlearned: int = 0  # how many modules its workers import that the fork server could have learned and has not
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
     _over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
-    _cause_wanted: bool = False
-    """Whether the round is being stopped for failures that all follow from the loss of a peer."""
+    _cause_wanted: bool = False  # whether all failures so far follow from the loss of a peer
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
-    _expired: dict[int, Timer] = field(default_factory=dict)
-    """The expired timers of this round for which a process was sent a signal, by pid."""
+    _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
     _directory_of: int = 0  # the round before the current one; 0 for none
@@ -112,6 +85,7 @@ class WorkerGroup:
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. Failures come later, as events."""
         self.started_at, self._over, self._cause_wanted = self.now(), False, False
+        self._oom_kills = self.oom.read()
         self._killed.clear()
         self._expired.clear()
         self._raised.clear()
@@ -134,15 +108,12 @@ class WorkerGroup:
                 prefix=line_prefix(self.config.line_prefix, assignment),
             )
             self._workers[tag] = Worker(assignment, streams)
-            try:
-                cpus = self.cpus[assignment.local_rank] if self.cpus else None
+            cpus = self.cpus[assignment.local_rank] if self.cpus else None
+            with contextlib.closing(streams), self.reports.open(tag) as control:
                 out, err = streams.stdout, streams.stderr
-                with self.reports.open(tag) as control:
-                    self.warden.spawn(
-                        tag, argv, env, stdout=out, stderr=err, control=control.fileno(), cpus=cpus, warm=self.warm
-                    )
-            finally:
-                streams.close()
+                self.warden.spawn(
+                    tag, argv, env, stdout=out, stderr=err, control=control.fileno(), cpus=cpus, warm=self.warm
+                )
         self._remove_directory_of(self._directory_of)
         self._directory_of = current.number
 
@@ -155,43 +126,45 @@ class WorkerGroup:
         """Whether every local rank has been started and none has ended."""
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
 
-    def handle(self, event: WardenEvent | Report | WatchdogEvent) -> NodeEvent | None:
+    def handle(
+        self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent
+    ) -> node_events.NodeEvent | None:
         """Handle an event of the warden, a worker or the watchdog; return the node event that follows, if any."""
         match event:
-            case Spawned(tag, pid, _, unlearned) if worker := self._workers.get(tag):
+            case messages.Spawned(tag, pid, _, unlearned) if worker := self._workers.get(tag):
                 worker.pid = pid
                 self._unlearned = max(self._unlearned, unlearned)
                 if not self._over and all(other.pid is not None for other in self._workers.values()):
                     self._say_started(worker.assignment.round)
                 return self._progress(worker.assignment.round)
-            case Initialized(tag) if worker := self._workers.get(tag):
+            case worker_channels.Initialized(tag) if worker := self._workers.get(tag):
                 worker.initialized = True
                 return self._progress(worker.assignment.round)
-            case Failed(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
+            case worker_channels.Failed(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 if self._recovery is None:
                     self._recovery = Recovery(began=self.now(), detected=self.now())
                 self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
                 return self._fail(tag, self._exit_incident(worker, EXCEPTION_EXIT_CODE))
-            case Lingers(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
+            case worker_channels.Lingers(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
-            case Stepped(tag, step, leaves) if worker := self._workers.get(tag):
+            case worker_channels.Stepped(tag, step, leaves) if worker := self._workers.get(tag):
                 return self._stepped(worker, step, leaves)
-            case NotUnderstood(tag, why) if worker := self._workers.get(tag):
+            case worker_channels.NotUnderstood(tag, why) if worker := self._workers.get(tag):
                 rank = worker.assignment.rank
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
                 self.publish(Event("report_ignored", message, Level.DEBUG, {"rank": rank, "why": why}))
-            case ListenAgain():
+            case worker_channels.ListenAgain():
                 self.reports.listen_again(event)
-            case StartedFresh(tag, why) if worker := self._workers.get(tag):
+            case messages.StartedFresh(tag, why) if worker := self._workers.get(tag):
                 self._fresh = why
                 if why not in self._reasons:
                     self._reasons.add(why)
                     message = f"rank {worker.assignment.rank} starts fresh, without the warm start: {why}"
                     self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
-            case SpawnFailed(tag, error) if worker := self._workers.get(tag):
+            case messages.SpawnFailed(tag, error) if worker := self._workers.get(tag):
                 incident = worker_incident(self.info, worker, self._after(), IncidentKind.START_FAILED, message=error)
                 return self._fail(tag, incident)
-            case Exited(tag, pid, code, at) if worker := self._workers.get(tag):
+            case messages.Exited(tag, pid, code, at) if worker := self._workers.get(tag):
                 worker.pid, worker.exit_code, worker.ended_at = pid, code, at
                 if code != 0 and self._recovery is None:
                     self._recovery = Recovery(began=at, detected=self.now())
@@ -202,38 +175,38 @@ class WorkerGroup:
                     self._drain_streams()
                     self._read_steps()  # a report that it stops may not have been read yet
                     left = any(other.leaves for other in self._workers.values())
-                    return SteppedDown() if left else WorkersDone()
-            case Signalled(signum, pids):
+                    return node_events.SteppedDown() if left else node_events.WorkersDone()
+            case messages.Signalled(signum, pids):
                 self._killed.update(pids if signum == signal.SIGKILL else ())
                 name, who = signal_name(signum), ", ".join(map(str, pids))
                 level = Level.DEBUG if signum == 15 else Level.INFO
                 self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
-            case TimersDue() if self.watchdog is not None:
+            case WatchdogEvent.TIMERS_DUE if self.watchdog is not None:
                 for timer in self.watchdog.take_expired():
                     self._end_for(timer)
-            case StatesDue() if self.watchdog is not None:
+            case WatchdogEvent.STATES_DUE if self.watchdog is not None:
                 return self._fail_stuck(self.watchdog)
-            case Stuck(pid, name, wchan):
+            case messages.Stuck(pid, name, wchan):
                 message = (
                     f"process {pid} ({name}) does not die: it waits in the kernel, in {wchan or 'an unknown place'}"
                 )
                 self.publish(Event("worker_stuck", message, Level.ERROR, {"pid": pid, "wchan": wchan}))
         return None
 
-    def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
+    def notify(self, notice: node_events.Notice | None) -> tuple[int, ...] | None:
         """Send the workers the notice of a PLAN, then read their reports; return each rank's step, or None.
 
         None if a rank's step is unknown, or if the notice has a step. The notice None lets waiting workers go on.
         """
         living = [tag for tag, worker in self._workers.items() if worker.exit_code is None]
-        reached = [tag for tag in living if self.reports.tell(tag, packet(notice))]
+        reached = [tag for tag in living if self.reports.tell(tag, worker_channels.packet(notice))]
         if notice is None or notice.step is not None or len(reached) < len(living) or not self._read_steps():
             return None
         steps = tuple(worker.step for worker in self._workers.values() if worker.step is not None)
         return steps if len(steps) == len(self._workers) else None
 
     def stop(self, grace: float, *, broken: bool = False, signum: int = signal.SIGTERM) -> None:
-        """Stop all workers with ``signum``, and SIGKILL after ``grace`` seconds; the warden answers Gone.
+        """Stop all workers with ``signum``, and SIGKILL after ``grace`` seconds; the warden answers StopCompleted.
 
         A ``broken`` round is stopped for a failure, whose cause may be a worker here that is about to end.
         """
@@ -263,9 +236,8 @@ class WorkerGroup:
             return None
         return error_file_data(error_file(self.directory, incident.round, incident.rank)) or None
 
-    def lose_store(self, current: Round, event: ServiceEnded | ServiceFailed | None = None) -> WorkerFailed | None:
+    def lose_store(self, current: Round, ended: messages.ServiceEnded | None) -> node_events.WorkerFailed | None:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
-        ended = event if isinstance(event, ServiceEnded) else None
         return self._fail(0, store_incident(self.info, current, self._after(), ended))
 
     def _after(self) -> float:
@@ -274,7 +246,9 @@ class WorkerGroup:
 
     def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
         timer = None if worker.pid is None else self._expired.get(worker.pid)
-        return exit_incident(self.info, worker, self._after(), exit_code, timer)
+        killed_for_memory = worker.pid not in self._killed and self.oom.read() > self._oom_kills
+        oom = self.oom if killed_for_memory else None
+        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom)
 
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), self._after()
@@ -283,18 +257,19 @@ class WorkerGroup:
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
         if self._recovery is not None:
             self._recovery.running = self.now()
+            self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
             self.publish(restarted(number, self._recovery, self._fresh, self._unlearned))
             self._recovered, self._recovery = self._recovery, None
 
-    def _progress(self, number: int) -> Progressed | None:
+    def _progress(self, number: int) -> node_events.Progressed | None:
         """Return Progressed once all local workers run and are in the process group."""
         ready = all(worker.pid is not None and worker.initialized for worker in self._workers.values())
         if self._initialized or self._over or not ready:
             return None
         self._initialized = True
         self.publish(initialized(number, len(self._workers), self._after(), self._recovered, self.now()))
-        return Progressed(number)
+        return node_events.Progressed(number)
 
     def _read_steps(self) -> bool:
         """Read all reports of steps that have been sent; return whether there was an end to them."""
@@ -305,15 +280,15 @@ class WorkerGroup:
                 self._stepped(worker, told.step, told.leaves)
         return True
 
-    def _stepped(self, worker: Worker, step: int, leaves: bool) -> TakesNotices | None:
+    def _stepped(self, worker: Worker, step: int, leaves: bool) -> node_events.TakesNotices | None:
         """Note the step of a worker. Once all have reported one, they are known to read notices."""
         first = worker.step is None
         worker.step = step if worker.step is None else max(step, worker.step)
         worker.leaves = worker.leaves or leaves
         known = first and all(other.step is not None for other in self._workers.values())
-        return TakesNotices(worker.assignment.round) if known else None
+        return node_events.TakesNotices(worker.assignment.round) if known else None
 
-    def _fail(self, tag: int, incident: Incident) -> WorkerFailed | None:
+    def _fail(self, tag: int, incident: Incident) -> node_events.WorkerFailed | None:
         """Report the first failure, and a later one if it explains the first."""
         if self._over:
             return self._publish_failure(incident) if self._is_cause(tag, incident) else None
@@ -333,7 +308,7 @@ class WorkerGroup:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(timer.pid, timer.signum)
 
-    def _fail_stuck(self, watchdog: Watchdog) -> WorkerFailed | None:
+    def _fail_stuck(self, watchdog: Watchdog) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that has waited in the kernel for too long, where SIGKILL does not reach it."""
         living = {worker.pid: tag for tag, worker in self._workers.items() if worker.pid and worker.exit_code is None}
         for pid, seconds in watchdog.stuck(living).items():
@@ -363,15 +338,27 @@ class WorkerGroup:
         self._cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
         return not self._cause_wanted
 
-    def _publish_failure(self, incident: Incident) -> WorkerFailed:
+    def _publish_failure(self, incident: Incident) -> node_events.WorkerFailed:
         """Publish a failure; return it for the node."""
         if incident.rank is None:
             self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
-            return WorkerFailed(incident)
+            return node_events.WorkerFailed(incident)
         where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
-        fields = {"rank": incident.rank, "pid": incident.pid, "exit_code": incident.exit_code, "round": incident.round}
-        self.publish(Event("worker_failed", f"{where} {incident.cause()}", Level.WARNING, fields))
-        return WorkerFailed(incident)
+        consequence = " (which follows from the loss of a peer)" if follows_peer_loss(incident) else ""
+        told = f"{where} {incident.describe()}{consequence}"
+        fields: dict[str, Field] = {
+            "rank": incident.rank,
+            "pid": incident.pid,
+            "exit_code": incident.exit_code,
+            "round": incident.round,
+            "exception": incident.exception,
+            "step": incident.step,
+            "message": incident.message,
+            "where": incident.where,
+            "log": incident.log,
+        }
+        self.publish(Event("worker_failed", told, Level.WARNING, fields))
+        return node_events.WorkerFailed(incident)
 
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:
         told = {} if self.watchdog is None else self.watchdog.environment

@@ -34,31 +34,29 @@ _NO_EFFECT = {
 class WorkerState(str, enum.Enum):
     """How a run ended."""
 
-    SUCCEEDED = "SUCCEEDED"
-    """The job is done."""
-    FAILED = "FAILED"
-    """It has failed, or this node could not stay in it."""
+    SUCCEEDED = "SUCCEEDED"  # the job is done
+    FAILED = "FAILED"  # the job has failed, or this node could not stay in it
 
 
 @dataclass
 class WorkerSpec:
-    """What the workers of one node are: torch's fields in torch's order, and ``launch``, which is ours.
+    """The workers of one node: torch's fields in torch's order, and ``launch``, which is ours.
 
     Args:
-        role: Their role.
-        local_world_size: How many on this node.
-        rdzv_handler: A handler of yours or of torch's to meet the other nodes with; what ``launch`` says of a
-            rendezvous does not count then. One node by itself where neither is given.
+        role: The workers' role.
+        local_world_size: The number of workers on this node.
+        rdzv_handler: A rendezvous handler of yours or of torch's, instead of the rendezvous of ``launch``. Without
+            either, the job has one node.
         fn: The older name of ``entrypoint``.
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
-        args: What it is called with.
+        args: The entrypoint's arguments.
         max_restarts: How many failures of workers the job survives.
-        monitor_interval: Seconds between two looks at a rendezvous handler of others; nothing else is polled.
-        master_port: Of the workers' store, in a job of one node; where several meet, each round has a free one.
-        master_addr: Its address, in a job of one node.
+        monitor_interval: Seconds between two polls of a foreign rendezvous handler; nothing else is polled.
+        master_port: The port of the workers' store in a job of one node; with several, each round has a free port.
+        master_addr: The address of that store in a job of one node.
         local_addr: The address at which other nodes reach this one.
-        event_log_handler: As in :class:`LaunchConfig`, and so are the four that follow.
-        launch: Everything else, such as the rendezvous; what is given above goes before.
+        event_log_handler: As in :class:`LaunchConfig`, and so are the four fields that follow.
+        launch: All other settings, such as the rendezvous; the fields above take precedence.
 
     Raises:
         UsageError: The entrypoint is neither a function nor a command, or ``args`` is no tuple.
@@ -104,20 +102,17 @@ class WorkerSpec:
 class RunResult:
     """How a run ended, as seen on this node.
 
-    A failed run is a failed job, on all nodes, where ``returncode`` is ``ExitCode.JOB_FAILED`` or ``TOO_FEW_NODES``.
-    With ``WITHDRAWN`` only this node has left the job, and with ``STORE_LOST`` it has lost the store: the others may
-    go on. (There is no result for a node that has left because of a signal: that raises.)
+    A failed run is a failed job, on all nodes, where ``returncode`` is ``JOB_FAILED``, ``REQUEUE`` or
+    ``TOO_FEW_NODES``. With ``WITHDRAWN`` only this node has left the job, and with ``STORE_LOST`` it has lost the
+    store: the others may go on. (A signal that ends the node's part raises, and gives no result.)
+
     """
 
     state: WorkerState
-    returncode: int = 0
-    """What ``elastic run`` would have exited with (:class:`elastic_core.exit_codes.ExitCode`)."""
-    return_values: Mapping[int, Any] = field(default_factory=dict)
-    """What this node's workers returned, by global rank."""
-    failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
-    """The root cause, under the rank that it struck."""
-    incident: Incident | None = None
-    """The same with all that is known of it, and where it struck no worker, too."""
+    returncode: int = 0  # the exit code of ``elastic run`` (:class:`elastic_core.exit_codes.ExitCode`)
+    return_values: Mapping[int, Any] = field(default_factory=dict)  # of this node's workers, by global rank
+    failures: Mapping[int, ProcessFailure] = field(default_factory=dict)  # the root cause, under its worker's rank
+    incident: Incident | None = None  # the root cause with all its facts; also one that is no worker's failure
     why: str = ""
 
     def is_failed(self) -> bool:
@@ -130,16 +125,13 @@ class LocalElasticAgent:
 
     Args:
         spec: What to run.
-        logs_specs: torch's DefaultLogsSpecs: where to keep the workers' output.
+        logs_specs: torch's DefaultLogsSpecs, for the workers' output.
         start_method: As in :class:`LaunchConfig`.
-        exit_barrier_timeout: Seconds that a node which has finished waits for the others, with a rendezvous handler;
-            our backends need no such limit.
-        log_line_prefix_template: What stands before a teed line.
+        exit_barrier_timeout: Seconds that a finished node waits for the others, with a foreign rendezvous handler only.
+        log_line_prefix_template: The prefix of a teed line.
         shutdown_timeout: Seconds between SIGTERM and SIGKILL.
-        health_check_server: No effect: an agent serves no health checks of that kind.
-        uninterruptible_state_timeout: No effect: a worker that cannot be killed is said, and its node leaves.
-        log_dir: Where to keep the workers' output, by round and rank; nowhere when neither this nor ``logs_specs`` is
-            given.
+        health_check_server, uninterruptible_state_timeout: Arguments of torch's, without effect.
+        log_dir: The folder for the workers' output, by round and rank; without it and ``logs_specs``, none is kept.
     """
 
     def __init__(
@@ -174,11 +166,11 @@ class LocalElasticAgent:
         """Run to the end, on the main thread.
 
         Raises:
-            UsageError: The spec cannot be meant, or what a worker returned cannot be sent back.
+            UsageError: The spec is invalid, or a worker's result cannot be sent back.
             KeyboardInterrupt: SIGINT has come; the workers are stopped.
             SignalException: Another signal that ends a run has come; the workers are stopped.
-            PluginError: Its ``rdzv_handler`` is none.
-            ElasticError: The rendezvous does not let this node in.
+            PluginError: The spec's ``rdzv_handler`` is no rendezvous handler.
+            ElasticError: The rendezvous does not admit this node.
         """
         function.launching()
         spec = self.spec
@@ -209,15 +201,11 @@ class LocalElasticAgent:
         return RunResult(state=WorkerState.SUCCEEDED, return_values=returned)
 
     def _of_spec(self, role: str | None) -> dict[str, Any]:
-        """Return what the spec says; where it leaves a field that may be left out, ``launch`` says it."""
+        """Return the fields of LaunchConfig that the spec sets; the others keep the values of ``launch``."""
         spec, shared = self.spec, {item.name for item in fields(LaunchConfig)}
-        differing = {
-            item.name: value
-            for item in fields(spec)
-            if item.name in shared and (value := getattr(spec, item.name)) != item.default
-        }
+        values = {item.name: (getattr(spec, item.name), item.default) for item in fields(spec) if item.name in shared}
         return {
-            **differing,
+            **{name: value for name, (value, default) in values.items() if value != default},
             "role": role or spec.role,
             "nproc_per_node": spec.local_world_size,
             "max_restarts": spec.max_restarts,

@@ -1,7 +1,4 @@
-"""Launching from Python, with torch's names: ``elastic_launch(LaunchConfig(...), entrypoint)(*args)``.
-
-The shapes follow ``torch.distributed.launcher.api``; what is behind them is what ``elastic run`` does.
-"""
+"""Launches from Python: ``elastic_launch(LaunchConfig(...), entrypoint)(*args)``, as ``torch.distributed.launcher``."""
 
 from __future__ import annotations
 
@@ -30,14 +27,14 @@ __all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launc
 
 
 class ChildFailedError(ElasticError):
-    """The node's part in the job has ended without success. ``returncode`` tells what became of the job.
+    """The node's part in the job has ended without success; ``returncode`` says whether the job has.
 
-    With ``ExitCode.JOB_FAILED`` or ``TOO_FEW_NODES`` the job itself has failed, on all nodes. With ``WITHDRAWN`` this
-    node has left it, and with ``STORE_LOST`` it has lost the store: the others may go on. A node that has left because
-    of a signal raises :class:`SignalException` or KeyboardInterrupt, and not this.
+    With ``ExitCode.JOB_FAILED``, ``REQUEUE`` or ``TOO_FEW_NODES`` the job itself has failed, on all nodes. With
+    ``WITHDRAWN`` this node has left it, and with ``STORE_LOST`` it has lost the store: the others may go on. A node
+    that has left because of a signal raises :class:`SignalException` or KeyboardInterrupt, and not this.
 
     Attributes:
-        returncode: What ``elastic run`` would have exited with (:class:`elastic_core.exit_codes.ExitCode`).
+        returncode: The exit code of ``elastic run`` (:class:`elastic_core.exit_codes.ExitCode`).
         incident: The first failure of all, if it was a worker's; for a lost store the first that this node knows of.
     """
 
@@ -46,21 +43,20 @@ class ChildFailedError(ElasticError):
         self.returncode, self.incident = returncode, incident
 
     def __str__(self) -> str:
-        """Why, and where it is known, which rank failed first and of what, with its traceback."""
+        """Return the reason, and the first failure, where it is known: its rank, its cause and its traceback."""
         if self.incident is None:
             return super().__str__()
         from elastic_core.agent.report import root_cause
 
         return "\n".join([self.message, "", *root_cause(self.incident, "the first failure that this node knows of")])
 
-    format_msg = __str__
-    """torch's name for it."""
+    format_msg = __str__  # torch's name for it
 
     @property
     def failures(self) -> dict[int, ProcessFailure]:
         """The first failure, under the worker's rank; {} where no worker is to blame."""
-        incident = self.incident
-        return {} if incident is None or incident.rank is None else {incident.rank: failure_of(incident)}
+        first = self.incident
+        return {} if first is None or first.rank is None else {first.rank: failure_of(first)}
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """Return the rank that failed first, and how.
@@ -74,11 +70,10 @@ class ChildFailedError(ElasticError):
 
 
 class SignalException(SystemExit):
-    """The process got a signal other than SIGINT, and its node has left the job: nothing runs any more.
+    """The process got a signal other than SIGINT, and its node has left the job: no worker runs any more.
 
-    As SIGINT's KeyboardInterrupt, it is no :class:`Exception`: whoever tries again after a failure is not to go on
-    after SIGTERM. And it is a SystemExit, so that a program that does not catch it ends as ``elastic run`` does, with
-    128 and the signal's number.
+    As SIGINT's KeyboardInterrupt, it is no :class:`Exception`, so that a program that retries after failures does not
+    go on after SIGTERM. It is a SystemExit: a program that does not catch it exits with 128 + the signal's number.
 
     Attributes:
         sigval: The signal; torch's name for it.
@@ -98,7 +93,7 @@ class elastic_launch:
     Args:
         config: How.
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
-        health_check_server: Taken for torch's sake; it has no effect.
+        health_check_server: An argument of torch's, without effect.
 
     Raises:
         UsageError: The entrypoint is neither a function nor a command.
@@ -120,9 +115,9 @@ class elastic_launch:
             ChildFailedError: The job has failed, or this node could not stay in it.
             KeyboardInterrupt: SIGINT has come; the workers are stopped.
             SignalException: Another signal of ``signals_to_handle`` has come; the workers are stopped.
-            UsageError: The configuration cannot be meant, the function or what it returned cannot be sent from one
-                process to another, or this is not the main thread.
-            ElasticError: The rendezvous does not let this node in.
+            UsageError: The configuration is invalid, the function or its result cannot be sent from one process to
+                another, or this is not the main thread.
+            ElasticError: The rendezvous does not admit this node.
         """
         function.launching()  # first: a repeated main program gives no second warning
         return launch(configure(self._config), self._entrypoint, args)

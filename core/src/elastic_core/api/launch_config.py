@@ -1,4 +1,4 @@
-"""What a caller in Python asks for, in torch's words, and the run that this means."""
+"""Turns the arguments of torch's Python API into a :class:`~elastic_core.config.run.RunConfig`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from pathlib import Path
@@ -27,8 +28,7 @@ from elastic_core.events import Level, least_level
 from elastic_core.plugins import handler_registry, manager
 from elastic_core.rendezvous import job_token
 
-Streams = int | Mapping[int, int]
-"""Flags of :class:`Stream` or of torch's ``Std``: one for all local ranks, or one for each."""
+Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``, for all local ranks or by local rank
 
 _DEFAULT_LOGS = "DefaultLogsSpecs"
 _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
@@ -41,52 +41,41 @@ _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
 )
 """The types of :class:`LaunchConfig`'s fields, in words, and the fields; other numbers are RunConfig's to check."""
 _LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
-_MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")
-"""Of the fields whose default is not None, those for which None is the same as the default."""
+_MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")  # None stands for another default
 _T = TypeVar("_T")
 
 
 @dataclass
 class LaunchConfig:
-    """What ``elastic run``'s flags say, for a caller in Python. Durations are in seconds.
+    """The settings of ``elastic run``'s flags, for a caller in Python. Durations are in seconds.
 
     The fields are those of ``torch.distributed.launcher.api.LaunchConfig``, in its order, and then ours, which are
-    given by name. Without a ``rdzv_backend`` the job has one node, and nothing needs to be reached.
+    given by name. Without a ``rdzv_backend`` the job has one node and needs no store that listens.
     """
 
     min_nodes: int = 1
     max_nodes: int = 1
     nproc_per_node: int = 1
-    logs_specs: Any = None
-    """torch's DefaultLogsSpecs; its log_dir, redirects, tee and local_ranks_filter hold where ours are not given."""
-    run_id: str = ""
-    """The job's id; a random one when it is '' and nobody else can join."""
+    logs_specs: Any = None  # torch's DefaultLogsSpecs; ``log_dir``, ``redirects`` and ``tee`` take precedence
+    run_id: str = ""  # the job's id; a random one when it is '' and no other node can join
     role: str = "default"
     rdzv_endpoint: str = field(default="", repr=False)
     rdzv_backend: str = "local"
-    rdzv_configs: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """``--rdzv_conf``; for ``static``, ``rank`` is this node's."""
-    rdzv_timeout: float = -1
-    """torch's old name for the ``join_timeout`` of ``rdzv_configs``; -1 where it is not given."""
+    rdzv_configs: Mapping[str, Any] = field(default_factory=dict, repr=False)  # ``--rdzv_conf``, and static's ``rank``
+    rdzv_timeout: float = -1  # torch's old name for the ``join_timeout`` of ``rdzv_configs``; -1 where it is not given
     max_restarts: int = MAX_RESTARTS
     monitor_interval: float = MONITOR_INTERVAL
-    start_method: str = "spawn"
-    """``fork`` and ``forkserver`` have no effect: no worker is forked from this process."""
+    start_method: str = "spawn"  # ``fork`` and ``forkserver`` have no effect: no worker is forked from this process
     log_line_prefix_template: str | None = None
-    metrics_cfg: Mapping[str, str] = field(default_factory=dict)
-    """No effect: torch's metrics are torch's; see the plugins of elastic-metrics."""
+    metrics_cfg: Mapping[str, str] = field(default_factory=dict)  # no effect: it sets up torch's own metrics
     local_addr: str | None = None
-    event_log_handler: str = "null"
-    """``console`` or ``null``; others are logging handlers inside torch, and have no effect."""
-    numa_options: Any = None
-    """torch's NumaOptions, or one of ``--numa_binding``'s names."""
-    signals_to_handle: str | None = None
-    """Names, separated by commas; None for SIGTERM, SIGINT and SIGHUP, except those that are ignored."""
+    event_log_handler: str = "null"  # ``console`` or ``null``; torch's logging handlers have no effect
+    numa_options: Any = None  # torch's NumaOptions, or one of ``--numa_binding``'s names
+    signals_to_handle: str | None = None  # separated by commas; None for SIGTERM, SIGINT, SIGHUP unless ignored
     duplicate_stdout_filters: Sequence[str] | None = None
     duplicate_stderr_filters: Sequence[str] | None = None
     virtual_local_rank: bool = False
-    shutdown_timeout: float | None = None
-    """None for ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30."""
+    shutdown_timeout: float | None = None  # None for ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30
     log_dir: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     redirects: Streams | None = field(default=None, kw_only=True)
     tee: Streams | None = field(default=None, kw_only=True)
@@ -95,7 +84,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """Where the workers' output goes."""
+    """The destinations of the workers' output."""
 
     log_dir: Path | None
     redirects: StreamMap
@@ -104,10 +93,10 @@ class Logs:
 
 
 def configure(config: LaunchConfig) -> RunConfig:
-    """Return what the agent takes, from what torch's callers write; warn on stderr of what has no effect.
+    """Return the configuration of the run; warn on stderr of each value that has no effect.
 
     Raises:
-        UsageError: A value cannot be meant.
+        UsageError: A value is invalid.
     """
     check_types(config)
     nnodes = parse.NodeRange(config.min_nodes, config.max_nodes)
@@ -116,7 +105,7 @@ def configure(config: LaunchConfig) -> RunConfig:
     if handler_registry.find(backend) is None:  # a handler that was registered may have any backend's name
         numbered = backend in rdzv_conf.NUMBERED
         backend, endpoint = rdzv_conf.settle(backend, endpoint, nnodes)
-    options = manager.rendezvous_options(backend, named=config.plugins)
+    options = manager.load_backend(backend, named=config.plugins).rendezvous_options()
     given = {key: value for key, value in config.rdzv_configs.items() if value is not None}
     if numbered and nnodes.most > 1 and "rank" not in given:
         raise UsageError(
@@ -170,11 +159,10 @@ def configure(config: LaunchConfig) -> RunConfig:
 
 
 def check_types(config: LaunchConfig) -> None:
-    """Refuse a value of a wrong type by the name of its field.
+    """Refuse a configuration of another type, a value of a wrong type, and contradicting numbers of nodes.
 
     Raises:
-        UsageError: It is no LaunchConfig, one of its values is of a wrong type, or its numbers of nodes contradict each
-            other.
+        UsageError: The message names the field.
     """
     if not isinstance(config, LaunchConfig):
         kind = type(config)
@@ -199,11 +187,7 @@ def check_types(config: LaunchConfig) -> None:
 
 
 def check_texts(name: str, texts: Any, *, optional: bool = True) -> None:
-    """Refuse what is no list of texts; a text by itself would be taken for a list of its letters.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Raise a UsageError for a value that is no list of texts; a text would be taken for a list of its letters."""
     if texts is None and optional:
         return
     if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
@@ -211,18 +195,14 @@ def check_texts(name: str, texts: Any, *, optional: bool = True) -> None:
 
 
 def check_entrypoint(entrypoint: Callable[..., Any] | str | None) -> Callable[..., Any] | str:
-    """Return what the workers run, as it is; what no worker can run is refused.
-
-    Raises:
-        UsageError: It is neither a function nor a command.
-    """
+    """Return the entrypoint; raise a UsageError if it is neither a function nor a command."""
     if callable(entrypoint) or (isinstance(entrypoint, str) and entrypoint):
         return entrypoint
     raise UsageError(f"The entrypoint {entrypoint!r} is neither a function nor a command.")
 
 
 def without_effect(config: LaunchConfig) -> Iterator[str]:
-    """Yield what is given and changes nothing, in a sentence each; ``docs/migrating.md`` has the reasons."""
+    """Yield a sentence for each value that has no effect; ``docs/migrating.md`` has the reasons."""
     if config.start_method not in ("spawn", None):
         yield f"start_method={config.start_method!r} has no effect: no worker is forked from this process."
     if config.metrics_cfg:
@@ -239,11 +219,7 @@ def without_effect(config: LaunchConfig) -> Iterator[str]:
 def logs_of(
     logs_specs: Any, log_dir: str | os.PathLike[str] | None, redirects: Streams | None, tee: Streams | None
 ) -> Logs:
-    """Return what torch's LogsSpecs says, and what is given beside it, which goes before.
-
-    Raises:
-        UsageError: It is no LogsSpecs, or one of the flags is none.
-    """
+    """Return the destinations that the arguments name, else those of torch's LogsSpecs; UsageError if invalid."""
     shown: Any = None
     if logs_specs is not None:
         if not hasattr(logs_specs, "root_log_dir"):
@@ -261,55 +237,32 @@ def logs_of(
 
 
 def stream_map(streams: Streams) -> StreamMap:
-    """Return what the agent takes, from a flag or flags by local rank.
-
-    Raises:
-        UsageError: One of them is none.
-    """
-    try:
-        if isinstance(streams, Mapping):
-            return StreamMap(by_rank={_rank(rank): _stream(stream) for rank, stream in streams.items()})
-        return StreamMap(default=_stream(streams))
-    except (ValueError, TypeError):
-        raise UsageError(
-            f"{streams!r} is neither a flag for streams nor a mapping of local ranks to flags.",
-            hint="Give Std.NONE, Std.OUT, Std.ERR or Std.ALL.",
-        ) from None
-
-
-def _rank(rank: Any) -> int:
-    if int(rank) < 0:
-        raise ValueError(rank)
-    return int(rank)
-
-
-def _stream(stream: Any) -> Stream:
-    if not Stream.NONE <= int(stream) <= Stream.ALL:
-        raise ValueError(stream)
-    return Stream(int(stream))
+    """Return the streams of each local rank; raise a UsageError for an invalid flag or rank."""
+    given: Mapping[Any, Any] = streams if isinstance(streams, Mapping) else {0: streams}
+    with suppress(ValueError, TypeError):
+        flags = {int(rank): int(flag) for rank, flag in given.items()}
+        if all(rank >= 0 and 0 <= flag <= Stream.ALL for rank, flag in flags.items()):
+            by_rank = {rank: Stream(flag) for rank, flag in flags.items()}
+            return StreamMap(by_rank=by_rank) if given is streams else StreamMap(default=by_rank[0])
+    raise UsageError(
+        f"{streams!r} is neither a flag for streams nor a mapping of local ranks to flags.",
+        hint="Give Std.NONE, Std.OUT, Std.ERR or Std.ALL.",
+    )
 
 
 def numa_mode(options: Any) -> str | None:
-    """Return the name of ``--numa_binding`` that torch's NumaOptions mean, or that is given itself; None for None.
-
-    Raises:
-        UsageError: There is no such name.
-    """
+    """Return the mode of ``--numa_binding`` for torch's NumaOptions or a mode's name, or UsageError; None for None."""
     mode = getattr(options, "affinity_mode", options)
     return read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), parse.numa_binding)
 
 
 def warn(warning: str) -> None:
-    """Tell the caller in one line, on stderr."""
+    """Print a warning for the caller, one line on stderr."""
     print(f"elastic: warning: {warning}", file=sys.stderr)
 
 
 def read(name: str, text: str | None, meaning: Callable[[str], _T]) -> _T | None:
-    """Return what a text means, as on the command line; None for None.
-
-    Raises:
-        UsageError: It means nothing, or is no text.
-    """
+    """Return the parsed value of a text, as on the command line; UsageError if it is invalid; None for None."""
     if not isinstance(text, str | None):
         raise UsageError(f"{name}={text!r} is of the type {type(text).__name__}, not a text.")
     try:

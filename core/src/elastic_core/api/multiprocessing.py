@@ -1,7 +1,7 @@
 """Processes on this host, with the names of ``torch.distributed.elastic.multiprocessing``.
 
-:class:`Std` runs a function or a command as a supervised job on one node; :func:`start_processes` starts processes and
-waits for them, and nothing more. Either way what they start ends with them.
+:class:`Std` runs a function or a command as a supervised job on one node; :func:`start_processes` only starts processes
+and waits for them. The descendants of all these processes end with them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,18 @@ from typing import Any, ClassVar
 from elastic_core.agent.directories import make_log_dir
 from elastic_core.agent.error_files import last_exception_line
 from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.registration import cpus_of_workers
+from elastic_core.api import launch_config
 from elastic_core.api.agent import LocalElasticAgent, RunResult, WorkerSpec
-from elastic_core.api.launch_config import (
-    LaunchConfig,
-    Logs,
-    Streams,
-    check_entrypoint,
-    check_texts,
-    logs_of,
-    numa_mode,
-    warn,
-)
+from elastic_core.api.launch_config import LaunchConfig, Logs, Streams
 from elastic_core.api.process_failure import ProcessFailure, read_failure
+from elastic_core.config import parse
 from elastic_core.config.program import function_command
 from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import subreaping
-from elastic_core.warden.messages import Died, Exited, Gone, Spawned, SpawnFailed
+from elastic_core.warden.messages import Exited, Spawned, SpawnFailed, StopCompleted, WardenDied
 from elastic_core.worker import function
 
 __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
@@ -48,16 +42,16 @@ __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_process
 class Std:
     """A job on this node: ``Std(entrypoint=train, nproc_per_node=4, log_dir="./logs").run()``.
 
-    Its attributes are torch's flag of that name: which standard streams ``redirects`` and ``tee`` mean.
+    The attributes are torch's flags of that name, for ``redirects`` and ``tee``.
 
     Args:
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
-        args: What it is called with.
-        nproc_per_node: How many workers.
-        log_dir: Where to keep their output, by round and rank.
+        args: The entrypoint's arguments.
+        nproc_per_node: The number of workers.
+        log_dir: The folder for the workers' output, by round and rank.
         redirects: The streams that go to files only; one flag, or a flag for each local rank.
-        tee: Those that go to files and to the console.
-        monitor_interval: Taken for torchelastic's sake; workers are not polled.
+        tee: The streams that go to files and to the console.
+        monitor_interval: An argument of torchelastic's, without effect: workers are not polled.
         max_restarts: How many failures of workers the job survives.
     """
 
@@ -91,7 +85,7 @@ class Std:
         """Run to the end, on the main thread.
 
         Raises:
-            UsageError: An argument cannot be meant, or what a worker returned cannot be sent back.
+            UsageError: An argument is invalid, or a worker's result cannot be sent back.
             KeyboardInterrupt: SIGINT has come; the workers are stopped.
             SignalException: SIGTERM, SIGHUP or SIGQUIT has come; the workers are stopped.
         """
@@ -99,13 +93,11 @@ class Std:
 
     @classmethod
     def from_str(cls, text: str) -> Stream | dict[int, Stream]:
-        """``"3"`` is a flag, ``"0:1,1:2"`` a flag for each local rank.
+        """Return the flag of ``"3"``, or the flags by local rank of ``"0:1,1:2"``.
 
         Raises:
-            UsageError: It is neither.
+            UsageError: The text is neither.
         """
-        from elastic_core.config import parse  # reads texts as the command line does
-
         try:
             streams = parse.stream_map(text)
         except parse.Wrong as wrong:
@@ -115,7 +107,7 @@ class Std:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcsResult:
-    """How all processes ended, by local rank; paths are '' for streams that went to the console."""
+    """The results of all processes, by local rank; paths are '' for streams that went to the console."""
 
     return_values: Mapping[int, Any] = field(default_factory=dict)
     failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
@@ -146,19 +138,19 @@ def start_processes(
     """Start one process for each local rank, and return at once.
 
     Args:
-        name: What to call them, in messages.
+        name: The processes' name in messages.
         entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
-        args: Its arguments by local rank, 0, 1, 2, and so on without gaps.
-        envs: What each process has in its environment besides this one's, by local rank.
+        args: The entrypoint's arguments by local rank, 0, 1, 2, and so on without gaps.
+        envs: The variables that each process has besides those of this one, by local rank.
         logs_specs: torch's DefaultLogsSpecs; or a folder, as in older releases of torch.
-        log_line_prefixes: What stands before teed lines, by local rank; ``[name0]:`` where it does not say.
-        start_method: No effect but for ``spawn``: no process is forked from this one.
-        numa_options: How to bind them to CPUs, as in :class:`~elastic_core.api.launch.LaunchConfig`.
-        duplicate_stdout_filters: Lines of stdout with one of these also go to ``filtered_stdout.log``.
-        duplicate_stderr_filters: The same for stderr.
-        log_dir: Where files go; a temporary folder, removed by :meth:`PContext.close`, when it is None.
+        log_line_prefixes: The prefixes of teed lines by local rank; ``[name0]:`` by default.
+        start_method: Others than ``spawn`` have no effect: no process is forked from this one.
+        numa_options: The binding to CPUs, as in :class:`~elastic_core.api.launch.LaunchConfig`.
+        duplicate_stdout_filters, duplicate_stderr_filters: Lines of stdout, or of stderr, with one of these texts also
+            go to ``filtered_stdout.log``, or ``filtered_stderr.log``.
+        log_dir: The folder for files; None for a temporary one, which :meth:`PContext.close` removes.
         redirects: The streams that go to files only.
-        tee: Those that go to files and to the console.
+        tee: The streams that go to files and to the console.
 
     Raises:
         UsageError: The local ranks have gaps, an argument is of a wrong type, the function cannot be sent to other
@@ -166,42 +158,32 @@ def start_processes(
         ElasticError: No process could be made.
     """
     function.launching()
-    check_entrypoint(entrypoint)
+    launch_config.check_entrypoint(entrypoint)
     for what, given in (("args", args), ("envs", envs)):
         if not isinstance(given, Mapping):
             raise UsageError(f"{name}: {what} is of the type {type(given).__name__}, not a mapping of local ranks.")
-    check_texts("duplicate_stdout_filters", duplicate_stdout_filters)
-    check_texts("duplicate_stderr_filters", duplicate_stderr_filters)
+    launch_config.check_texts("duplicate_stdout_filters", duplicate_stdout_filters)
+    launch_config.check_texts("duplicate_stderr_filters", duplicate_stderr_filters)
     if sorted(args) != list(range(len(args))) or set(args) != set(envs) or not args:
         raise UsageError(
             f"{name}: args has the local ranks {sorted(args)} and envs {sorted(envs)}.",
             hint="Give both for every local rank from 0.",
         )
     if start_method != "spawn":
-        warn(f"start_method={start_method!r} has no effect: no process is forked from this one.")
+        launch_config.warn(f"start_method={start_method!r} has no effect: no process is forked from this one.")
     if isinstance(logs_specs, str | os.PathLike):
         logs_specs, log_dir = None, log_dir or logs_specs
-    logs = logs_of(logs_specs, log_dir, redirects, tee)
+    logs = launch_config.logs_of(logs_specs, log_dir, redirects, tee)
     filters = {Stream.OUT: duplicate_stdout_filters or (), Stream.ERR: duplicate_stderr_filters or ()}
-    prefixes, cpus = log_line_prefixes or {}, _cpus(numa_mode(numa_options), len(args))
-    return PContext(name, entrypoint, args, envs, logs, prefixes, filters, cpus)
-
-
-def _cpus(numa_binding: str | None, processes: int) -> tuple[frozenset[int], ...]:
-    """Return the CPUs of each local rank; () when they are not bound."""
-    if numa_binding is None:
-        return ()
-    from elastic_core.host.devices import Machine, read_topology, worker_cpus  # few need it
-
-    topology = read_topology(os.environ, Machine())
-    return tuple(worker_cpus(numa_binding, rank, processes, topology) for rank in range(processes))
+    cpus = cpus_of_workers(launch_config.numa_mode(numa_options), len(args))
+    return PContext(name, entrypoint, args, envs, logs, log_line_prefixes or {}, filters, cpus)
 
 
 class PContext:
     """Running processes. Use it as a context manager, or call :meth:`close`.
 
     Attributes:
-        name, nprocs: What they are called, and how many there are.
+        name, nprocs: The processes' name and their number.
         stdouts, stderrs: The files of these streams by local rank; '' for a stream that is not kept in one.
     """
 
@@ -224,11 +206,9 @@ class PContext:
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._errors: dict[int, str] = {}
-        self._stopped: set[int] = set()
-        """The local ranks that ran when they were told to end: how they do is no failure."""
+        self._stopped: set[int] = set()  # local ranks that were stopped: their exit codes are no failures
         self._closed = self._gone = False
-        self._died: str | None = None
-        """How the warden has ended, and all that it had started with it."""
+        self._died: str | None = None  # how the warden has ended, and all processes with it
         with ExitStack() as stack:
             stack.enter_context(subreaping())
             self._warden = Warden.start(alone=False)
@@ -262,24 +242,24 @@ class PContext:
         self.close()
 
     def pids(self) -> dict[int, int]:
-        """Return the processes' numbers by local rank; waits until all have been started."""
+        """Return the process ids by local rank; wait until all processes have been started."""
         while len(self._pids) + len(self._errors) < len(self._args):
             self._expect(None)
         return dict(self._pids)
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
-        """Wait until all have ended with 0, or one has failed: then the others are stopped.
+        """Wait until all have exited with 0, or one has failed: then the others are stopped.
 
         Args:
-            timeout: Seconds; -1 for as long as it takes, 0 to look only.
-            period: Taken for torch's sake; nothing is polled.
+            timeout: Seconds; -1 for no limit, 0 not to wait.
+            period: An argument of torch's, without effect: nothing is polled.
 
         Returns:
-            None when they still run after ``timeout`` seconds.
+            None when processes still run after ``timeout`` seconds.
 
         Raises:
-            ElasticError: What started them has died, and they with it.
-            UsageError: A process returned what cannot be sent back.
+            ElasticError: The process that started them has died, and they with it.
+            UsageError: A process's result cannot be sent back.
         """
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while len(self._codes) < len(self._args) and not self._failed():
@@ -294,9 +274,9 @@ class PContext:
         return self._result()
 
     def close(self, death_sig: int = signal.SIGTERM, timeout: float = 30) -> None:
-        """Stop what still runs, and give everything back.
+        """Stop the processes that still run, and remove temporary files.
 
-        It gets ``death_sig``, SIGKILL after ``timeout`` seconds, and SIGTERM shortly before that.
+        A process gets ``death_sig``, SIGTERM shortly before ``timeout`` seconds have passed, and SIGKILL then.
         """
         if self._closed:
             return
@@ -306,7 +286,7 @@ class PContext:
         self._resources.close()
 
     def _scratch(self, prefix: str, stack: ExitStack) -> Path:
-        """Return a folder that is removed with the stack, or by the warden should this process not live to do it."""
+        """Return a folder that is removed with the stack, or by the warden if this process is killed before."""
         directory = tempfile.mkdtemp(prefix=prefix)
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         self._warden.sweep(directory)
@@ -322,7 +302,7 @@ class PContext:
         self.stdouts[local_rank] = str(directory / "stdout.log") if kept else ""
         self.stderrs[local_rank] = streams.stderr_path or ""
         error_file = directory / "error.json"
-        error_file.unlink(missing_ok=True)  # an earlier run's, which explains nothing of this one
+        error_file.unlink(missing_ok=True)  # of an earlier run
         env = {
             **os.environ,
             "LOCAL_RANK": str(local_rank),
@@ -344,14 +324,14 @@ class PContext:
         return bool(self._errors) or any(self._codes.values())
 
     def _expect(self, timeout: float | None) -> None:
-        """Take in events for ``timeout`` seconds at most; the warden's death, which kills all, is an ElasticError."""
+        """Receive events, ``timeout`` seconds at most; the warden's death, which ends all, raises an ElasticError."""
         if self._died is None:
             self._take(timeout)
         if self._died is not None:
             raise ElasticError(f"{self.name}: the process that started the workers is gone ({self._died}).")
 
     def _take(self, timeout: float | None) -> None:
-        """Hear what has happened, for ``timeout`` seconds at most."""
+        """Receive events, waiting ``timeout`` seconds at most."""
         select.select([self._warden], [], [], None if timeout is None else max(0.0, timeout))
         for event in self._warden.receive():
             match event:
@@ -361,15 +341,15 @@ class PContext:
                     self._errors[tag] = error
                 case Exited(tag, pid, code):
                     self._pids[tag], self._codes[tag] = pid, code
-                case Gone():
+                case StopCompleted():
                     self._gone = self._warden.is_over(event)
-                case Died(reason):
+                case WardenDied(reason):
                     self._died = reason
 
     def _stop(self, signum: int, timeout: float) -> None:
-        if self._died is not None:  # nothing will be heard from it any more
+        if self._died is not None:  # the warden sends no more events
             return
-        self._take(0)  # who has failed by itself
+        self._take(0)  # failures up to now were not caused by the stop
         self._stopped |= set(self._args) - self._codes.keys() - self._errors.keys()
         self._gone = False
         self._warden.stop(grace=timeout, signum=signum)
@@ -377,11 +357,9 @@ class PContext:
             self._take(None)
 
     def _result(self) -> RunProcsResult:
-        failures = {
-            rank: self._failure(rank)
-            for rank in sorted(set(self._args) - self._stopped)
-            if rank in self._errors or self._codes.get(rank, 0) != 0
-        }
+        not_stopped = sorted(set(self._args) - self._stopped)
+        failed = [rank for rank in not_stopped if rank in self._errors or self._codes.get(rank, 0) != 0]
+        failures = {rank: self._failure(rank) for rank in failed}
         returned: dict[int, Any] = {}
         if not failures:  # commands return nothing
             by_command = isinstance(self._entrypoint, str)

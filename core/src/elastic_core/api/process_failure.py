@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +15,7 @@ from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident
 from elastic_core.worker.error_file import NO_MESSAGE, error_data
 
-NOT_AVAILABLE = "<N/A>"
-"""torch's word for a signal where there is none."""
+NOT_AVAILABLE = "<N/A>"  # torch's text for the name of no signal
 _NO_DATA: Mapping[str, Any] = MappingProxyType({"message": NO_MESSAGE})
 
 
@@ -26,16 +25,11 @@ class ProcessFailure:
 
     local_rank: int
     pid: int
-    exitcode: int
-    """The exit code, or a signal's number, negative."""
-    error_file: str
-    """'' where it has written none."""
-    error_file_data: Mapping[str, Any] = field(default_factory=lambda: _NO_DATA)
-    """What that file says, as torch's @record writes it."""
-    message: str = ""
-    """One line: the exception, or how the process ended."""
-    timestamp: int = field(default_factory=lambda: int(time.time()))
-    """Seconds since 1970: when the exception was recorded, else when the failure was seen."""
+    exitcode: int  # the exit code, or a signal's number, negative
+    error_file: str  # '' for a process that has written none
+    error_file_data: Mapping[str, Any] = field(default_factory=lambda: _NO_DATA)  # as torch's @record writes it
+    message: str = ""  # one line: the exception, or how the process ended
+    timestamp: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970, of the record or of now
 
     def signal_name(self) -> str:
         """``SIGKILL``; ``<N/A>`` where no signal ended it."""
@@ -47,33 +41,20 @@ class ProcessFailure:
 
 
 def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, message: str) -> ProcessFailure:
-    """Return the failure of a process, explained by the error file that it left, if it left one that makes sense.
+    """Return the failure of a process of this host, with the contents of its error file if that is there and valid.
 
-    Args:
-        local_rank: Its rank on this host.
-        pid: Its process id; 0 for one that did not start.
-        exitcode: Its exit code, or a signal's number, negative.
-        error_file: Where it may have written what ended it.
-        message: What else is known of it.
+    ``pid`` is 0 for a process that did not start; ``message`` counts where there is no error file.
     """
-    recorded = read_error_file(error_file)
-    if recorded is None:
-        said = message or describe_exit(exitcode)
-        return ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file="", message=said)
-    data = error_file_data(error_file)
-    return ProcessFailure(
-        local_rank=local_rank,
-        pid=pid,
-        exitcode=exitcode,
-        error_file=str(error_file),
-        error_file_data=data,
-        message=recorded[0],
-        timestamp=_recorded_at(data),
-    )
+    said = message or describe_exit(exitcode)
+    failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file="", message=said)
+    if (recorded := read_error_file(error_file)) is None:
+        return failure
+    data, at = error_file_data(error_file), str(error_file)
+    return replace(failure, error_file=at, error_file_data=data, message=recorded[0], timestamp=_recorded_at(data))
 
 
 def failure_of(incident: Incident) -> ProcessFailure:
-    """Return the failure of a worker, on whichever node it was: its error file stays there."""
+    """Return the failure of a worker of any node, without its error file, which stays on that node."""
     message = incident.message or incident.cause()
     return ProcessFailure(
         local_rank=-1 if incident.local_rank is None else incident.local_rank,
@@ -86,7 +67,7 @@ def failure_of(incident: Incident) -> ProcessFailure:
 
 
 def _recorded_at(data: Mapping[str, Any]) -> int:
-    """When it was recorded, where torch's handlers write that; now for other files."""
+    """Return the time of the record in seconds since 1970, where torch's handler wrote it; else the time now."""
     message = data.get("message")
     extra = message.get("extraInfo") if isinstance(message, dict) else data
     try:

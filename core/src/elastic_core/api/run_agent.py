@@ -1,8 +1,8 @@
-"""An agent's first steps, in the order of what they hold up: the warden, the fork server on its way, and all the rest.
+"""An agent's first steps, in the order of how long each takes: the warden, the fork server, all others.
 
-The fork server imports for seconds what this process never does, so it is sent off before plugins are known, and before
-most of the agent is even imported here: that takes a quarter of a second, which a second core has to spare. The warden,
-which starts it, starts while the command line is read. What is imported up to then is on every launch's way, and short.
+The fork server imports modules for seconds, so it is started before plugins are known, and before most of the agent is
+imported here (a quarter of a second). The warden, which starts it, is started while the command line is read. The
+imports at the top of this file delay every launch, and are few.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def send_fork_server(config: RunConfig, warden: Warden) -> None:
 
 
 def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, alone: bool = True) -> Ending:
-    """Run one agent to its end; the CLI's and any caller's way in. Main thread only.
+    """Run one agent to its end. Main thread only.
 
     Args:
         config: The run.
         plugins: The plugins that were loaded for it.
-        warden: What :func:`send_fork_server` was called with for the same run, to be closed here; None to begin now.
+        warden: The one that :func:`send_fork_server` got for this run, to be closed here; None to start both now.
         alone: As for :func:`begun`.
 
     Raises:
-        ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
+        ElasticError: No worker was started: the store cannot be reached, the job refuses the node, too few nodes.
     """
     if config.log_dir is not None:
         from elastic_core.agent.directories import make_log_dir
@@ -105,19 +105,19 @@ def connect_and_run(
     again: bool = False,
     show_state: ShowState = lambda _: None,
 ) -> Ending:
-    """Make the first connection to the job's store, or the handler, and run the loop for what it is. Main thread only.
+    """Make the first connection to the job's store, or the handler, and run the loop for it. Main thread only.
 
     Args:
         config: The run's settings.
-        plugins: Those loaded for it.
-        slot: This agent's, on this host.
+        plugins: The run's plugins.
+        slot: This agent's slot on this host.
         warden: Starts the workers.
         preloaded: What its fork server imports; () without a fork server.
         again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
         show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
 
     Raises:
-        ElasticError: What the user must hear before anything was started: no store, refused, too few nodes.
+        ElasticError: As :func:`run`.
     """
     from elastic_core.agent import membership, watchdog
     from elastic_core.agent.directories import remove_abandoned
@@ -126,7 +126,7 @@ def connect_and_run(
     from elastic_core.rendezvous.backend import RendezvousBackend
 
     watchdog.check(os.environ)
-    cpus = cpus_of_workers(config)
+    cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))

@@ -1,6 +1,6 @@
-"""The command line: ``elastic run``, ``elastic plugins``, and the commands that plugins add.
+"""The command line: ``elastic run``, ``drain``, ``release``, ``plugins``, and the commands that plugins add.
 
 ``main`` is the entry point, ``commands`` finds the subcommand that is called and imports only that.
-``options`` declares each flag of ``elastic run`` once, as an ``option``; ``run_command`` is the command, and
-``run`` turns their values into a :class:`~elastic_core.config.run.RunConfig`. ``errors`` prints all errors.
+``options`` has the command ``elastic run`` and declares each of its flags once, as an ``option``; ``run`` turns their
+values into a :class:`~elastic_core.config.run.RunConfig`. ``errors`` prints all errors.
 """

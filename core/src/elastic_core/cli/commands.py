@@ -11,12 +11,14 @@ from elastic_core.cli.interrupt import raise_again
 from elastic_core.errors import PluginError, UsageError, did_you_mean
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
-    "run": ("elastic_core.cli.run", "Start a program on this node as part of a job."),
-    "drain": ("elastic_core.cli.drain", "Have the agents of a host leave their job."),
-    "release": ("elastic_core.cli.release", "Say of a host that it is gone for good."),
-    "plugins": ("elastic_core.cli.plugins", "List the plugins that are installed."),
+    "run": ("run:command", "Start a program on this node as part of a job."),
+    "drain": ("host_requests:drain", "Have the agents of a host leave their job."),
+    "release": ("host_requests:release", "Say of a host that it is gone for good."),
+    "status": ("status:command", "Say what a job does: nodes, ranks, restarts and why they were spent."),
+    "logs": ("logs:command", "Print the workers' output that was kept."),
+    "plugins": ("plugins:command", "List the plugins that are installed."),
 }
-"""Where each of core's own commands lives, in an attribute ``command``, and its help in one line."""
+"""Core's own commands: the module in this package with the name there, and the help in one line."""
 OF_PLUGINS: Mapping[str, str] = {
     "audit-data": "Prove from a sampler's audit log that no sample was skipped or repeated.",
     "doctor": "Say whether nodes can meet, and what is wrong if they cannot.",
@@ -52,7 +54,8 @@ class Elastic(click.Group):
             PluginError: The command is not installed, cannot be imported, or is no click command.
         """
         if cmd_name in BUILT_IN:
-            command = import_module(BUILT_IN[cmd_name][0]).command
+            module, name = BUILT_IN[cmd_name][0].split(":")
+            command = getattr(import_module(f"elastic_core.cli.{module}"), name)
             assert isinstance(command, click.Command)
             return command
         from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
@@ -71,10 +74,7 @@ class Elastic(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for ``run``, the warden starts while the command line is read.
-
-        From here on SIGINT raises KeyboardInterrupt in the command.
-        """
+        """Find the command, in which SIGINT raises KeyboardInterrupt; for ``run``, start the warden before."""
         if args[:1] == ["run"] and not ctx.resilient_parsing and not {*HELP} & {*args}:
             from elastic_core.api.run_agent import begun
 
@@ -85,11 +85,9 @@ class Elastic(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, without importing those of plugins."""
-        texts = {name: text for name, (_, text) in BUILT_IN.items()}
+        texts = {**OF_PLUGINS, **{name: text for name, (_, text) in BUILT_IN.items()}}
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, texts.get(name) or OF_PLUGINS.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
-            )
+            formatter.write_dl([(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)])
 
 
 def _version_option() -> click.Option:

@@ -1,14 +1,11 @@
-"""The launcher's error file, which torchrun writes when a job fails and TorchX reads.
-
-``TORCHELASTIC_ERROR_FILE`` names it in the environment of ``elastic run``. Each worker has another file.
-"""
+"""The launcher's error file, named by its ``TORCHELASTIC_ERROR_FILE``, which TorchX reads after a failed job."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,32 +18,29 @@ if TYPE_CHECKING:
 
 def write_error(message: str, exit_code: int) -> None:
     """Write the exception that is being handled, with this message."""
-    _write(lambda: error_data(message, traceback.format_exc(), exit_code))
+    _write(error_data(message, traceback.format_exc(), exit_code))
 
 
 def write_ending(ending: Ending) -> None:
     """Write how an agent has failed.
 
     If the root cause is a worker of this node that wrote an error file, that file's content and exit code are used. A
-    lost store comes first: a worker that fails then is a consequence, or would have been restarted.
+    lost store takes precedence: a worker that fails then is a consequence, or would have been restarted.
     """
-    _write(lambda: _data(ending))
+    _write(_data(ending))
 
 
-def _write(data: Callable[[], Mapping[str, Any]]) -> None:
+def _write(data: Mapping[str, Any]) -> None:
     path = os.environ.get(ERROR_FILE)
-    if path and not write_error_file(Path(path), data()):
+    if path and not write_error_file(Path(path), data):
         print(f"elastic: warning: {ERROR_FILE}={path} cannot be written.", file=sys.stderr)
 
 
 def _data(ending: Ending) -> dict[str, Any]:
-    incident = ending.incident
-    if incident is None:
+    if (incident := ending.incident) is None:
         return error_data(ending.why, ending.why, ending.exit_code)
+    what = incident.message or incident.cause()
     if ending.exit_code == ExitCode.STORE_LOST:  # with the store, the job would have gone on after this failure
-        what = incident.message or incident.cause()
         return error_data(f"{ending.why}. What failed on this node: {what}", incident.detail, ending.exit_code)
     code = ending.exit_code if incident.exit_code is None else incident.exit_code
-    if not ending.recorded:
-        return error_data(incident.message or incident.cause(), incident.detail, code)
-    return with_exit_code(ending.recorded, code)
+    return with_exit_code(ending.recorded, code) if ending.recorded else error_data(what, incident.detail, code)

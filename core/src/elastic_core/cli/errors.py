@@ -1,7 +1,4 @@
-"""Prints errors and turns them into exit codes; no other module does.
-
-An error is one line that says what was wrong, a blank line, and a hint if there is one.
-"""
+"""Prints errors, each with its hint after a blank line, and turns them into exit codes; no other module does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Ctrl-C while the command line is read.
+"""Ctrl-C while the command line is read: the process exits at once, since there is nothing to clean up yet.
 
-Python raises KeyboardInterrupt at any point of the main thread: inside an import it may be printed and ignored, or end
-in a traceback that helps no user. Until a command begins there is nothing to clean up, so the process exits at once.
+A KeyboardInterrupt inside an import might be printed and ignored, or end in a traceback that helps no user.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def candidates(token: str, names: Collection[str]) -> list[str]:
-    """Return the flags that a token on the command line may mean, in alphabetical order.
+    """Return the sorted flags that a token on the command line, without its dashes, may stand for.
 
-    A whole name means itself. Otherwise two letters or more mean every flag that begins with them. ``token`` is the
-    text after the dashes, and ``names`` are those of all flags, with ``_``.
+    A whole name stands for itself, and two letters or more for every flag that begins with them. ``names`` are those of
+    all flags, with ``_``.
     """
     name = token.replace("-", "_")
     if name in names:
@@ -75,11 +75,11 @@ class Flag(click.Option):
     Args:
         name: The flag without its dashes, with ``_``.
         section: The heading under which the help shows it.
-        text: What it means, for the help.
-        parse: Returns the value that a text means, or raises :class:`~elastic_core.config.parse.Wrong`.
+        text: The description for the help.
+        parse: Returns the value of a text, or raises :class:`~elastic_core.config.parse.Wrong`.
         short: A second spelling, as ``-m``.
         off: For a switch, the flag that turns it off, without its dashes.
-        unset: What holds where the flag is not given, in words, if that is not ``default``.
+        unset: The default in words, if it is not ``default``.
         fills: The field of RunConfig that takes the value as it is; '' where several flags decide together.
         attributes: Further arguments of click.Option.
     """
@@ -105,7 +105,7 @@ class Flag(click.Option):
         self._parse = parse
 
     def _read(self, ctx: click.Context, _: click.Parameter, given: Any) -> Any:
-        """Return the value that a text means; for a repeated flag, the values of all texts in one tuple."""
+        """Return the value of a text; for a repeated flag, the values of all texts in one tuple."""
         if given is None or self.is_flag:
             return given
         if self.multiple:

@@ -1,18 +1,21 @@
-"""Every flag of ``elastic run``, each declared once.
+"""The click command ``elastic run`` and its flags, each declared once, as a field of :class:`Flags`.
 
-A field of :class:`Flags` is the declaration of a flag. The command, its help, the environment variable ``PET_<FLAG>``,
-the page ``docs/flags.md`` and the field of RunConfig that the flag fills all follow from it. To add a flag, add a field
-here; :func:`elastic_core.cli.run.configure` reads it, unless ``fills`` says where its value goes.
+The help, the environment variable ``PET_<FLAG>``, the page ``docs/flags.md`` and the field of RunConfig that the flag
+fills follow from the declaration. To add a flag, add a field here; :func:`elastic_core.cli.run.configure` reads it,
+unless ``fills`` names a field of RunConfig. Both spellings of a flag work, ``--rdzv_id`` and ``--rdzv-id``.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Any
 
-from elastic_core.cli.option import Flag, Section
+import click
+
+from elastic_core.cli.option import Flag, FlagCommand, Section
 from elastic_core.config import parse
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss, StreamMap
@@ -264,3 +267,34 @@ class Flags:
 
 FLAGS: Sequence[Flag] = tuple(item.metadata["flag"](item.name) for item in fields(Flags) if item.metadata)
 """The options of the command, in the order of the help."""
+
+
+class RunCommand(FlagCommand):
+    """``elastic run``: its flags in sections; arguments after the program are passed to the program."""
+
+    def __init__(self, callback: Callable[..., int]) -> None:
+        super().__init__(
+            "run",
+            callback=callback,
+            params=[
+                *FLAGS,
+                click.Argument(["script"], required=False),
+                click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
+            ],
+            help="Start PROGRAM on this node as part of a job, and keep the job alive.\n\n"
+            "Everything after PROGRAM is passed to it untouched.",
+            epilog="Flags may be written with - or _, and are also read from PET_<FLAG>, as --nproc_per_node from "
+            "PET_NPROC_PER_NODE. The exit codes are listed in docs/exit_codes.md.",
+            context_settings={"allow_interspersed_args": False},
+        )
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the words after the command's name in the usage line."""
+        return ["[OPTIONS]", "PROGRAM", "[ARGUMENTS]..."]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags into the help, section by section."""
+        sections = {title: [*group] for title, group in groupby(FLAGS, key=lambda flag: flag.section)}
+        for title, flags in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([record for flag in flags if (record := flag.get_help_record(ctx))], col_max=27)

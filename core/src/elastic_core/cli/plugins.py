@@ -1,4 +1,4 @@
-"""``elastic plugins``: what is installed, from where, which hooks it implements, and what fails to load and why."""
+"""``elastic plugins``: the installed plugins, their distributions and hooks, and why some fail to load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastic_core.plugins.manager import core_plugins, hooks_of
 from elastic_core.version import __version__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Listed:
     """One line of the list."""
 
@@ -31,13 +31,7 @@ class Listed:
 def inventory(catalogue: Catalogue) -> list[Listed]:
     """Return core's defaults, then all installed plugins by group; imports every plugin."""
     own = [
-        Listed(
-            name=name,
-            group="built in",
-            distribution="elastic-core",
-            version=__version__,
-            hooks=tuple(hooks_of(plugin, f"plugin {name!r}")),
-        )
+        Listed(name, "built in", "elastic-core", __version__, tuple(hooks_of(plugin, f"plugin {name!r}")))
         for name, plugin in core_plugins().items()
     ]
     return own + [_listed(offer, catalogue) for group in Group for offer in catalogue.offers(group)]
@@ -52,14 +46,7 @@ def _listed(offer: InstalledPlugin, catalogue: Catalogue) -> Listed:
             hooks = tuple(hooks_of(plugin, str(offer)))
     except PluginError as exc:
         error = exc.message
-    return Listed(
-        name=offer.name,
-        group=offer.group.value,
-        distribution=offer.distribution,
-        version=offer.version,
-        hooks=hooks,
-        error=error,
-    )
+    return Listed(offer.name, offer.group.value, offer.distribution, offer.version, hooks, error)
 
 
 def table(listed: Iterable[Listed], width: int) -> str:

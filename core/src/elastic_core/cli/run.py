@@ -15,21 +15,11 @@ import click
 from click.core import ParameterSource
 
 from elastic_core.cli import program
-from elastic_core.cli.options import Flags
-from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.options import Flags, RunCommand
+from elastic_core.config import rdzv_conf
 from elastic_core.config.environment import flag_variable
 from elastic_core.config.parse import names
-from elastic_core.config.rdzv_conf import (
-    LOCAL,
-    NUMBERED,
-    STATIC,
-    check_node_rank,
-    check_reach,
-    parse,
-    scheduler_uid,
-    settle,
-    shutdown_timeout,
-)
+from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
 from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, RunConfig
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.events import Level, least_level
@@ -43,8 +33,7 @@ if TYPE_CHECKING:
 
 MASTER_PORT = 29500
 PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
-LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"
-"""The argument that ``--pass_local_rank`` puts before the program's; each worker's start fills in its rank."""
+LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # for --pass_local_rank; each worker's start fills in its rank
 OBSERVERS_GET = 5.0  # seconds that observers get at the end to finish with their events
 HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 
@@ -57,7 +46,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
         with run_agent.begun() as warden:
             return run(warden, **flags)
     given = Flags(**flags)
-    with _told_whence():
+    with hints_with_sources():
         known = outline(given, os.environ)
         run_agent.send_fork_server(known, warden)
         config, loaded = _complete(known, given)
@@ -75,7 +64,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
         raise
     finally:
         unfinished = loaded.close(OBSERVERS_GET)
-        if unfinished and not _is_writable(2):  # nobody reads it, and the end of the interpreter would wait for that
+        if unfinished and not _is_writable(2):  # its reader has stopped, and the interpreter's end would wait for it
             os._exit(code)
         for name in unfinished:
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
@@ -91,30 +80,30 @@ def _is_writable(descriptor: int) -> bool:
 command = RunCommand(click.pass_obj(run))
 
 
-@contextmanager
-def _told_whence() -> Iterator[None]:
-    """Add to the hint of an error which variables its values came from."""
-    try:
-        yield
-    except (UsageError, PluginError) as exc:
-        exc.hint = with_sources(exc, click.get_current_context(silent=True))
-        raise
-
-
 def _complete(known: RunConfig, given: Flags) -> tuple[RunConfig, Plugins]:
     """Read the installed plugins; return the whole run and its plugins."""
     from elastic_core.plugins import manager
     from elastic_core.plugins.entry_points import Catalogue
 
     catalogue, named = Catalogue.read(), plugins_named(given, os.environ)
-    config = configure(known, given, os.environ, lambda name: manager.rendezvous_options(name, catalogue, named), warn)
+    config = configure(
+        known, given, os.environ, lambda name: manager.load_backend(name, catalogue, named).rendezvous_options(), warn
+    )
     return config, manager.load(config, catalogue)
 
 
-def with_sources(error: ElasticError, context: click.Context | None) -> str | None:
-    """Return the hint of an error, with the variables that set the flags or values which its message quotes."""
-    if context is None:
-        return error.hint
+@contextmanager
+def hints_with_sources() -> Iterator[None]:
+    """Add to the hint of an error the variables that set the flags or values which its message quotes."""
+    try:
+        yield
+    except (UsageError, PluginError) as exc:
+        if (context := click.get_current_context(silent=True)) is not None:
+            exc.hint = _hint_with_sources(exc, context)
+        raise
+
+
+def _hint_with_sources(error: ElasticError, context: click.Context) -> str | None:
     flags, quoted = set(re.findall(r"--(\w+)", error.message)), set(re.findall(r"'([^']*)'", error.message))
     for flag, value in context.params.items():
         texts = value if isinstance(value, tuple) else (value,)
@@ -127,8 +116,8 @@ def with_sources(error: ElasticError, context: click.Context | None) -> str | No
     ]
     if quoted & set(names(os.environ.get(PLUGINS_VARIABLE, ""))):
         variables.append(PLUGINS_VARIABLE)
-    told = [f"The value comes from {variable}." for variable in variables]
-    return "\n".join([*([error.hint] if error.hint else []), *told]) or None
+    sources = [f"The value comes from {variable}." for variable in variables]
+    return "\n".join([*([error.hint] if error.hint else []), *sources]) or None
 
 
 def warn(warning: str) -> None:
@@ -143,13 +132,9 @@ def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
         UsageError: The program does not exist, or a value does not fit the number of workers.
     """
     arguments = flags.arguments if flags.use_env else (LOCAL_RANK_ARGUMENT, *flags.arguments)
-    return RunConfig(
-        program=program.find(
-            flags.script, arguments, module=flags.module, no_python=flags.no_python, run_path=flags.run_path
-        ),
-        nproc_per_node=_count_workers(flags.nproc_per_node, environ),
-        **flags.run_fields(),
-    )
+    ways = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
+    found = program.find(flags.script, arguments, **ways)
+    return RunConfig(program=found, nproc_per_node=_count_workers(flags.nproc_per_node, environ), **flags.run_fields())
 
 
 def configure(
@@ -159,17 +144,17 @@ def configure(
     options_of: Callable[[str], RendezvousOptions],
     warn: Callable[[str], None] = lambda warning: None,
 ) -> RunConfig:
-    """Return the whole run: ``known``, and what several flags, the environment and the backend decide together.
+    """Return the whole run: ``known``, and the fields that several flags, the environment and the backend decide.
 
     Args:
         known: The result of :func:`outline`.
-        flags: The command line's.
+        flags: The values of the command line.
         environ: The agent's environment: the scheduler's id of the run and ``ELASTIC_PLUGINS`` are read from it.
         options_of: Returns a backend's options by its name; raises PluginError for one that is not installed.
         warn: Called with a sentence for each value that has no effect.
 
     Raises:
-        UsageError: Two of them contradict each other, or the backend does not take what it is given.
+        UsageError: Two values contradict each other, or the backend does not take them.
     """
     if flags.virtual_local_rank:
         from elastic_core.host.devices import Machine, only_device  # few runs need it
@@ -181,9 +166,9 @@ def configure(
         backend = flags.rdzv_backend or LOCAL
     options = options_of(backend)
     node_rank = (flags.node_rank or 0) if backend in NUMBERED else None
-    check_node_rank(node_rank, flags.nnodes)
-    check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
-    conf = parse(flags.rdzv_conf, backend=backend, options=options)
+    rdzv_conf.check_node_rank(node_rank, flags.nnodes)
+    rdzv_conf.check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
+    conf = rdzv_conf.parse(flags.rdzv_conf, backend=backend, options=options)
     import uuid  # the fork server does not wait for it
 
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
@@ -200,9 +185,9 @@ def configure(
         rdzv_conf=conf.backend,
         job_token=job_token.read_token(environ, conf.token_file),
         timing=conf.timing,
-        run_uid=conf.run_uid or scheduler_uid(environ),
+        run_uid=conf.run_uid or rdzv_conf.scheduler_uid(environ),
         local_addr=(flags.master_addr if takes_master(flags, backend) else None) or flags.local_addr,
-        shutdown_timeout=shutdown_timeout(flags.shutdown_timeout, environ),
+        shutdown_timeout=rdzv_conf.shutdown_timeout(flags.shutdown_timeout, environ),
         log_dir=Path(flags.log_dir) if flags.log_dir else None,
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or LINE_PREFIX,
         event_log=flags.event_log_handler == "console",
@@ -218,26 +203,23 @@ def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def takes_master(flags: Flags, backend: str) -> bool:
-    """Whether ``--master_addr`` and ``--master_port`` say where the workers' store of a node by itself is.
-
-    torchrun then uses the ``static`` backend, with this node as the host of the store.
-    """
+    """Whether ``--master_addr`` and ``--master_port`` name the workers' store of a job of one node, as in torchrun."""
     return (
         backend == LOCAL and not flags.standalone and flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint
     )
 
 
 def meeting_place(flags: Flags) -> tuple[str, str]:
-    """Return the backend and the endpoint that the flags mean.
+    """Return the backend and the endpoint for the flags.
 
     Raises:
         UsageError: The backend does not follow from the endpoint, or nodes cannot meet there.
     """
-    return (LOCAL, "") if stands_alone(flags) else settle(*_named_place(flags), flags.nnodes)
+    return (LOCAL, "") if stands_alone(flags) else rdzv_conf.settle(*_named_place(flags), flags.nnodes)
 
 
 def stands_alone(flags: Flags) -> bool:
-    """Whether no other node is meant to find the job; torchrun gives such a job a free port and a new id."""
+    """Whether no other node can join the job; torchrun gives such a job a free port and a new id."""
     unsaid = flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint and flags.master_port is None
     return flags.standalone or (unsaid and flags.nnodes.most == 1)
 
@@ -274,7 +256,7 @@ def _starts_a_store(backend: str | None, options_of: Callable[[str], RendezvousO
 def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:
     """Return a sentence for each flag that was given and has no effect; ``docs/migrating.md`` has the reasons.
 
-    ``polled`` says that the backend is a rendezvous handler of others, which is asked for newcomers.
+    ``polled`` says that the backend is a foreign rendezvous handler, which is polled for new nodes.
     """
     said = []
     by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port or None}

@@ -1,6 +1,4 @@
-"""What a run was asked to do, and every environment variable.
-
-General layout:
+"""The settings of a run, and every environment variable.
 
 * ``run``: :class:`~elastic_core.config.run.RunConfig`, one frozen record. ``program``: what the workers run.
 * ``parse``: reads the values of flags and settings from text. ``rdzv_conf``: the settings of ``--rdzv_conf``.

@@ -1,7 +1,6 @@
-"""Every environment variable that Elastic reads or sets, with its meaning; a test keeps the list complete.
+"""Every environment variable that Elastic reads or sets, with its meaning; ``docs/environment.md`` shows them.
 
-Each flag of ``elastic run`` is also read from ``PET_<FLAG>`` (:func:`flag_variable`), as torchrun's are. Those follow
-from the declarations of the flags (``cli/options.py``). ``docs/environment.md`` shows both.
+Each flag of ``elastic run`` is also read from ``PET_<FLAG>`` (:func:`flag_variable`), as torchrun's are.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from elastic_core.errors import without_passwords
 
 FLAG_PREFIX = "PET_"
-_MAY_HOLD_ONE = (f"{FLAG_PREFIX}RDZV_ENDPOINT", f"{FLAG_PREFIX}RDZV_CONF")
+_MAY_HOLD_PASSWORD = (f"{FLAG_PREFIX}RDZV_ENDPOINT", f"{FLAG_PREFIX}RDZV_CONF")
 
 
 class Use(enum.Enum):
@@ -57,18 +56,14 @@ VARIABLES = (
         TORCHELASTIC_RESTART_COUNT="Restarts that the job has spent so far.",
         TORCHELASTIC_MAX_RESTARTS="Restarts that the job may spend (--max_restarts).",
         TORCHELASTIC_RUN_ID="The job id (--rdzv_id).",
-        TORCHELASTIC_USE_AGENT_STORE=(
-            "True: the agents serve the workers' store, a new one in each round. False: rank 0 opens it."
-        ),
+        TORCHELASTIC_USE_AGENT_STORE="True: the agents serve the workers' store, one a round. False: rank 0 opens it.",
         TORCHELASTIC_ERROR_FILE=(
             "The file to which torch's @record writes the exception that ends the worker. Where it is set for elastic "
             "run itself: the file to which elastic run writes why the job has failed."
         ),
         ELASTIC_RUN_UID="The run's own random id; one job id may see many runs.",
         ELASTIC_ROUND="The round's number within the run; a later round has a greater one.",
-        ELASTIC_CONTROL_FD=(
-            "The descriptor of the worker's channel to its agent, a socket of packets; a script may ignore it."
-        ),
+        ELASTIC_CONTROL_FD="The descriptor of the worker's channel to its agent, a packet socket; it may be ignored.",
         ELASTIC_LOCAL_RANK="The worker's rank on its node, also where LOCAL_RANK is 0 (--virtual_local_rank).",
     ),
     *_variables(
@@ -78,16 +73,9 @@ VARIABLES = (
     ),
     *_variables(
         Use.READ,
-        ELASTIC_PLUGINS=(
-            "Names of plugins to load besides those of --plugin, separated by commas. Workers get the names of both."
-        ),
-        ELASTIC_JOB_TOKEN=(
-            "A secret of 32 characters or more, the same on all nodes of a job; it seals all that they write to the "
-            "store."
-        ),
-        PYTHONPATH=(
-            "The module path of workers. While the fork server starts, a directory of Elastic stands in front of it."
-        ),
+        ELASTIC_PLUGINS="Names of plugins to load besides those of --plugin, separated by commas. Workers get both.",
+        ELASTIC_JOB_TOKEN="The secret of all nodes of a job, 32 characters or more; it seals their data in the store.",
+        PYTHONPATH="The module path of workers. While the fork server starts, a directory of Elastic precedes it.",
         PYTHON_EXEC="The interpreter for workers; the agent's own where it is not set.",
         TORCH_ELASTIC_SHUTDOWN_TIMEOUT="As --shutdown_timeout, which takes precedence.",
         TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=(
@@ -95,9 +83,7 @@ VARIABLES = (
         ),
         LOGLEVEL="The least level of the events that the agent prints: DEBUG, INFO, WARNING or ERROR.",
         TORCHELASTIC_ENABLE_FILE_TIMER="1: processes whose torch.distributed.elastic.timer expires are ended.",
-        TORCHELASTIC_TIMER_FILE=(
-            "The named pipe for those timers; workers find it in this variable. One is made where it is not set."
-        ),
+        TORCHELASTIC_TIMER_FILE="The named pipe for those timers, also for workers; the agent makes one by default.",
         TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=(
             "Seconds that a worker may wait in the kernel (state D) before its round ends; 0, no limit, by default."
         ),
@@ -121,25 +107,18 @@ VARIABLES = (
 )
 """All variables but those of the flags."""
 
-
-_EXEC = "ELASTIC_EXEC"
-"""Set below ``elastic exec``: torchrun is Elastic's there. A process that a worker starts gets torch's."""
-_SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")
-"""Variables that hold a backend's password, or the job's token."""
+_EXEC = "ELASTIC_EXEC"  # set below ``elastic exec``, where torchrun is Elastic's; workers do not inherit it
+_SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")  # a backend's password, or the job's token
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that an agent's processes inherit: all but secrets and ``ELASTIC_EXEC``.
+    """Return the environment that an agent's processes inherit: without secrets and ``ELASTIC_EXEC``."""
 
-    Secrets are in ``ELASTIC_JOB_TOKEN``, in ``ELASTIC_…_PASSWORD``, and possibly in the variables of
-    ``--rdzv_endpoint`` and ``--rdzv_conf``.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if name != _EXEC
-        and not (_SECRET.fullmatch(name) or (name in _MAY_HOLD_ONE and without_passwords(value) != value))
-    }
+    def is_kept(name: str, value: str) -> bool:
+        shows_password = name in _MAY_HOLD_PASSWORD and without_passwords(value) != value
+        return name != _EXEC and not _SECRET.fullmatch(name) and not shows_password
+
+    return {name: value for name, value in environ.items() if is_kept(name, value)}
 
 
 def flag_variable(parameter: str) -> str:

@@ -10,25 +10,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-CALLS = "elastic_core.worker.function"
-"""The module that runs a serialized function."""
-RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-"""The program by which ``--run_path`` runs a script, as in torchrun."""
+CALLS = "elastic_core.worker.function"  # the module that runs a serialized function
+RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"  # as in torchrun
 
 
 class ProgramKind(enum.Enum):
     """How the program is started."""
 
-    SCRIPT = "script"
-    """A Python file: ``elastic run train.py``."""
-    MODULE = "module"
-    """A Python module: ``elastic run -m package.train``."""
-    RUN_PATH = "run_path"
-    """A Python file, directory or archive, run by :func:`runpy.run_path`: ``elastic run --run_path /abs/train.py``."""
-    FUNCTION = "function"
-    """A Python function, serialized by :mod:`elastic_core.worker.function`, as for ``elastic_core.api.launch``."""
-    EXECUTABLE = "executable"
-    """Anything else: ``elastic run --no_python ./train.sh``."""
+    SCRIPT = "script"  # a Python file: ``elastic run train.py``
+    MODULE = "module"  # a Python module: ``elastic run -m package.train``
+    RUN_PATH = "run_path"  # a file, directory or archive for runpy: ``elastic run --run_path /abs/train.py``
+    FUNCTION = "function"  # serialized by :mod:`elastic_core.worker.function`, for ``elastic_core.api.launch``
+    EXECUTABLE = "executable"  # anything else: ``elastic run --no_python ./train.sh``
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +31,15 @@ class Program:
     kind: ProgramKind
     target: str
     args: tuple[str, ...] = ()
-    function: str = ""
-    """The qualified name of the function, for FUNCTION: its ``target`` is a directory."""
+    function: str = ""  # the qualified name of the function, for FUNCTION: its ``target`` is a directory
+
+
+_BEFORE_TARGET: Mapping[ProgramKind, Sequence[str]] = {
+    ProgramKind.SCRIPT: (),
+    ProgramKind.MODULE: ("-m",),
+    ProgramKind.RUN_PATH: ("-c", RUN_PATH),
+    ProgramKind.FUNCTION: ("-m", CALLS),
+}  # the interpreter's arguments before the target
 
 
 def interpreter(environ: Mapping[str, str]) -> list[str]:
@@ -49,33 +49,19 @@ def interpreter(environ: Mapping[str, str]) -> list[str]:
 
 def python_program(program: Program) -> list[str]:
     """Return the interpreter's arguments that are the same for all workers; [] for an executable."""
-    match program.kind:
-        case ProgramKind.SCRIPT:
-            return [program.target]
-        case ProgramKind.MODULE:
-            return ["-m", program.target]
-        case ProgramKind.RUN_PATH:
-            return ["-c", RUN_PATH, program.target]
-        case ProgramKind.FUNCTION:
-            return ["-m", CALLS, program.target]
-        case ProgramKind.EXECUTABLE:
-            return []
+    before = _BEFORE_TARGET.get(program.kind)
+    return [] if before is None else [*before, program.target]
 
 
 def function_command(
     directory: str, *, round_number: int, rank: int, python: Sequence[str] = (sys.executable, "-u")
 ) -> list[str]:
-    """How to start a worker that calls the function which was written down in this directory.
-
-    The worker writes its result there, as that of ``rank`` in this round.
-    """
+    """Return the command of a worker that calls the function of this directory, and writes its result there."""
     return [*python, "-m", CALLS, directory, str(round_number), str(rank)]
 
 
-_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh")
-"""Executables that run the file which their arguments name."""
-_OF_ONE_NODE = re.compile(r"rank|node|host|addr", re.IGNORECASE)
-"""Options whose value is expected to differ between the nodes of a job."""
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh")  # they run a file of their arguments
+_OF_ONE_NODE = re.compile(r"rank|node|host|addr", re.IGNORECASE)  # options whose values differ between nodes
 
 
 def name(program: Program) -> str:

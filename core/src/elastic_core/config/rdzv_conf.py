@@ -19,17 +19,14 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
 
 RUN_UID, TOKEN_FILE = "run_uid", "token_file"
-LOCAL = "local"
-"""The backend of a job of one node."""
+LOCAL = "local"  # the backend of a job of one node
 STATIC = "static"
-NUMBERED = (STATIC, "torch-static")
-"""The backends whose nodes are numbered by hand: Elastic's, and torch's."""
+NUMBERED = (STATIC, "torch-static")  # the backends whose nodes are numbered by hand: Elastic's, and torch's
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
 FENCE_FACTOR = 5.0
-"""``fence_after`` is at least this many times ``lost_after``. A node without store contact stops its workers at 80 % of
-``fence_after``, and must have the time of two losses to reach the store again: one for the store to come back, one for
-its own reconnects."""
+"""``fence_after`` is at least this many times ``lost_after``: a node without store contact stops its workers at 80 % of
+``fence_after``, and needs two ``lost_after`` before, for the store's return and for its reconnects."""
 _TLS = "this backend does not speak TLS"
 TORCH_KEYS: Mapping[str, str] = {
     "timeout": "say join_timeout for what it means",
@@ -54,21 +51,18 @@ class RendezvousConf:
 
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None
-    token_file: str | None = None
-    """The file of the job's token (``job_token``)."""
-    backend: Mapping[str, str] = field(default_factory=dict)
-    """The backend's own keys, as typed; the backend checks their values."""
-    without_effect: tuple[str, ...] = ()
-    """A sentence for each key that only torch's own backends know."""
+    token_file: str | None = None  # the file of the job's token (``job_token``)
+    backend: Mapping[str, str] = field(default_factory=dict)  # as typed; the backend checks the values
+    without_effect: tuple[str, ...] = ()  # a sentence for each key that only torch's own backends know
 
 
 def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousConf:
     """Parse ``KEY=VALUE,KEY=VALUE``. torch's keys are accepted, though some have no effect.
 
     Args:
-        text: As the user typed it; '' for nothing.
+        text: The text as typed; '' for none.
         backend: The backend's name, for messages.
-        options: The backend's options. A handler of others gets all keys, known or not; core reads ``fence_after``.
+        options: The backend's options. A foreign handler gets all keys, known or not; core reads ``fence_after``.
 
     Raises:
         UsageError: A pair has no ``=``, a key is unknown or given twice, a duration is not a number of seconds, or
@@ -211,8 +205,7 @@ def scheduler_uid(environ: Mapping[str, str]) -> str | None:
     return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT') or 0}" if job else None
 
 
-_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
-"""Matches a text that may hold a password, of which a comma may have cut off a part."""
+_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)  # in a text that may hold a password, cut at a comma
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -19,22 +19,16 @@ from elastic_core.rendezvous.options import check_node_limit
 if TYPE_CHECKING:
     from elastic_core.rendezvous.job_token import JobToken
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The signals on which a node leaves, unless they are ignored or ``--signals_to_handle`` names others."""
-DEFAULT_ID = "none"
-"""The job id of a run without ``--rdzv_id``, as in torchrun."""
-MAX_RESTARTS = 3
-"""Failures of workers that a job survives unless ``--max_restarts`` says otherwise."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # on which a node leaves by default, unless ignored
+DEFAULT_ID = "none"  # the job id of a run without ``--rdzv_id``, as in torchrun
+MAX_RESTARTS = 3  # failures of workers that a job survives by default
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
 EXIT_BARRIER = 300.0
 LINE_PREFIX = "[rank${rank}]:"
-MAX_ROLE = 64
-"""Characters of a role, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)."""
-DEVICES = ("auto", "cpu", "gpu", "xpu")
-"""The kinds of device that ``--nproc_per_node`` can count."""
-NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-"""The modes of ``--numa_binding``."""
+MAX_ROLE = 64  # characters, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)
+DEVICES = ("auto", "cpu", "gpu", "xpu")  # the kinds of device that ``--nproc_per_node`` can count
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")  # the modes of ``--numa_binding``
 
 
 class OnNodeLoss(str, enum.Enum):
@@ -80,17 +74,13 @@ class Timing:
         UsageError: A duration is not positive, or ``lost_after`` is not at least twice ``beat_interval``.
     """
 
-    join_timeout: float = 600.0
-    """How long the job waits for the minimum of nodes, at first and after a loss."""
-    last_call_timeout: float = 1.0
-    """How long the first round waits for one more node once the minimum is there; a recovery never does."""
+    join_timeout: float = 600.0  # how long the job waits for the minimum of nodes, at first and after a loss
+    last_call_timeout: float = 1.0  # how long the first round waits for one more node than the minimum
     beat_interval: float = 2.0
-    lost_after: float = 6.0
-    """A node without a heartbeat for this long is lost."""
+    lost_after: float = 6.0  # a node without a heartbeat for this long is lost
     fence_after: float = 600.0
     """How long a round with unreachable members blocks the next one; such members stop their workers at 80 % of it."""
-    plan_timeout: float = 300.0
-    """How long workers that call should_checkpoint() get to reach the agreed step, before a resize or a drain."""
+    plan_timeout: float = 300.0  # how long workers get to reach the agreed step of should_checkpoint()
     resize_wait: float = field(default=60.0, metadata={"skippable": True})
     """How long a new node waits for others before workers that save nothing when they are stopped make room for it, if
     their checkpoints are not known; 0 for no wait."""
@@ -121,61 +111,42 @@ class RunConfig:
     max_nodes: int = 1
     nproc_per_node: int = 1
     role: str = "default"
-    node_rank: int | None = None
-    """This node's rank, where nodes are numbered by hand (the static backend); None to have it assigned."""
-    master_port: int | None = None
-    """The port of the workers' store in a job of one node; None for a free port, another one in each round."""
+    node_rank: int | None = None  # the number of this node, given by hand (static backend); None to have it assigned
+    master_port: int | None = (
+        None  # the port of the workers' store in a job of one node; None for a free one each round
+    )
     max_restarts: int = MAX_RESTARTS
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
-    rdzv_endpoint: str = field(default="", repr=False)
-    """As typed. It may hold a password, as ``rdzv_conf`` may, and is not shown."""
+    rdzv_endpoint: str = field(default="", repr=False)  # not shown: it may hold a password, as may ``rdzv_conf``
     rdzv_id: str = DEFAULT_ID
-    rdzv_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The backend's own keys; core's are in ``timing`` and ``run_uid``."""
-    job_token: JobToken | None = field(default=None, repr=False)
-    """The secret that all nodes of the job share; None for a job without one."""
+    rdzv_conf: Mapping[str, str] = field(default_factory=dict, repr=False)  # the keys of the backend, without core's
+    job_token: JobToken | None = field(default=None, repr=False)  # the secret of all nodes; None for a job without one
     timing: Timing = field(default_factory=Timing)
-    run_uid: str | None = None
-    """The scheduler's own id of this run (rule S6), from ``run_uid=…`` or the scheduler's environment."""
+    run_uid: str | None = None  # the scheduler's id of this run (rule S6), from ``run_uid=…`` or its environment
     allow_version_mismatch: bool = False
     local_addr: str | None = None
-    signals: tuple[signal.Signals, ...] | None = None
-    """The signals on which the node leaves; None for ``SIGNALS``, except those that are ignored at the start."""
-    shutdown_timeout: float = SHUTDOWN_TIMEOUT
-    """Time between the first signal and SIGKILL for the workers of a healthy round."""
-    failure_grace: float = 3.0
-    """Time between the first signal and SIGKILL for the workers of a broken round, which often hang in a collective."""
-    preemption_grace: float = 0.0
-    """Time after SIGTERM in which the workers of this node stop together with all others; 0 for no such stop."""
+    signals: tuple[signal.Signals, ...] | None = None  # on which the node leaves; None for ``SIGNALS`` unless ignored
+    shutdown_timeout: float = SHUTDOWN_TIMEOUT  # between the first signal and SIGKILL, for workers of a healthy round
+    failure_grace: float = 3.0  # between the first signal and SIGKILL, for workers of a broken round
+    preemption_grace: float = 0.0  # time after SIGTERM in which all workers stop together; 0 for no such stop
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)
     tee: StreamMap = field(default_factory=StreamMap)
-    local_ranks_filter: frozenset[int] | None = None
-    """The local ranks that the console shows; None for all."""
-    stdout_filters: tuple[str, ...] = ()
-    """Lines of stdout that contain one of these are also written to ``filtered_stdout.log``."""
+    local_ranks_filter: frozenset[int] | None = None  # the local ranks that the console shows; None for all
+    stdout_filters: tuple[str, ...] = ()  # lines with one of these are also written to ``filtered_stdout.log``
     stderr_filters: tuple[str, ...] = ()
-    line_prefix: str = LINE_PREFIX
-    """The prefix of a teed line; ``${rank}``, ``${local_rank}`` and ``${role_name}`` are filled in."""
-    event_log: bool = False
-    """Whether each event is written to stderr as a JSON line."""
-    warm_start: bool = True
-    """Whether workers are forked from a fork server, a process that has imported ``preload``."""
-    preload: tuple[str, ...] | None = None
-    """The modules that it imports; None for torch, where it is installed."""
-    virtual_local_rank: bool = False
-    """Whether each worker sees only its own GPU, as device 0, and has LOCAL_RANK=0."""
-    numa_binding: str | None = None
-    """How workers are bound to CPUs: node, socket, exclusive, core-complex; None for no binding."""
-    monitor_interval: float = MONITOR_INTERVAL
-    """Interval at which a rendezvous handler of others is asked for newcomers."""
-    exit_barrier: float = EXIT_BARRIER
-    """How long a node that has finished waits for the others, over a rendezvous handler, which keeps no ledger."""
+    line_prefix: str = LINE_PREFIX  # of a teed line; ``${rank}``, ``${local_rank}``, ``${role_name}`` are replaced
+    event_log: bool = False  # whether each event is written to stderr as a JSON line
+    warm_start: bool = True  # whether workers are forked from a fork server, a process that has imported ``preload``
+    preload: tuple[str, ...] | None = None  # the modules that it imports; None for torch, if installed
+    virtual_local_rank: bool = False  # whether each worker sees only its own GPU, as device 0, and has LOCAL_RANK=0
+    numa_binding: str | None = None  # one of ``NUMA_BINDINGS``; None for no binding
+    monitor_interval: float = MONITOR_INTERVAL  # seconds between two polls of a foreign rendezvous handler
+    exit_barrier: float = EXIT_BARRIER  # how long a finished node waits for others, with a foreign rendezvous handler
     plugins: tuple[str, ...] = ()
     no_plugins: tuple[str, ...] = ()
-    least_level: Level = Level.INFO
-    """The least level of the events on the console."""
+    least_level: Level = Level.INFO  # the least level of the events on the console
 
     def __post_init__(self) -> None:
         for name, least in (("nproc_per_node", 1), ("min_nodes", 1), ("max_nodes", 1), ("max_restarts", 0)):

@@ -15,7 +15,7 @@ General layout:
 * ``import_record``: which modules a worker imports. ``learned_imports`` has the successor of the fork server import
   them, each tried in a throwaway fork first (``trial_fork``, ``process_state``), and only modules of libraries
   (``library_modules``).
-* ``service``: a service that starts as an interpreter of its own, if the fork server must not fork it.
+* ``service``: a service in a fresh interpreter, if the fork server must not fork it.
   ``worker_store``: the workers' store, the one service that there is.
 * ``init_probe`` and ``exit_probe``: report to the agent that the process group is ready, and that the program has
   ended; the script needs no change.

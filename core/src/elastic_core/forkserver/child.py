@@ -1,7 +1,5 @@
-"""What a fork of the fork server changes about itself to be the worker that was asked for, down to what nobody looks
-at.
-
-The rest is right by itself, since it goes on as a fresh interpreter does; see the package.
+"""Changes that make a fork of the fork server the requested worker. The rest is as in a fresh interpreter: see the
+package.
 """
 
 from __future__ import annotations
@@ -14,25 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_core.warden.channel import Message
-from elastic_core.warden.spawn import SLOT_DESCRIPTOR, STANDARD_STREAMS, inheritable, volunteer_for_oom
-from elastic_core.worker.channel import CONTROL_VARIABLE
+from elastic_core.warden.spawn import take_descriptors, volunteer_for_oom
 
 
 def become(request: Message, given: Mapping[str, int], environment: Mapping[str, str]) -> None:
-    """Take over what was asked for: streams, environment, arguments, CPUs. Nothing here waits.
-
-    Of the descriptors that were given it makes copies.
+    """Take over the requested streams (as copies of the descriptors), environment, arguments and CPUs, without waiting.
 
     Raises:
-        OSError: Something of it cannot be had.
+        OSError: A copy cannot be made, or the CPUs do not exist.
     """
-    for number, name in enumerate(STANDARD_STREAMS):
-        os.dup2(given[name], number)
     replace_environment(environment)
-    if "control" in given:
-        os.environ[CONTROL_VARIABLE] = str(inheritable(given["control"]))
-    if "slot" in given:
-        inheritable(given["slot"], SLOT_DESCRIPTOR)
+    take_descriptors(given, os.environ)
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is not None:
             renew(stream, number)
@@ -49,23 +39,23 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
 
 
 def fork() -> int:
-    """``os.fork``, which from Python 3.12 on warns of any second thread: the checks have looked at that already."""
+    """``os.fork`` without the warning about a second thread (Python 3.12), which the checks look for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 class _Alias(types.ModuleType):
-    """The main program, whichever module that is by now: ``runpy.run_path`` runs it in one that it puts there later."""
+    """The present main program: ``runpy.run_path`` puts another module there later."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(sys.modules["__main__"], name)
 
 
 def renew_main(*, dynamic_alias: bool) -> None:
-    """Give the program a module of its own: the fork server's is frozen, and would never be cleared at the end.
+    """Give the program a new module: the fork server's is frozen, and would never be cleared at the end.
 
-    What was preloaded may have given it a second name (multiprocessing does), by which children look for its classes.
+    A preloaded module may have given it a second name (multiprocessing does), by which children look for its classes.
     """
     main = types.ModuleType("__main__")
     vars(main).update(vars(sys.modules["__main__"]))
@@ -75,7 +65,7 @@ def renew_main(*, dynamic_alias: bool) -> None:
 
 
 def replace_environment(environment: Mapping[str, str]) -> None:
-    """Make this the whole environment, the C library's too."""
+    """Make this the whole environment, also the C library's."""
     os.environ.clear()
     os.environ.update(environment)
 
@@ -83,7 +73,7 @@ def replace_environment(environment: Mapping[str, str]) -> None:
 def renew(stream: Any, number: int) -> None:
     """Make a standard stream anew over its descriptor, which is another file now, as ``create_stdio`` in CPython does.
 
-    It stays the same object, since what was preloaded may know it by now, as a log handler does.
+    It stays the same object, since preloaded code may refer to it, as a log handler does.
     """
     encoding, errors, write_through = stream.encoding, stream.errors, stream.write_through
     old = getattr(stream.buffer, "raw", stream.buffer)

@@ -1,9 +1,8 @@
-"""How a worker's agent learns that its program has ended while the interpreter is still taking itself apart.
+"""Reports that a worker's program has ended, before the interpreter is torn down.
 
-That takes as long as there are modules and memory to let go of: a good part of a second with torch, several where the
-machine is busy, and nothing of it concerns anybody. So once the traceback is printed and everything that the program
-wanted to be called at its end was called, a failure is told, and the agent need not wait for the exit code. Any other
-end is told as well, for the agent to say so where the interpreter hangs in its own.
+With torch that takes a good part of a second, and several on a busy machine. So a failure is reported once the
+traceback is printed and the program's exit functions were called, and the agent does not wait for the exit code. Other
+ends are reported too, so that the agent can say if the interpreter hangs in its teardown.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable
 
 
 class Farewell:
-    """The last that is called at the end of the interpreter: make it before anything registers with ``atexit``."""
+    """The last function that the interpreter calls at its end: make it before others register with ``atexit``."""
 
     def __init__(self) -> None:
         self._process = 0
@@ -23,7 +22,7 @@ class Farewell:
         atexit.register(self._called)
 
     def watch(self, tell: Callable[[bool], object]) -> None:
-        """Call ``tell`` at the end of this process, not its forks': with whether an exception ended the program."""
+        """Call ``tell`` at the end of this process, not of its forks: with whether an exception ended the program."""
         self._process, self._tell = os.getpid(), tell
 
     def _called(self) -> None:
@@ -36,10 +35,10 @@ class Farewell:
 
 
 def ended_by_exception() -> bool:
-    """Whether the main program has been ended by an exception whose traceback is printed, so that the exit code is 1.
+    """Whether an exception with a printed traceback has ended the main program, so that the exit code is 1.
 
-    Such tracebacks begin at the bottom of the stack. Others that were printed on the way, from a callback of C code
-    or an interactive console, do not; and Ctrl-C ends in a signal.
+    Such a traceback begins at the bottom of the stack; one from a callback of C code or an interactive console does
+    not. Ctrl-C ends in a signal.
     """
     error = getattr(sys, "last_value", None)
     if not isinstance(error, BaseException) or isinstance(error, KeyboardInterrupt) or error.__traceback__ is None:

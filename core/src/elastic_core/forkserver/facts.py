@@ -1,4 +1,4 @@
-"""What there is to know of this process before it forks a worker. Only reads."""
+"""Collects the facts of this process that decide whether it may fork a worker. Only reads."""
 
 from __future__ import annotations
 
@@ -15,33 +15,30 @@ from collections.abc import Callable, Iterable, Mapping
 from elastic_core.forkserver.checks import Facts
 
 DEVICE = re.compile(r"/dev/(nvidia|kfd$|dri/render|accel)")
-_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}.get(platform.machine())
-"""The system call's number; the C library has no name for it."""
+_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}.get(platform.machine())  # a system call that libc does not wrap
 
 
 class Observer:
     """Collects facts.
 
     Args:
-        environment: What this process imported with.
-        usual: Modules that any interpreter has imported by the time that it turns to the program.
+        environment: The environment in which this process imported.
+        usual: The modules that any interpreter has imported before it runs the program.
     """
 
     def __init__(self, environment: Mapping[str, str], usual: Iterable[str]) -> None:
         self._environment = environment
-        self._command = command()
-        self._search = search_path()
-        self._modules = hideable(usual)
+        self._command, self._search, self._modules = command(), search_path(), hideable(usual)
 
     def facts(self) -> Facts:
-        """How things are now."""
+        """Return the present facts."""
         return Facts(
             command=self._command,
             environment=self._environment,
             directory=os.getcwd(),
             cpus=frozenset(os.sched_getaffinity(0)),
             tasks=tasks(),
-            devices=tuple(path for path in _open_files() if DEVICE.match(path)),
+            devices=tuple(sorted(path for path, _ in open_files() if DEVICE.match(path))),
             initialised=find_initialised(),
             memory_policy=has_memory_policy(),
             shadowed=find_shadowed(self._search, self._modules),
@@ -54,9 +51,9 @@ def command() -> tuple[str, ...]:
 
 
 def search_path() -> str | None:
-    """Return what will be ``sys.path[0]``, which the interpreter sets last of all; None if nothing will.
+    """Return the future ``sys.path[0]``, which the interpreter sets last of all; None if there will be none.
 
-    As ``_PyPathConfig_ComputeSysPathArgv0`` and ``pymain_run_python`` in CPython do.
+    Source: ``_PyPathConfig_ComputeSysPathArgv0`` and ``pymain_run_python`` in CPython.
     """
     program = sys.argv[0]
     if program not in ("-c", "-m") and (os.path.isdir(program) or _is_archive(program)):
@@ -67,14 +64,14 @@ def search_path() -> str | None:
 
 
 def hideable(usual: Iterable[str]) -> frozenset[str]:
-    """Top-level modules that were imported, and that a file in ``sys.path[0]`` would have hidden."""
+    """Return the imported top-level modules that a file in ``sys.path[0]`` would have hidden."""
     names = {name.partition(".")[0] for name in sys.modules} - {*usual, "__main__", "sitecustomize"}
     built_in = (importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter)
     return frozenset(name for name in names if all(importer.find_spec(name) is None for importer in built_in))
 
 
 def find_shadowed(directory: str | None, modules: frozenset[str]) -> tuple[tuple[str, str], ...]:
-    """Modules of which another one lies in ``directory``, and where that is."""
+    """Return the modules that ``directory`` has files for, too, each with its file there."""
     if directory is None:
         return ()
     names = modules
@@ -103,13 +100,13 @@ def tasks() -> tuple[str, ...]:
 
 
 def find_initialised() -> tuple[str, ...]:
-    """Which of torch's device modules are in use."""
+    """Return torch's device modules that are initialised."""
     modules = [(name, sys.modules.get(name)) for name in ("torch.cuda", "torch.xpu")]
     return tuple(name for name, module in modules if module is not None and module.is_initialized())
 
 
 def has_memory_policy() -> bool:
-    """Whether a NUMA memory policy is set; False where the system does not say."""
+    """Whether a NUMA memory policy is set; False if that cannot be found out."""
     if _GET_MEMPOLICY is None:
         return False
     mode = ctypes.c_int(0)
@@ -119,12 +116,13 @@ def has_memory_policy() -> bool:
     return bool(answer == 0 and mode.value != 0)
 
 
-def _open_files() -> list[str]:
-    files = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of this very listing is closed by now
-            files.append(os.readlink(f"/proc/self/fd/{name}"))
-    return files
+def open_files() -> frozenset[tuple[str, str]]:
+    """Return the open files of this process and their descriptors, since files may share a name, as epolls do."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
+            found.add((os.readlink(f"/proc/self/fd/{number}"), number))
+    return frozenset(found)
 
 
 def _is_archive(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Make forks cheap: a fork copies the table of all pages that were written to, so let there be few and large ones.
+"""Make forks cheap: a fork copies the table of all written pages, so a few large ones are better.
 
 Forking an interpreter that has imported torch takes 4 ms where its 146 MB lie in pages of 4 kB, and 1 ms where they lie
 in pages of 2 MB (Linux 6.18). The kernel splits them again where a worker writes.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-_MADV_COLLAPSE = 25  # Linux 6.1; older ones refuse it, and nothing is lost
+_MADV_COLLAPSE = 25  # Linux 6.1; older kernels refuse it, which does no harm
 LARGE = 2 << 20
 
 
 def collapse(interrupted: Callable[[], bool]) -> bool:
-    """Put this process's own memory into large pages, piece by piece, until something else is to be done.
+    """Put this process's memory into large pages, piece by piece, until interrupted; whether all of it was tried.
 
-    Whether all of it has been tried; what is in large pages already takes next to no time.
+    Memory that is in large pages already takes next to no time.
     """
     libc = ctypes.CDLL(None)
     for start, end in _written():
@@ -28,7 +28,7 @@ def collapse(interrupted: Callable[[], bool]) -> bool:
 
 
 def _written() -> list[tuple[int, int]]:
-    """Where whole large pages fit into private, writable memory."""
+    """Return the bounds of private, writable memory into which whole large pages fit."""
     places = []
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         for line in file:

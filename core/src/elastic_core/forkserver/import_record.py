@@ -1,8 +1,7 @@
-"""Which modules a worker imports: its fork server reads it, so that the next one has imported them already.
+"""Records which modules a worker imports, for its fork server, whose successor then imports them.
 
-A worker writes into memory that it shares with the fork server, so nothing is sent, and what was written is there
-however the worker ends. Beside the modules it notes what the program has changed by then of what an import depends on:
-the environment and ``sys.path``.
+A worker writes into memory that it shares with the fork server, so nothing is sent, and the record is there however the
+worker ends. It also has the changes of the environment and of ``sys.path``, since imports depend on these.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import mmap
 import os
 import sys
 
-SIZE = 256 * 1024
-"""Bytes that one worker can record: some eight thousand modules. What comes later is not recorded."""
+SIZE = 256 * 1024  # bytes of one worker's record, for some eight thousand modules; later ones are not recorded
 _HEADER = 4
 _IMPORT = "_find_and_load_unlocked"
-"""The function of ``importlib._bootstrap`` that asks finders for an import. Others ask whether there is a module."""
+"""The function of ``importlib._bootstrap`` that asks finders for an import; others only look for a module."""
 _VARIABLE, _PATH = "=", "/"
-"""What lines begin with that name no module: a JSON list of a variable's name and value, an entry of ``sys.path``."""
+"""How lines without a module begin: a JSON list of a variable's name and value, an entry of ``sys.path``."""
 
 
 class Record:
@@ -32,16 +30,16 @@ class Record:
         self._path: list[str] = []
 
     def begin(self) -> None:
-        """In the worker: record what is imported from now on, in this process and not in its forks."""
+        """In the worker: record the imports from now on, of this process and not of its forks."""
         self._process, self._environment, self._path = os.getpid(), dict(_environment() or {}), sys.path[:]
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Record the name, and find nothing. The import system calls it for each module that is not there yet."""
+        """Record the name, and find nothing. The import system calls it for each module not yet imported."""
         asked_by = sys._getframe(1).f_back
         if self._process != os.getpid() or asked_by is None or asked_by.f_code.co_name != _IMPORT:
             return
-        if (variables := _environment()) is None:  # what imports depend on cannot be seen from now on
+        if (variables := _environment()) is None:  # later changes cannot be seen
             self._process = 0
             return
         if variables != self._environment:
@@ -70,14 +68,11 @@ class Record:
         return self._memory[_HEADER:end].decode(errors="replace").split("\n")[:-1] if end <= SIZE else []
 
     def names(self) -> list[str]:
-        """In the fork server: the modules that were recorded up to now."""
+        """In the fork server: return the modules recorded up to now."""
         return [line for line in self._lines() if not line.startswith((_VARIABLE, _PATH))]
 
     def variables(self) -> dict[str, str]:
-        """In the fork server: the variables that have changed in the worker, and their values.
-
-        Lines that two threads of the worker wrote at the same time are skipped.
-        """
+        """In the fork server: return the changed variables. Lines that two threads wrote at once are skipped."""
         found: dict[str, str] = {}
         for line in self._lines():
             if line.startswith(_VARIABLE):
@@ -87,19 +82,15 @@ class Record:
         return found
 
     def paths(self) -> list[str]:
-        """In the fork server: the entries of ``sys.path`` that have come in the worker."""
+        """In the fork server: return the entries that the worker has added to ``sys.path``."""
         return [line[1:] for line in self._lines() if line.startswith(_PATH)]
 
     def close(self) -> None:
-        """Let go of the memory, in this process."""
+        """Unmap the memory, in this process."""
         self._memory.close()
 
 
 def _environment() -> dict[bytes, bytes] | None:
-    """Return what ``os.environ`` keeps its variables in: to compare all of them takes a microsecond.
-
-    Returns:
-        None if the program has put another mapping in the place of ``os.environ``.
-    """
+    """Return the dict inside ``os.environ``, which is compared in a microsecond; None if the program replaced it."""
     found = getattr(os.environ, "_data", None)
     return found if isinstance(found, dict) else None

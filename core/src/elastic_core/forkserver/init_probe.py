@@ -1,9 +1,8 @@
-"""How a worker's agent learns that the process group is there, from a script that knows nothing of it.
+"""Notices that the process group is ready, in a script that knows nothing of it.
 
-torch measures how long ``init_process_group`` takes: its decorator makes a counter of that name, enters it, calls the
-function, and leaves it. Here something is put in the place from which it takes the counter, and is gone from there once
-the process group is there. No function of torch's is another one for that, and no frame of ours is in any traceback.
-(There is a logger beside it, which would be less of a trespass, but it is told of calls that fail, and of no others.)
+torch measures ``init_process_group``: its decorator makes a counter, enters it, calls the function, and leaves it. This
+module replaces the counter's class until the process group is ready. So no function of torch's is replaced, and no
+frame of ours is in a traceback. (The logger beside it hears only of calls that fail.)
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 HOME, NAME = "torch.distributed.c10d_logger", "_WaitCounter"
-"""Where it takes the counter from; in a torch that has no such name, nobody learns anything."""
+"""Where the decorator finds the counter's class. A torch without this name is not watched."""
 CALL = "pytorch.wait_counter.c10d.init_process_group"
 
 
@@ -25,25 +24,25 @@ def watch(tell: Callable[[], object]) -> None:
     if make is None:
         return
 
-    def over() -> None:
+    def on_success() -> None:
         setattr(home, NAME, make)
         tell()
 
-    def instead(name: str) -> Any:
-        return _Counter(make(name), over) if name == CALL else make(name)
+    def make_watched(name: str) -> Any:
+        return _Counter(make(name), on_success) if name == CALL else make(name)
 
-    setattr(home, NAME, instead)
+    setattr(home, NAME, make_watched)
 
 
 class _Counter:
-    """torch's, and its guard; tells that the guard was left without an exception."""
+    """torch's counter and its guard; calls ``on_success`` when the guard is left without an exception."""
 
-    def __init__(self, counter: Any, over: Callable[[], None]) -> None:
+    def __init__(self, counter: Any, on_success: Callable[[], None]) -> None:
         self._guard: Any = counter.guard()
-        self._over = over
+        self._on_success = on_success
 
     def guard(self) -> _Counter:
-        """Return what the call is made within."""
+        """Return the context manager of the call."""
         return self
 
     def __enter__(self) -> None:
@@ -52,4 +51,4 @@ class _Counter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._guard.__exit__(kind, error, at)
         if kind is None:
-            self._over()
+            self._on_success()

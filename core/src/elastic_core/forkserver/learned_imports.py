@@ -1,7 +1,6 @@
-"""What workers import besides is imported by the fork server's successor, as far as forks can share it.
+"""Has the fork server's successor import the modules that workers import, if forks can share them.
 
-A module is imported in a throwaway fork first. Where it raises, hangs or crashes there, leaves something behind that no
-fork can share, or depends on what differs from worker to worker, the successor goes without it.
+Each module is tried in a throwaway fork first (``trial_fork``), and left out if it does harm there.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from elastic_core.forkserver.facts import search_path
@@ -26,50 +25,44 @@ ALL_WITHIN = 180.0  # seconds after which no further module is tried
 
 @dataclass
 class Learning:
-    """What one fork server, and its successors, know of the workers' imports.
+    """The knowledge of one fork server, and of its successors, about the workers' imports."""
 
-    Attributes:
-        records: The newest workers'.
-        tried: Modules that were imported, or are not to be tried again.
-        varying: Variables that workers have had, and that the fork server has not, or has otherwise.
-        set_by_imports: Variables that modules have set while they were imported here: workers get them too.
-    """
-
-    records: list[Record] = field(default_factory=list)
-    tried: set[str] = field(default_factory=set)
+    records: list[Record] = field(default_factory=list)  # of the newest workers
+    tried: set[str] = field(default_factory=set)  # modules that were imported, or must not be tried again
     varying: set[str] = field(default_factory=set)
+    """Variables that workers have had, and that the fork server has not, or has otherwise."""
     set_by_imports: dict[str, str] = field(default_factory=dict)
+    """Variables that modules have set while they were imported here: workers get them too."""
 
     def new_record(self, environment: Mapping[str, str], own: Mapping[str, str]) -> Record:
-        """For a worker that is about to be forked, with this environment; ``own`` is the fork server's."""
+        """Return the record of the next worker, which has this environment; ``own`` is the fork server's."""
         self.varying |= {name for name, value in environment.items() if own.get(name) != value}
         self.records.append(Record())
-        for old in self.records[:-MOST_RECORDS]:
-            old.close()
-        del self.records[:-MOST_RECORDS]
+        while len(self.records) > MOST_RECORDS:
+            self.records.pop(0).close()
         return self.records[-1]
 
     def candidates(self) -> list[str]:
-        """Return what workers have imported and this process has not, in their order, but for what was tried."""
+        """Return the untried modules that workers have imported and this process has not, in their order."""
         return self._new(dict.fromkeys(name for record in self.records for name in record.names()))
 
     def count_unlearned(self) -> int:
-        """How many of them the newest worker that has imported anything has imported. One record is quickly read."""
+        """Count the candidates of one worker, which is quick: the newest that has imported any module."""
         return len(self._new(next(filter(None, (record.names() for record in reversed(self.records))), ())))
 
     def _new(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name not in sys.modules and name not in self.tried]
 
     def directories(self) -> list[str]:
-        """Where the program lies, and what workers have added to ``sys.path``."""
+        """Return the program's directory, and the directories that workers have added to ``sys.path``."""
         added = [path or os.curdir for record in self.records for path in record.paths()]
         program = search_path()
-        # What a library has added lies with the libraries, as the folder of setuptools' own copies does.
+        # A directory that a library has added lies with the libraries, as setuptools' folder of copies does.
         own = [path for path in added if not is_library([os.path.join(path, "module")], library_roots())]
         return own if program is None else [program, *own]
 
     def _set_by_workers(self) -> dict[str, str | None]:
-        """Return the variables that workers have set; None for one that has not the same value in all of them."""
+        """Return the variables that workers have set; None for a variable whose values differ."""
         found: dict[str, str | None] = {}
         for record in self.records:
             for name, value in record.variables().items():
@@ -77,13 +70,13 @@ class Learning:
         return found
 
     def learn(self) -> Learned:
-        """Import the candidates that are libraries' and do no harm in a throwaway fork."""
+        """Import the candidates that belong to libraries and do no harm in a throwaway fork."""
         deadline, refused, imported = time.monotonic() + ALL_WITHIN, dict[str, str](), list[str]()
         candidates, own = self.candidates(), own_names(sys.orig_argv, self.directories())
         environment = Environment(frozenset(self.varying), self._set_by_workers())
         self.tried |= set(candidates)
         before, memory = dict(os.environ), own_memory() + MEMORY_MAX
-        with _silence(), without_empty_cache(), killed_first(), contextlib.suppress(OSError):  # nothing is left
+        with _silence(), without_empty_cache(), killed_first(), contextlib.suppress(OSError):  # no process
             while candidates and time.monotonic() < deadline:
                 trial = attempt(candidates, own, environment, deadline, memory)
                 for name in trial.imported:
@@ -109,23 +102,24 @@ class Learned:
 NOTHING_LEARNED = Learned((), {})
 
 
-class _silence:
-    """Let imports write nowhere: workers have written what they say about it."""
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Discard output of imports: workers have written it already."""
+    _flush()
+    null, *kept = os.open(os.devnull, os.O_WRONLY), os.dup(1), os.dup(2)
+    for number in (1, 2):
+        os.dup2(null, number)
+    os.close(null)
+    try:
+        yield
+    finally:
+        _flush()
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
 
-    def __enter__(self) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        self._kept = [os.dup(1), os.dup(2)]
-        null = os.open(os.devnull, os.O_WRONLY)
-        for number in (1, 2):
-            os.dup2(null, number)
-        os.close(null)
 
-    def __exit__(self, *_: object) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        for number, kept in zip((1, 2), self._kept, strict=True):
-            os.dup2(kept, number)
-            os.close(kept)
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -1,6 +1,6 @@
-"""What libraries set up when they are imported, and a fork would share: random states, threads, keys.
+"""State that libraries set up when they are imported, and a fork would share: random states, threads, keys.
 
-Whoever is not imported is not touched, and nothing is imported here.
+Libraries that are not imported are not touched, and no library is imported here.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ WHILE_IMPORTING = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch counts devices without CUDA, which no fork survives
     "OPENBLAS_NUM_THREADS": "1",  # no fork gets its threads; each worker starts them itself
 }
-"""What the fork server's environment has besides the job's while it imports."""
+"""Additional variables of the fork server while it imports."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _OPENBLAS = re.compile(r"/\S*openblas\S*\.so\S*$")
 _SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
 )
-"""The names under which distributions build it, as threadpoolctl knows them."""
+"""The names of this function in distributions of OpenBLAS, as threadpoolctl has them."""
 
 
 @contextlib.contextmanager
 def without_empty_cache() -> Iterator[None]:
     """Import in here, and then remove the folder that ``torch._dynamo`` makes for compiled code when it is imported.
 
-    Many a program compiles nothing, and the folder would be left behind by a job that never asked for it. What compiles
-    makes the folder again. One that was there before, has a file in it or was named by the user stays.
+    Many programs compile nothing, and the others make it again. A folder that is older, not empty or named by the user
+    stays.
     """
     named, began = CACHE in os.environ, time.time()
     yield
-    if named or CACHE not in os.environ:  # where the folder is, torch says there
+    if named or CACHE not in os.environ:  # torch sets the variable when it makes the folder
         return
     with contextlib.suppress(OSError):  # it is in use
         if os.stat(os.environ[CACHE]).st_mtime >= began:
@@ -44,29 +44,26 @@ def without_empty_cache() -> Iterator[None]:
 
 
 class Libraries:
-    """What was found in the fork server, so that its forks need not look for it."""
+    """Functions of libraries that were found in the fork server, so that its forks need not look for them."""
 
     def __init__(self) -> None:
         self._blas = [setter for path in _mapped(_OPENBLAS) if (setter := _setter(path)) is not None]
 
     def renew(self, environment: Mapping[str, str]) -> None:
-        """In a worker: be as they are after an import in this environment, and share nothing with other workers.
-
-        :mod:`random` does so by itself.
-        """
+        """In a worker: set libraries as an import in this environment would. :mod:`random` does so by itself."""
         threads = openblas_threads(environment, len(os.sched_getaffinity(0)))
         for set_threads in self._blas if threads > 1 else ():
             set_threads(threads)
         if (numpy_random := sys.modules.get("numpy.random")) is not None:
             numpy_random.seed()
         if (torch := sys.modules.get("torch")) is not None:
-            torch.random.default_generator.seed()  # not torch.seed, which has a seed in store for devices, too
+            torch.random.default_generator.seed()  # not torch.seed, which also seeds devices
         if (process := sys.modules.get("multiprocessing.process")) is not None:
             process.current_process().authkey = os.urandom(32)
 
 
 def objection() -> str | None:
-    """In a worker: why it should rather be started fresh. This cannot be seen before it is forked."""
+    """In a worker: return why it must be started fresh, which cannot be seen before the fork; None if not."""
     for name in ("torch.cuda", "torch.xpu"):
         module = sys.modules.get(name)
         if module is not None and getattr(module, "_is_in_bad_fork", bool)():
@@ -75,7 +72,7 @@ def objection() -> str | None:
 
 
 def openblas_threads(environment: Mapping[str, str], cpus: int) -> int:
-    """How many threads OpenBLAS takes in this environment (``blas_get_cpu_number`` in its ``driver/others``)."""
+    """Return OpenBLAS' number of threads in this environment (``blas_get_cpu_number`` in its ``driver/others``)."""
     for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         number = re.match(r"\s*\+?(\d+)", environment.get(name, ""))  # as atoi
         if number and int(number[1]) > 0:
@@ -84,7 +81,7 @@ def openblas_threads(environment: Mapping[str, str], cpus: int) -> int:
 
 
 def _mapped(pattern: re.Pattern[str]) -> list[str]:
-    """Files of this process's address space."""
+    """Return the mapped files of this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         return sorted({found[0] for line in file if (found := pattern.search(line.rstrip("\n")))})
 

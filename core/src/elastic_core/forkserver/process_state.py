@@ -1,4 +1,4 @@
-"""What an import can change about its process as a whole: a worker would have it before its program begins."""
+"""State of a process that an import can change, and that a worker would then have before its program begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 def process_state() -> dict[str, object]:
-    """Return the state that forks inherit, by what it is called in a sentence."""
+    """Return the state that forks inherit, by its name in a sentence."""
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         status = dict(line.rstrip("\n").partition(":")[::2] for line in file)
     return {
@@ -27,19 +27,19 @@ def process_state() -> dict[str, object]:
 
 
 def changed_state(before: Mapping[str, object]) -> str | None:
-    """Which of the state an import has changed; None if nothing."""
+    """Return a sentence about state that an import has changed; None if it has changed none."""
     now = process_state()
     return next((f"it changes {name}" for name in before if now[name] != before[name]), None)
 
 
 def shared_mappings() -> int:
-    """How many writable mappings this process shares with its forks, as those of a lock of multiprocessing."""
+    """Count the writable mappings that this process shares with its forks, such as a lock of multiprocessing."""
     with open("/proc/self/maps", "rb") as file:
         return file.read().count(b" rw-s ")
 
 
 def own_memory() -> int:
-    """Bytes of memory that this process has for itself, or shares with forks until one of them writes."""
+    """Return the bytes of memory that this process has alone, or shares with forks until one of them writes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         _, resident, shared, *_ = file.read().split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
@@ -47,7 +47,7 @@ def own_memory() -> int:
 
 @contextlib.contextmanager
 def killed_first() -> Iterator[None]:
-    """When memory runs out in here, let this process die, or a fork of it, before any worker."""
+    """Let the kernel kill this process and its forks before any worker when memory runs out meanwhile."""
     with contextlib.ExitStack() as undo:
         with contextlib.suppress(OSError), open(_OOM_SCORE, encoding="ascii") as file:
             undo.callback(_set_oom_score, file.read())

@@ -1,11 +1,9 @@
-"""The fork server: imports once what every worker imports, and forks workers from there on request.
+"""The fork server: imports once the modules that every worker imports, and forks workers on request.
 
-It has one thread and touches no device. A worker is forked twice, so that the warden, a subreaper, becomes its parent:
-it reaps it, and the parent-death signal means the right one. Each request brings a pipe to the warden, on which the
-first fork says the number of the second, and the second, just before it goes on to the program, that all is well.
-
-When it has nothing to do, it is asked for a fork that imports more, and takes its place then. Meanwhile it still
-serves, and it stays if from that nobody can be forked.
+It has one thread and touches no device. A worker is forked twice, so that the warden, a subreaper, becomes its parent.
+Each request brings a pipe to the warden: the first fork writes the number of the second to it, and the second, just
+before it goes on to the program, ``ok``. While the fork server is idle, the warden asks it for a fork that imports more
+and then replaces it, if workers can be forked from that.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping, Set
+from typing import Any, NoReturn, TypeAlias
 
 from elastic_core.forkserver import child, huge_pages, init_probe, libraries
 from elastic_core.forkserver.checks import Wanted, describe_threads, describe_unfitness, objection
@@ -38,15 +36,16 @@ from elastic_core.warden.fork_server import NOTHING_NEW
 from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
 from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, report
 
-_NOT_THEIRS = (__file__, importlib.__file__, "<frozen importlib")
+_IMPORT_FILES = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
-MOST_REFUSED = 20  # modules that workers import and the fork server must not, of which it tells
-REST = 0.2  # seconds without a request after which the fork server does something for itself
+MOST_REFUSED = 20  # at most so many modules that it must not import are reported
+IDLE_SECONDS = 0.2  # without a request, after which the fork server records sources and collapses its memory
+Requests: TypeAlias = "list[tuple[Message, list[int]]]"  # each with its descriptors
 COERCED = "LC_CTYPE"  # a variable that the interpreter itself may set when it starts (PEP 538)
 
 
-def run(control: int, usual: Iterable[str]) -> None:
-    """Be the fork server until the warden hangs up; returns in workers only, and in each once."""
+def run(control: int, usual: Set[str]) -> None:
+    """Be the fork server until the warden closes the channel; returns in workers only, and in each once."""
     os.set_inheritable(control, False)
     channel = Channel(socket.socket(fileno=control))
     [(order, _), *requests] = _wait(channel)
@@ -61,39 +60,28 @@ def run(control: int, usual: Iterable[str]) -> None:
         [(rest, _), *requests] = requests or _wait(channel)
         modules, seconds = rest["modules"], seconds + _preload(rest["modules"], channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    _ForkServer(channel, environment, own, title, farewell, usual, Learning(), Sources(library_roots())).stay(
-        modules, seconds, requests
-    )
+    server = _ForkServer(environment, own, title, farewell, usual)
+    server.examine(channel)
+    server.stay(modules, seconds, requests, NOTHING_LEARNED)
 
 
 class _ForkServer:
-    """What is the same for all forks."""
+    """The state that all forks share; it goes on in a successor."""
 
     def __init__(
-        self,
-        channel: Channel,
-        environment: Mapping[str, str],
-        own: Mapping[str, str],
-        title: Title,
-        farewell: Farewell,
-        usual: Iterable[str],
-        learning: Learning,
-        sources: Sources,
+        self, environment: Mapping[str, str], own: Mapping[str, str], title: Title, farewell: Farewell, usual: Set[str]
     ) -> None:
-        self._channel, self._learning, self._sources = channel, learning, sources
         self._environment, self._own, self._usual = environment, own, usual
         self._title, self._farewell = title, farewell
-        self._libraries = Libraries()
-        self._observer = Observer(environment, usual)
+        self._learning, self._sources = Learning(), Sources(library_roots())
 
-    def stay(
-        self,
-        modules: list[str],
-        seconds: float,
-        requests: list[tuple[Message, list[int]]],
-        learned: Learned = NOTHING_LEARNED,
-    ) -> None:
-        """Say that these modules are imported, and serve. Returns in workers only."""
+    def examine(self, channel: Channel) -> None:
+        """Look at the libraries of this process once its modules are imported; ``channel`` leads to the warden."""
+        self._channel, self._libraries = channel, Libraries()
+        self._observer = Observer(self._environment, self._usual)
+
+    def stay(self, modules: list[str], seconds: float, requests: Requests, learned: Learned) -> None:
+        """Report that these modules are imported, and serve. Returns in workers only."""
         gc.freeze()  # else the next collection in a worker would write to every object, and so copy every page
         refused = dict(itertools.islice(learned.refused.items(), MOST_REFUSED))
         more = {"learned": len(learned.imported), "refused": refused}
@@ -101,35 +89,33 @@ class _ForkServer:
         requests += self._channel.receive()
         collapsed, poll = False, _poll(self._channel)
         while not self._serve(requests):
-            while not (collapsed or poll.poll(REST * 1000)):  # those that were just forked have much to do
+            while not (collapsed or poll.poll(IDLE_SECONDS * 1000)):  # workers just forked should have the CPUs
                 self._sources.record()
                 collapsed = huge_pages.collapse(lambda: bool(poll.poll(0)))
             requests = _wait(self._channel)
 
-    def _serve(self, requests: list[tuple[Message, list[int]]]) -> bool:
-        """Fork what was asked for; True in a worker that is ready for its program, False in the fork server."""
+    def _serve(self, requests: Requests) -> bool:
+        """Make the requested forks; True in a worker that is ready for its program, False in the fork server."""
         firsts = []
         changed = self._sources.find_changed() if requests else None
         while requests:
             request, descriptors = requests.pop(0)
             given = dict(zip(request["descriptors"], descriptors, strict=False))
-            if len(given) < len(request["descriptors"]):
-                reason: str | None = "no descriptors are left for its streams in the preloaded process"
-            else:
-                reason = self._objection(request, changed)
-            if reason is not None:
+            if (reason := self._objection(request, given, changed)) is not None:
                 if "pipe" in given:
-                    _answer(given["pipe"], "no", reason)
+                    _refuse(given["pipe"], reason)
                 close_all(descriptors)
                 continue
             for stream in (sys.__stdout__, sys.__stderr__):
                 if stream is not None:
                     stream.flush()
+            record = None
             try:
-                record = self._new_record(request)
+                if request["kind"] == "WORKER":
+                    record = self._learning.new_record(request["env"], self._environment)
                 first = child.fork()
             except OSError as exc:
-                _answer(given["pipe"], "no", f"the preloaded process cannot fork: {exc}")
+                _refuse(given["pipe"], f"the preloaded process cannot fork: {exc}")
                 close_all(descriptors)
                 continue
             if first == 0:
@@ -140,10 +126,12 @@ class _ForkServer:
         for first in firsts:
             os.waitpid(first, 0)
         if changed is not None:
-            os._exit(0)  # the warden makes another one, which imports what is there now
+            os._exit(0)  # the warden starts another one, which imports the present files
         return False
 
-    def _objection(self, request: Message, changed: str | None) -> str | None:
+    def _objection(self, request: Message, given: Mapping[str, int], changed: str | None) -> str | None:
+        if len(given) < len(request["descriptors"]):
+            return "no descriptors are left for its streams in the preloaded process"
         if request["kind"] == "FORK_SERVER":
             if changed is not None or (
                 request["learns"]
@@ -165,20 +153,15 @@ class _ForkServer:
         )
         return objection(self._observer.facts(), wanted)
 
-    def _new_record(self, request: Message) -> Record | None:
-        """Where a worker is to record what it imports; None for what is no worker."""
-        wanted = request["kind"] == "WORKER"
-        return self._learning.new_record(request["env"], self._environment) if wanted else None
-
     def _fork_again(self, request: Message, given: dict[str, int], others: list[int], record: Record | None) -> None:
-        """In the first fork: make the second one, and end. Returns in that, as soon as it may go on to the program."""
+        """In the first fork: make the second one, and end. In that: return as soon as the program may begin."""
         pipe = given["pipe"]
         parent = os.getpid()
         try:
             if (pid := child.fork()) != 0:
                 os.write(pipe, b"pid %d\n" % pid)
                 os._exit(0)
-            # The second. Whatever happens in here is said on the pipe, and gets no further.
+            # The second. Any exception is reported on the pipe, and ends here.
             self._channel.close()
             close_all(others)
             reason = self._prepare(request, given)
@@ -186,15 +169,15 @@ class _ForkServer:
                 os._exit(127)  # the warden is dead
             os.setsid()
             if reason is not None:
-                _answer(pipe, "no", reason)
+                _refuse(pipe, reason)
                 os._exit(127)
         except BaseException as exc:
-            _answer(pipe, "no", f"{type(exc).__name__}: {exc}")
+            _refuse(pipe, f"{type(exc).__name__}: {exc}")
             os._exit(127)
         if request["kind"] == "SERVICE":
-            _serve(request, given)
+            _run_service(request, given)
         if request["kind"] == "FORK_SERVER":
-            _well(pipe)
+            _confirm(pipe)
             self._succeed(request["modules"], given["control"], learns=request["learns"])
             return
         for name, fd in given.items():
@@ -203,40 +186,31 @@ class _ForkServer:
         unlearned = self._learning.count_unlearned()
         if record is not None:
             record.begin()
-        _go(pipe, unlearned)
+        _confirm(pipe, unlearned)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _succeed(self, modules: list[str], control: int, *, learns: bool) -> None:
         """In the second fork: be the next fork server, that has imported more. Returns in workers only.
 
-        Modules that were named are imported first, and then, if it learns, what workers have imported.
+        It imports the named modules first, and then, if it learns, those that workers have imported.
         """
         channel, start = Channel(socket.socket(fileno=control)), time.monotonic()
         _preload(modules, channel)
         learned = self._learning.learn() if learns else NOTHING_LEARNED
         tempfile: Any = sys.modules.get("tempfile")
-        if tempfile is not None:  # torch._dynamo has asked it where temporary files go; a script may say so later
+        if tempfile is not None:  # torch._dynamo has made it settle its directory; a script may still choose another
             tempfile.tempdir = None
-        successor = _ForkServer(
-            channel,
-            self._environment,
-            self._own,
-            self._title,
-            self._farewell,
-            self._usual,
-            self._learning,
-            self._sources,
-        )
-        reason = (
-            NOTHING_NEW if self._sources.find_changed() is not None else describe_unfitness(successor._observer.facts())
-        )
+        self.examine(channel)
+        changed = self._sources.find_changed() is not None
+        reason = NOTHING_NEW if changed else describe_unfitness(self._observer.facts())
         self._sources.record()
         if reason is not None:
             channel.send({"event": "failed", "reason": reason})
             os._exit(1)
-        successor.stay(modules, round(time.monotonic() - start, 6), [], learned)
+        self.stay(modules, round(time.monotonic() - start, 6), [], learned)
 
     def _prepare(self, request: Message, given: dict[str, int]) -> str | None:
-        """Everything that needs no parent yet; an objection that comes up only now."""
+        """Turn a fork into the requested process, before the warden adopts it; return why it must start fresh."""
         if request["kind"] == "FORK_SERVER":
             return None
         if request["kind"] == "SERVICE":
@@ -252,8 +226,8 @@ class _ForkServer:
         return libraries.objection()
 
 
-def _wait(channel: Channel) -> list[tuple[Message, list[int]]]:
-    """Return the next requests. Without the warden there is nothing left to do."""
+def _wait(channel: Channel) -> Requests:
+    """Return the next requests. Ends the process once the warden is gone."""
     poll = _poll(channel)
     while True:
         poll.poll()
@@ -270,9 +244,9 @@ def _poll(channel: Channel) -> select.poll:
 
 
 def _preload(modules: list[str], channel: Channel) -> float:
-    """Import them; the seconds that it took. What one raises is told, and the end.
+    """Import them; return the seconds that it took. An exception is reported, and ends the process.
 
-    Garbage is not looked for meanwhile: there is next to none, and looking takes a tenth of the time.
+    Garbage is not collected meanwhile: there is next to none, and a tenth of the time would go there.
     """
     start, thresholds = time.monotonic(), gc.get_threshold()
     gc.set_threshold(0)
@@ -280,34 +254,29 @@ def _preload(modules: list[str], channel: Channel) -> float:
         with libraries.without_empty_cache():
             for name in modules:
                 importlib.import_module(name)
-    except BaseException as exc:  # whatever it is, it must not lead to the user's program
+    except BaseException as exc:  # also SystemExit: nothing may lead to the user's program
         trace = exc.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THEIRS):
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_IMPORT_FILES):
             trace = trace.tb_next
         reason = "".join(traceback.format_exception(type(exc), exc, trace))
         channel.send({"event": "failed", "reason": reason.rstrip("\n")})
         os._exit(1)
-    if gc.get_threshold()[0] == 0:  # none of them has chosen its own
+    if gc.get_threshold()[0] == 0:  # no module has set another one
         gc.set_threshold(*thresholds)
     return round(time.monotonic() - start, 6)
 
 
-def _answer(pipe: int, word: str, text: str = "") -> None:
-    os.write(pipe, f"{word} {text}".rstrip().encode(errors="replace"))
+def _refuse(pipe: int, reason: str) -> None:
+    os.write(pipe, f"no {reason}".rstrip().encode(errors="replace"))
 
 
-def _well(pipe: int, unlearned: int = 0) -> None:
-    """Say that all is well, and how many modules a worker is expected to import by itself (``Learning.unlearned``)."""
+def _confirm(pipe: int, unlearned: int = 0) -> None:
+    """Report the start, and how many modules a worker will probably import itself (``Learning.count_unlearned``)."""
     os.write(pipe, b"ok %d %d\n" % (os.getpid(), unlearned))
     os.close(pipe)
 
 
-def _go(pipe: int, unlearned: int = 0) -> None:
-    _well(pipe, unlearned)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _serve(request: Message, given: dict[str, int]) -> NoReturn:
+def _run_service(request: Message, given: dict[str, int]) -> NoReturn:
     """In a service: call its function, and end."""
     pipe = given.pop("pipe")
     code = 1
@@ -316,10 +285,11 @@ def _serve(request: Message, given: dict[str, int]) -> NoReturn:
             module, _, name = request["entry"].partition(":")
             function = getattr(importlib.import_module(module), name)
         except BaseException as exc:
-            _answer(pipe, "no", f"{type(exc).__name__}: {exc}")
+            _refuse(pipe, f"{type(exc).__name__}: {exc}")
             os._exit(1)
         ignore_requests_to_end()
-        _go(pipe)
+        _confirm(pipe)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         function(**request["arguments"], **given)
         code = 0
     except SystemExit as exc:

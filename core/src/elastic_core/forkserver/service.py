@@ -1,7 +1,4 @@
-"""A service that no fork server forks: the same function call, in an interpreter of its own.
-
-So what the workers need, their store, does not depend on whether the fork server may fork.
-"""
+"""A service in a fresh interpreter, so that the workers' store does not depend on whether the fork server may fork."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from elastic_core.warden.spawn import SERVICE_VARIABLE
 
 
 def main() -> None:
-    """Call it; its end is the end of the process."""
+    """Call the service's function; the process ends with it."""
     ignore_requests_to_end()
     request = json.loads(os.environ.pop(SERVICE_VARIABLE))
     for descriptor in request["descriptors"].values():

@@ -1,4 +1,4 @@
-"""Whether modules that were imported have other files by now: a fork would run what a fresh worker would not."""
+"""Notices that the files of imported modules have changed: a fork would run other code than a fresh worker."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import TypeAlias
 Stamp: TypeAlias = "tuple[int, int, int] | None"
 """(inode, size, time of the last change in nanoseconds) of a file or folder; None where there is none."""
 
-LOOK_WITHIN = 0.1
-"""Seconds that a worker waits for that. It takes one or two milliseconds, and more on a file system of the network."""
+LOOK_MAX_SECONDS = 0.1  # for one search; it takes one or two milliseconds, and more on a network file system
 
 
 class Sources:
     """The files of imported modules, as they were when they were recorded.
 
-    There are thousands, and to look at each would take as long as a fork. So of installed libraries only the folders
-    are looked at, and the files where one was replaced, as pip and most editors do; what is written in place is missed.
+    There are thousands, and a look at each would take as long as a fork. So of installed libraries it looks at the
+    folders, and at the files of a changed folder, as pip and most editors change it. A file written in place is missed.
 
     Args:
         roots: Where libraries are installed.
@@ -34,7 +33,7 @@ class Sources:
         self._files: dict[str, dict[str, Stamp]] = defaultdict(dict)
 
     def record(self) -> None:
-        """Record what has been imported since the last call."""
+        """Record the modules that were imported since the last call."""
         for module in list(sys.modules.values()):
             path = getattr(module, "__file__", None)
             if isinstance(path, str) and os.path.isabs(path):
@@ -45,11 +44,11 @@ class Sources:
                     self._folders.setdefault(folder, _stamp(folder))
 
     def find_changed(self) -> str | None:
-        """Return a file that is another one now; None if none is.
+        """Return a file that has changed; None if none was found within ``LOOK_MAX_SECONDS``.
 
-        The outermost folders come first, since an upgrade changes those; a slow file system is asked for a moment only.
+        The outermost folders come first, since an upgrade changes those.
         """
-        deadline = self._clock() + LOOK_WITHIN
+        deadline = self._clock() + LOOK_MAX_SECONDS
         for folder, files in sorted(self._files.items(), key=lambda item: len(item[0])):
             if self._clock() > deadline:
                 break
@@ -65,7 +64,7 @@ class Sources:
 
 
 def _stamp(path: str) -> Stamp:
-    """Of the path, or of the archive that it leads into."""
+    """Return the stamp of a path, or of the archive that it leads into."""
     while True:
         try:
             found = os.stat(path)

@@ -1,7 +1,7 @@
-"""Imports in a throwaway fork, which show whether a process that has done them could still be forked for workers.
+"""Imports modules in a throwaway fork, to see whether workers could be forked from a process that has imported them.
 
-A module that raises, hangs or crashes there harms nothing. One that leaves something behind that forks would share, or
-that depends on what a worker has otherwise, is found out.
+A module that raises, hangs or crashes there does no harm. One that leaves something behind that forks would share, or
+that depends on something that differs from worker to worker, is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NoReturn
 from elastic_core.exit_codes import describe_exit
 from elastic_core.forkserver.checks import beside_main
 from elastic_core.forkserver.child import fork
-from elastic_core.forkserver.facts import find_initialised, tasks
+from elastic_core.forkserver.facts import find_initialised, open_files, tasks
 from elastic_core.forkserver.libraries import WHILE_IMPORTING, objection
 from elastic_core.forkserver.library_modules import import_shareable, library_roots, strangers
 from elastic_core.forkserver.process_state import MEMORY_MAX, changed_state, own_memory, process_state
@@ -33,21 +33,13 @@ _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What is to be known of workers' environments.
+    """The variables of workers that differ from the fork server's."""
 
-    Attributes:
-        varying: Variables that workers were given, and that the fork server has not, or has otherwise.
-        set_by_workers: What workers have set by themselves; None for several values.
-    """
-
-    varying: frozenset[str]
-    set_by_workers: Mapping[str, str | None]
+    varying: frozenset[str]  # variables that workers were given, and that the fork server has not, or has otherwise
+    set_by_workers: Mapping[str, str | None]  # the values that workers have set themselves; None for several
 
     def objection(self, asked: Collection[str]) -> str | None:
-        """Why an import that has asked for these variables would come out otherwise in a worker; None if it would not.
-
-        What a library sets by itself while it is imported it has set here, too.
-        """
+        """Why an import that reads these variables could differ in a worker; None if it cannot."""
         for name in sorted(asked):
             if name in self.varying:
                 return f"it reads {name}, which differs from worker to worker"
@@ -58,19 +50,12 @@ class Environment:
 
 @dataclass(slots=True)
 class Trial:
-    """What became of modules in one throwaway fork.
+    """The result of one throwaway fork."""
 
-    Attributes:
-        imported: Those that did no harm.
-        seen: How many of all have been dealt with.
-        name: The one that ended it, if one did.
-        reason: Why; '' if none did.
-    """
-
-    imported: list[str] = field(default_factory=list)
-    seen: int = 0
-    name: str = ""
-    reason: str = ""
+    imported: list[str] = field(default_factory=list)  # the modules that did no harm
+    seen: int = 0  # how many modules have been handled
+    name: str = ""  # the module that ended it, if one did
+    reason: str = ""  # why; '' if none did
 
 
 def attempt(
@@ -80,8 +65,8 @@ def attempt(
 
     Args:
         names: The modules.
-        own: Top-level names that the program has for itself.
-        environment: Of the workers.
+        own: Top-level names of the program's modules.
+        environment: The workers' variables.
         deadline: When to stop, by the monotonic clock.
         memory: Bytes that the process may have when they are imported.
 
@@ -94,27 +79,27 @@ def attempt(
     if pid == 0:
         os.close(reading)
         _be_trial(names, own, environment, writing, parent, memory)
-    with contextlib.suppress(OSError):  # the fork does it as well: whoever comes first
+    with contextlib.suppress(OSError):  # the fork does it as well
         os.setpgid(pid, pid)
     os.close(writing)
-    said, expired = b"", False
+    report = b""
     poll = select.poll()
     poll.register(reading, select.POLLIN)
     while not (expired := not poll.poll(1000 * min(UNIT_WITHIN, max(0.0, deadline - time.monotonic())))):
         if not (data := os.read(reading, 65536)):
             break
-        said += data
+        report += data
     os.close(reading)
     if not expired:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    os.killpg(pid, signal.SIGKILL)  # and what it has started
+    os.killpg(pid, signal.SIGKILL)  # and the processes that it has started
     _, status = os.waitpid(pid, 0)
-    return _outcome(names, said, "" if not expired else "its import did not end in time", status)
+    return _outcome(names, report, "" if not expired else "its import did not end in time", status)
 
 
-def _outcome(names: list[str], said: bytes, late: str, status: int) -> Trial:
+def _outcome(names: list[str], report: bytes, late: str, status: int) -> Trial:
     trial = Trial()
-    for line, name in zip(said.decode(errors="replace").split("\n")[:-1], names, strict=False):
+    for line, name in zip(report.decode(errors="replace").split("\n")[:-1], names, strict=False):
         word, _, reason = line.partition(" ")
         trial.seen += 1
         if word == "+":
@@ -130,21 +115,16 @@ def _outcome(names: list[str], said: bytes, late: str, status: int) -> Trial:
 
 
 def _be_trial(
-    names: list[str],
-    own: Collection[str],
-    environment: Environment,
-    pipe: int,
-    parent: int,
-    memory: float,
+    names: list[str], own: Collection[str], environment: Environment, pipe: int, parent: int, memory: float
 ) -> NoReturn:
-    """In the fork: say ``+`` for each module that did no harm, ``.`` for one that is not there, ``- why`` and end."""
+    """In the fork: write ``+`` for each harmless module, ``.`` for one that is not there, ``- why`` and end."""
     temporary: list[str] = []
     try:
         os.setpgid(0, 0)
         die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
-        become_subreaper()  # what an import starts in a session of its own is found and killed here, too
+        become_subreaper()  # so that processes that an import starts in other sessions are found and killed, too
         given, asked, temporary = os.environ.copy(), watch_environment(), watch_temporary_files()
         files, state = open_files(), process_state()
         for name in names:
@@ -160,36 +140,21 @@ def _be_trial(
                 break
     finally:
         try:
-            _remove(temporary)
+            for path in temporary:
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
             for process in descendants(os.getpid()):
                 kill(process)
         finally:
             os._exit(0)
 
 
-def _remove(paths: Collection[str]) -> None:
-    for path in paths:
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-def open_files() -> frozenset[tuple[str, str]]:
-    """Return what this process has open, each with the descriptor's number: all epolls have one name, for instance."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.add((os.readlink(f"/proc/self/fd/{number}"), number))
-        except OSError:  # that of this very listing is closed by now
-            continue
-    return frozenset(found)
-
-
 def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) -> str | None:
     """Return what an import has left that forks would share, or would not get; None for nothing.
 
     Args:
-        files: What was open before.
+        files: The files that were open before.
         temporary: The temporary files and directories that it has made.
     """
     if (reason := beside_main(tasks())) is not None:
@@ -207,12 +172,8 @@ def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) 
 
 
 def find_change(given: Mapping[str, str]) -> str | None:
-    """Whether an import has changed or removed a variable that workers have: they would not see that.
-
-    Args:
-        given: The environment before.
-    """
-    data: Mapping[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # to watch_environment this is unseen
+    """Whether an import has changed or removed a variable of the environment before, ``given``: workers would not."""
+    data: Mapping[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # watch_environment does not see it
     now = {os.fsdecode(name): os.fsdecode(value) for name, value in data.items()}
     kept = given.keys() - WHILE_IMPORTING.keys()
     found = sorted(name for name in kept if now.get(name) != given[name])
@@ -220,7 +181,7 @@ def find_change(given: Mapping[str, str]) -> str | None:
 
 
 def foreign(names: Collection[str], own: Collection[str]) -> str | None:
-    """Whether a library has imported what may be the program's: what is not installed, or what hides the program's."""
+    """Whether a library has imported a module that is not installed, or that hides one of the program's."""
     if found := strangers(names, library_roots()):
         return f"it imports {min(found)}, which is no installed library's"
     if hiding := [name for name in names if name.partition(".")[0] in own]:
@@ -229,7 +190,7 @@ def foreign(names: Collection[str], own: Collection[str]) -> str | None:
 
 
 def spoils_forks() -> str | None:
-    """Why forks of this process would start fresh, which only a fork can tell; None where they would not."""
+    """Why forks of this process would start fresh, which only a fork can find out; None if they would not."""
     torch = sys.modules.get("torch.version")
     if getattr(torch, "cuda", None) is None and getattr(torch, "xpu", None) is None:
         return None
@@ -251,7 +212,7 @@ def watch_temporary_files() -> list[str]:
 
 
 def watch_environment() -> set[str]:
-    """Return the variables that somebody asks ``os.environ`` for from now on."""
+    """Return the variables that are read from ``os.environ`` from now on."""
     asked: set[str] = set()
 
     class Watched(dict[bytes, bytes]):

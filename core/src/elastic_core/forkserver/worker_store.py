@@ -1,4 +1,4 @@
-"""The workers' store of one round, as a service that the fork server forks: torch's TCPStore, and nothing else.
+"""The workers' store of one round, torch's TCPStore, as a service that the fork server forks.
 
 It listens before the round's workers are started, so none of them has to open it, and it outlives rank 0.
 """
@@ -14,13 +14,7 @@ CONNECT_WITHIN = 60.0  # seconds that the store's own client may take; it is on 
 
 
 def serve(host: str, port: int, socket: int) -> None:
-    """Serve until killed.
-
-    Args:
-        host: An address of this host at which the socket can be reached.
-        port: The socket's.
-        socket: A descriptor that is bound there.
-    """
+    """Serve until killed, on the descriptor ``socket``, which is bound to ``port`` and reached at ``host``."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # every rank holds a socket; 1024 is usual for the soft limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     distributed = import_module("torch.distributed")

@@ -7,7 +7,6 @@ It works as torchrun's agent does: requests a round from the handler, starts the
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
 from collections import deque
@@ -18,7 +17,7 @@ from functools import partial
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, Overdue, SignalReceived
 from elastic_core.agent.registration import applicant_for
-from elastic_core.agent.report import Ending, Publish, finish, publish_as
+from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
@@ -27,20 +26,8 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.handlers.state_machine import (
-    AskHandler,
-    AwaitOthers,
-    Close,
-    Counted,
-    HandlerEffect,
-    HandlerEvent,
-    HandlerState,
-    HandlerWork,
-    Judge,
-    Judged,
-    OthersFinished,
-    step,
-)
+from elastic_core.handlers import state_machine
+from elastic_core.handlers.state_machine import HandlerState, HandlerWork, step
 from elastic_core.handlers.status import describe_polled, round_started
 from elastic_core.handlers.thread import Blind, HandlerFailed, HandlerThread, Sealed, ShutDown
 from elastic_core.incidents import Failure, History, Incident, IncidentKind, as_failure
@@ -49,15 +36,13 @@ from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
 from elastic_core.protocol.limits import MAX_FAILURES
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
-from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.messages import Died, ForkServerEvent, Gone, Stuck
+from elastic_core.warden.messages import ForkServerEvent, StopCompleted, Stuck, WardenDied
 
 COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after that the question counts as failed
-FAILED_COUNT_INTERVAL_SECONDS = 5.0
-"""At least, between two questions after a failed one, since the handler may write warnings for each."""
+FAILED_COUNT_INTERVAL_SECONDS = 5.0  # at least, between two failed questions: the handler may warn of each
 FRUITLESS_ROUND_MIN_SECONDS = 10.0
 """For a round that was made for waiting nodes, and has as many nodes as the round before."""
 BUSY_REPORT_SECONDS = 30.0  # after which it is reported that the handler still looks for a round
@@ -112,57 +97,36 @@ def run(
         resources = stack.enter_context(
             open_resources(config, plugins, publish, info, runtime.new_id(), warden, slot, warm=warm, cpus=cpus)
         )
-        agent = HandlerAgent(config, plugins, publish, handler, info, runtime, resources)
+        agent = HandlerAgent(resources, runtime, handler)
         show_state(agent.describe)
-        return snapshot_rescue.run(agent, resources, publish, str(info))
+        return snapshot_rescue.run(agent, resources)
 
 
 class HandlerAgent:
     """The agent's event loop: feeds events to ``state_machine.step`` and runs the effects that it returns."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        plugins: Plugins,
-        publish: Publish,
-        handler: RendezvousHandler,
-        info: NodeInfo,
-        runtime: Runtime,
-        resources: Resources,
-    ) -> None:
-        self._config, self._plugins, self._publish, self._runtime = config, plugins, publish, runtime
-        self._resources = resources
+    def __init__(self, resources: Resources, runtime: Runtime, handler: RendezvousHandler) -> None:
+        self._resources, self._runtime = resources, runtime
+        self._config, self._plugins, self._publish = resources.config, resources.plugins, resources.publish
         self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
-        self._handled = resources.signals
         self._state = HandlerState()
-        self._info, self._since = info, runtime.now()
+        self._since = self._began = runtime.now()  # when the node's state last changed
         self._sealed: Sealed | None = None
         self._port_taken = False
-        self._count_timers = itertools.count(1)
-        self._count_timer = 0
-        """The newest timer for a question."""
-        self._asked_at: float | None = None
-        """When the handler was asked how many nodes wait; None if it has answered."""
-        self._blind_since: float | None = None
-        """When the handler first failed to answer; None after an answer."""
-        self._quiet_until = 0.0
-        """Until when waiting nodes are ignored."""
-        self._received: int | None = None
-        """The first signal that was received, which the workers get too."""
+        self._count_timer = 0  # the serial number of the newest timer for a question
+        self._asked_at: float | None = None  # when the handler was asked for a count; None if it has answered
+        self._blind_since: float | None = None  # when the handler first failed to answer; None after an answer
+        self._quiet_until = 0.0  # until when waiting nodes are ignored
+        self._received: int | None = None  # the first signal that was received, which the workers get too
         self._ending: Ending | None = None
-        self.closed: Closed | None = None
-        """The verdict on the job, as far as this node knows."""
-        self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)
-        """The failures that were judged here, and when."""
-        self._over = False
-        """Whether the handler is shut down too."""
-        self._closed = False
-        self._closing = threading.Lock()
-        self._handler_thread = HandlerThread(handler, info, config, self._post)
+        self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
+        self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)  # judged here, and when
+        self._over = False  # whether the handler is shut down too
+        self._handler_thread = HandlerThread(handler, resources.info, self._config, self._loop.post)
 
     def run(self) -> Ending:
         """Run the loop until the node's part in the job ends."""
-        self._do(AskHandler())
+        self._do(state_machine.AskHandler())
         while not self._over:
             for event in self._loop.take():
                 self._handle(event)
@@ -177,15 +141,18 @@ class HandlerAgent:
         """End the workers and the handler's thread. Call it once, at any time."""
         self._warden.close(CLOSING)
         self._handler_thread.close()
-        with self._closing:
-            self._closed = True
 
     def describe(self) -> str:
         """Describe what this agent does and waits for. Any thread may call this."""
-        status = replace(Status.of(self._config), now=self._runtime.now(), since=self._since)
-        group, incident = self._group, self._state.incident
-        status = replace(status, workers=group.workers, started_at=group.started_at, incident=incident)
-        return describe_polled(self._state, self._info, status)
+        status = replace(
+            Status.of(self._config),
+            now=self._runtime.now(),
+            since=self._since,
+            workers=self._group.workers,
+            started_at=self._group.started_at,
+            incident=self._state.incident,
+        )
+        return describe_polled(self._state, self._resources.info, status)
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -193,22 +160,19 @@ class HandlerAgent:
         match event:
             case Sealed():
                 self._on_sealed(event)
-            case _CountDue(serial) if serial == self._count_timer:
-                self._ask_count()
-            case _CountDue():
-                pass
+            case _CountDue(serial):
+                if serial == self._count_timer:
+                    self._ask_count()
             case _HandlerBusy(number):
                 if self._state.work is HandlerWork.MEETING and number == self._round:
-                    self._say(
-                        "handler_busy",
-                        f"the handler has looked for a round for {BUSY_REPORT_SECONDS:g} s and still does",
-                    )
-            case Counted() | Blind():
+                    message = f"the handler has looked for a round for {BUSY_REPORT_SECONDS:g} s and still does"
+                    self._say("handler_busy", message)
+            case state_machine.Counted() | Blind():
                 self._asked_at = None
                 self._on_count(event)
             case HandlerFailed(error):
                 self._on_failure(error)
-            case Judged() | OthersFinished():
+            case state_machine.Judged() | state_machine.OthersFinished():
                 self._step(event)
             case Crashed(error):
                 raise RuntimeError("the failure could not be judged") from error
@@ -216,16 +180,17 @@ class HandlerAgent:
                 self._on_shut_down(error)
             case SignalReceived(signum):
                 self._on_signal(signum)
-            case Gone():
+            case StopCompleted():
                 if self._warden.is_over(event):
                     self._group.finish_round()
                     self._step(WorkersGone())
-            case Overdue() if self._state.work is HandlerWork.STOPPING:
-                self._warden.kill()
             case Overdue():
-                pass
-            case Died(reason):
-                self._on_warden_death(reason)
+                if self._state.work is HandlerWork.STOPPING:
+                    self._warden.kill()
+            case WardenDied(reason):
+                gone = handle_warden_death(self._resources, reason)
+                leaving = self._state.leaving or gone
+                self._leave(leaving.exit_code, leaving.why)
             case _ if isinstance(event, ForkServerEvent):
                 self._publish(report.fork_server(event))
             case _:
@@ -253,10 +218,7 @@ class HandlerAgent:
         self._step(sealed.met)
 
     def _ask_count(self) -> None:
-        """Ask how many nodes wait; if the last question has no answer yet, count it as failed.
-
-        The handler's thread answers one question after the other. So this continues while it looks for a round.
-        """
+        """Ask how many nodes wait; if the last question has no answer yet, count it as failed."""
         if self._asked_at is not None:
             self._on_count(Blind(TimeoutError(f"no answer for {self._runtime.now() - self._asked_at:.0f} s")))
         elif self._state.work is HandlerWork.RUNNING:
@@ -264,8 +226,8 @@ class HandlerAgent:
             self._handler_thread.count()
             self._count_later(COUNT_MAX_SECONDS)
 
-    def _on_count(self, event: Counted | Blind) -> None:
-        """Handle an answer. Silence of the handler's store is reported once, and stops healthy workers late (as S4)."""
+    def _on_count(self, event: state_machine.Counted | Blind) -> None:
+        """Handle an answer. A silent store is reported once, and stops healthy workers after ``fence_after`` (S4)."""
         patience, since, now = self._config.timing.fence_after, self._blind_since, self._runtime.now()
         match event:
             case Blind(error) if since is None:
@@ -275,7 +237,7 @@ class HandlerAgent:
             case Blind() if since is not None and now - since >= patience:
                 why = f"the handler has not answered for {patience:g} s: its store is lost"
                 self._step(Leaving(why, ExitCode.STORE_LOST))
-            case Counted():
+            case state_machine.Counted():
                 if since is not None:
                     self._say("handler_answers", "the handler says again how many nodes wait")
                 self._blind_since = None
@@ -301,7 +263,7 @@ class HandlerAgent:
         self._over = True
 
     def _on_signal(self, signum: int) -> None:
-        if signum not in self._handled:
+        if signum not in self._resources.signals:
             return
         name = signal_name(signum)
         if self._received is not None:
@@ -316,14 +278,9 @@ class HandlerAgent:
             self._over = True
         self._step(Leaving.signalled(signum, name))
 
-    def _on_warden_death(self, reason: str) -> None:
-        gone = handle_warden_death(self._resources, self._publish, reason)
-        leaving = self._state.leaving or gone
-        self._leave(leaving.exit_code, leaving.why)
-
     # Effects ---------------------------------------------------------------------------------------------------------
 
-    def _step(self, event: HandlerEvent) -> None:
+    def _step(self, event: state_machine.HandlerEvent) -> None:
         before = self._state
         self._state, effects = step(before, event)
         if (before.work, before.round) != (self._state.work, self._state.round):
@@ -331,9 +288,9 @@ class HandlerAgent:
         for effect in effects:
             self._do(effect)
 
-    def _do(self, effect: HandlerEffect) -> None:
+    def _do(self, effect: state_machine.HandlerEffect) -> None:
         match effect:
-            case AskHandler():
+            case state_machine.AskHandler():
                 state = self._state
                 self._handler_thread.meet(self._round + 1, state.restarts, state.why, new_port=self._port_taken)
                 self._loop.at(self._runtime.now() + BUSY_REPORT_SECONDS, _HandlerBusy(self._round))
@@ -341,17 +298,25 @@ class HandlerAgent:
                 self._start(current, restart_count)
             case Stop(grace, why):
                 self._stop(grace, why)
-            case Judge(incident, restarts):
+            case state_machine.Judge(incident, restarts):
                 self._judge(incident, restarts)
-            case AwaitOthers():
+            case state_machine.AwaitOthers():
                 self._say("workers_done", f"all local workers of round {self._round} exited with 0")
                 if self._sealed is not None:
                     self._handler_thread.finish(self._sealed.info)
                     patience = self._config.exit_barrier + SHUTDOWN_MAX_SECONDS
-                    self._loop.at(self._runtime.now() + patience, OthersFinished())  # the thread does not answer
-            case Close(closed):
+                    self._loop.at(self._runtime.now() + patience, state_machine.OthersFinished())  # if no answer came
+            case state_machine.Close(closed):
                 self.closed = closed
-                self._ending = finish(self._publish, closed, known="the first failure on this node")
+                summary = self._resources.summarize(
+                    rounds=self._round,
+                    restarts=self._state.restarts,
+                    max_restarts=self._config.max_restarts,
+                    nodes_lost=0,
+                    seconds=round(self._runtime.now() - self._began, 1),
+                    failures=self._past_failures(),
+                )
+                self._ending = finish(self._publish, closed, summary, known="the first failure on this node")
                 self._handler_thread.shut_down()
                 self._loop.at(self._runtime.now() + SHUTDOWN_MAX_SECONDS, ShutDown())
             case Exit(code, why):
@@ -359,9 +324,7 @@ class HandlerAgent:
 
     def _leave(self, code: int, why: str) -> None:
         """End at once, without a shutdown of the handler, which may close the job for the others."""
-        incident = self._state.incident
-        self._say("left", report.describe_leaving(why, incident), report.level_of(code))
-        self._ending, self._over = Ending(code, why, incident), True
+        self._ending, self._over = report.leave(self._publish, code, why, self._state.incident), True
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._publish(round_started(self._state, current, self._config.max_restarts))
@@ -373,7 +336,7 @@ class HandlerAgent:
         self._count_later(self._config.monitor_interval)
 
     def _count_later(self, seconds: float) -> None:
-        self._count_timer = next(self._count_timers)
+        self._count_timer += 1
         self._loop.at(self._runtime.now() + seconds, _CountDue(self._count_timer))
 
     def _stop(self, grace: Grace, why: str) -> None:
@@ -386,31 +349,27 @@ class HandlerAgent:
         signum = self._received if planned and self._received is not None else signal.SIGTERM
         self._group.stop(seconds, signum=signum)
 
+    def _past_failures(self) -> tuple[Failure, ...]:
+        now = self._runtime.now()
+        return tuple(replace(failure, seconds_ago=now - at) for at, failure in self._failures)
+
     def _judge(self, incident: Incident, restarts: int) -> None:
         """Ask the policies on a new thread: the handler's may be busy, and the loop never blocks."""
-        now = self._runtime.now()
-        failures = tuple(replace(failure, seconds_ago=now - at) for at, failure in self._failures)
         history = History(
             restarts=restarts,
             max_restarts=self._config.max_restarts,
             rounds_without_progress=0,
-            failures=failures,
+            failures=self._past_failures(),
         )
-        self._failures.append((now, as_failure(incident)))
+        self._failures.append((self._runtime.now(), as_failure(incident)))
 
         def judge() -> None:
             try:
-                self._post(Judged(self._plugins.judge(incident, history)))
+                self._loop.post(state_machine.Judged(self._plugins.judge(incident, history)))
             except Exception as exc:
-                self._post(Crashed(exc))
+                self._loop.post(Crashed(exc))
 
         threading.Thread(target=judge, name="elastic-judge", daemon=True).start()
-
-    def _post(self, event: object) -> None:
-        """Post an event to the loop. Any thread may call this, even after the loop is closed."""
-        with self._closing:
-            if not self._closed:
-                self._loop.post(event)
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))

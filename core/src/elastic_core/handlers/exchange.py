@@ -1,9 +1,8 @@
 """The exchange between the agents of a round through a handler's store: who they are, and that they have finished.
 
-A handler says only which node this is, of how many. It does not say how many workers the other nodes have, of which
-role, and where rank 0's store will be. So each agent writes a card under its rank and reads the cards of all nodes.
-From them, all agents compute the same ranks (``protocol.ranks``). Keys are polled, because a blocked call could not be
-ended when this node has to leave, and because not every store can block.
+A handler says only which node this is, of how many. So each agent writes a card with its workers, their role and the
+place of rank 0's store, and reads the cards of all nodes. From them, all agents compute the same ranks
+(``protocol.ranks``). Keys are polled, because not every store can block, and a blocked call could not be cancelled.
 """
 
 from __future__ import annotations
@@ -44,14 +43,9 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How to wait. It is passed in so that a wait can be cancelled, and so that tests take no time.
+    """How to wait, so that a wait can be cancelled and tests take no time."""
 
-    Attributes:
-        pause: Sleeps for a number of seconds and returns whether to give up.
-        now: The monotonic clock.
-    """
-
-    pause: Callable[[float], bool]
+    pause: Callable[[float], bool]  # sleeps for a number of seconds and returns whether to give up
     now: Callable[[], float] = time.monotonic
 
 

@@ -32,8 +32,7 @@ class HandlerState:
 
     work: HandlerWork = HandlerWork.MEETING
     round: Round | None = None  # the newest round that it was in
-    restarts: int = 0
-    """Restarts spent on this node, of ``--max_restarts``. Each node counts its own."""
+    restarts: int = 0  # restarts spent on this node, of ``--max_restarts``; each node counts for itself
     why: str = "the first round"  # why the round began, or why the next one will
     reason: HaltReason | None = None  # why the last round ended; None before the first one has
     incident: Incident | None = None  # the failure that ended the round, if one did
@@ -113,7 +112,7 @@ def step(state: HandlerState, event: HandlerEvent) -> Step:
             why = f"{waiting} node(s) wait to join"
             return _stop(replace(state, why=why, reason=HaltReason.RESIZE), Grace.PLANNED)
         case WorkerFailed(incident), HandlerWork.RUNNING:
-            why = f"rank {incident.rank} {incident.cause()}"
+            why = f"rank {incident.rank} {incident.describe()}"
             state = replace(state, why=why, reason=HaltReason.FAILURE, incident=incident)
             state, effects = _stop(state, Grace.BROKEN)
             return state, (*effects, Judge(_as_judged(incident), state.restarts))
@@ -155,13 +154,8 @@ def _go_on(state: HandlerState) -> Step:
         case Verdict(Action.EXCLUDE_HOST, reason):  # a node can exclude only itself
             return _end(state, Exit(ExitCode.WITHDRAWN, reason))
         case Verdict(_, reason, requeue):
-            failed = Closed(
-                success=False,
-                why=reason,
-                exit_code=ExitCode.JOB_FAILED,
-                incident=state.incident,
-                requeue=requeue,
-            )
+            code = ExitCode.REQUEUE if requeue else ExitCode.JOB_FAILED
+            failed = Closed(success=False, why=reason, exit_code=code, incident=state.incident, requeue=requeue)
             return _end(state, Close(failed))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from elastic_core.agent.report import round_event
 from elastic_core.agent.status import Status, describe_member
-from elastic_core.events import Event, Field
+from elastic_core.events import Event
 from elastic_core.handlers.state_machine import HandlerState, HandlerWork
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.roster import NodeInfo
@@ -30,16 +31,5 @@ def describe_polled(state: HandlerState, info: NodeInfo, status: Status) -> str:
 
 def round_started(state: HandlerState, current: Round, max_restarts: int) -> Event:
     """Make the event of a new round of this node."""
-    nodes, workers = len(current.members), sum(member.local_world_size for member in current.members)
-    spent = f", {state.restarts} of {max_restarts} restarts spent here" if state.restarts else ""
-    message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){spent} ({current.why})"
-    fields: dict[str, Field] = {
-        "round": current.number,
-        "nodes": nodes,
-        "world_size": workers,
-        "restarts": state.restarts,
-        "why": current.why,
-        "cause": None if state.reason is None else state.reason.value,
-        "member": True,
-    }
-    return Event("round_started", message, fields=fields)
+    note = f", {state.restarts} of {max_restarts} restarts spent here" if state.restarts else ""
+    return round_event(current, state.restarts, note, None if state.reason is None else state.reason.value)

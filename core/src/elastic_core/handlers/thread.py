@@ -45,14 +45,14 @@ class Blind:
 
 @dataclass(frozen=True, slots=True)
 class ShutDown:
-    """The handler is shut down, as far as it can be."""
+    """The handler is shut down, or could not be."""
 
     error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerFailed:
-    """There is no round for this node; or a defect."""
+    """The handler admits this node to no round, or it has a defect."""
 
     error: BaseException
 
@@ -61,14 +61,7 @@ Reply: TypeAlias = "Sealed | Counted | Blind | OthersFinished | ShutDown | Handl
 
 
 class HandlerThread:
-    """Asks a handler, for one node. Its methods return at once; what comes of them is posted.
-
-    Args:
-        handler: Whom to ask.
-        node: Who asks.
-        config: The endpoint, ``--local_addr`` and the exit barrier are taken from it.
-        post: Told the replies; called on the thread.
-    """
+    """Calls a handler for one node. The methods return at once, and ``post`` gets the replies, on the thread."""
 
     def __init__(
         self, handler: RendezvousHandler, node: NodeInfo, config: RunConfig, post: Callable[[Reply], None]
@@ -82,13 +75,9 @@ class HandlerThread:
         self._thread.start()
 
     def meet(self, number: int, restarts: int, why: str, *, new_port: bool = False) -> None:
-        """Request a round; the event is Sealed or HandlerFailed.
+        """Request round ``number`` of this node, which has spent ``restarts``; the event is Sealed or HandlerFailed.
 
-        Args:
-            number: The number of the round on this node.
-            restarts: How many restarts this node has spent.
-            why: Why there is a round.
-            new_port: Whether another process has rank 0's port, if rank 0 is here.
+        ``new_port`` says whether another process has the port of rank 0, if rank 0 was here.
         """
         self._questions.put(partial(self._meet, number, restarts, why, new_port))
 

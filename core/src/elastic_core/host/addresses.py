@@ -1,4 +1,4 @@
-"""The address at which other nodes reach this one: numeric, so that nobody has to look up a name."""
+"""The address at which other nodes reach this one: numeric, so that no name has to be looked up."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from elastic_core.errors import RendezvousConnectionError
 LOOPBACK = "127.0.0.1"
 
 _FAR_AWAY = ("192.0.2.1", "2001:db8::1")
-"""Addresses that nobody has (RFC 5737, RFC 3849), so the way to them is the default route."""
-PROBE_PORT = 9  # any will do: connecting a datagram socket chooses a route and sends nothing
+"""Addresses of no host (RFC 5737, RFC 3849), so the way to them is the default route."""
+PROBE_PORT = 9  # any number: connecting a datagram socket chooses a route and sends nothing
 
 
 def endpoint_host(endpoint: str) -> str | None:
     """Return the host that an endpoint names; None for a path, or nothing.
 
-    It takes ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT`` and URLs; of several separated by commas it is the first one's.
+    Forms are ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT`` and URLs; of several between commas it takes the first.
     """
     first = parts(endpoint)[0]
     if "://" not in first:
@@ -40,13 +40,13 @@ def parts(endpoint: str) -> list[str]:
 
 
 def advertised_address(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> str:
-    """Return the address that an agent tells the others of: their workers' ``MASTER_ADDR`` if rank 0 runs here.
+    """Return the address that an agent advertises: the workers' ``MASTER_ADDR`` if rank 0 runs here.
 
     Args:
         endpoint: As the user typed it.
-        form: What the backend says of it; one with ``HOST`` names a host (``RendezvousOptions.endpoint``).
+        form: The backend's form of endpoints (``RendezvousOptions.endpoint``); one with ``HOST`` names a host.
         local_addr: ``--local_addr``.
-        single_node: Whether nobody else can join.
+        single_node: Whether no other node can join.
 
     Raises:
         RendezvousConnectionError: None of the endpoint's hosts can be looked up.
@@ -54,19 +54,19 @@ def advertised_address(endpoint: str, form: str, local_addr: str | None, *, sing
     if "HOST" not in form:
         return local_address(None, local_addr, single_node=single_node)
     *others, last = parts(endpoint)
-    for part in others:  # the name of one that is lost may be gone with it
+    for part in others:  # the name of a lost host may be lost, too
         with contextlib.suppress(RendezvousConnectionError):
             return local_address(endpoint_host(part), local_addr, single_node=single_node)
     return local_address(endpoint_host(last), local_addr, single_node=single_node)
 
 
 def local_address(endpoint_host: str | None, local_addr: str | None, *, single_node: bool) -> str:
-    """Where workers on other nodes find a rank 0 that runs here.
+    """Return the address at which workers on other nodes find a rank 0 that runs here.
 
     ``local_addr`` wins. A single node needs no more than loopback. Otherwise it is the address from which this host
-    reaches the endpoint; if that is loopback, everybody who reaches the endpoint by that name is on this host. A name
-    of this very host that only its own hosts file takes for loopback, as Debian's does, means other hosts something
-    else: then, and without an endpoint's host, it is the address of the default route.
+    reaches the endpoint; if that is loopback, all nodes that use this name are on this host. If only the hosts file
+    of this host maps its name to loopback, as Debian's does, and without an endpoint's host, it is the address of the
+    default route.
 
     Raises:
         RendezvousConnectionError: The endpoint's host cannot be looked up.
@@ -78,13 +78,13 @@ def local_address(endpoint_host: str | None, local_addr: str | None, *, single_n
     if endpoint_host is not None:
         for target in _look_up(endpoint_host):
             source = _source(target)
-            if source is not None and (not _is_loopback(source) or says_loopback(endpoint_host)):
+            if source is not None and (not ipaddress.ip_address(source).is_loopback or says_loopback(endpoint_host)):
                 return source
     return next((source for target in _FAR_AWAY if (source := _source(target)) is not None), LOOPBACK)
 
 
 def _look_up(host: str) -> list[str]:
-    """Return the numeric addresses of a host, the resolver's favourite first."""
+    """Return the numeric addresses of a host, in the resolver's order."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as exc:
@@ -115,12 +115,8 @@ def _is_ipv6(text: str) -> bool:
         return False
 
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
-
-
 def says_loopback(host: str) -> bool:
-    """Whether a host's very name means this host to everybody."""
+    """Whether a name or an address means loopback on every host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -11,14 +11,14 @@ _MACHINE_ID = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 _CLOCK_OFFSETS = Path("/proc/self/timens_offsets")
-"""What the clocks of this process's time namespace differ by from the machine's; since Linux 5.6."""
+"""The differences between the clocks of this process's time namespace and the machine's; since Linux 5.6."""
 
 
 def host_id() -> str:
-    """16 hex digits: the same for all agents that share their slots and the clock by which these are taken.
+    """Return 16 hex digits, equal for all agents that share their slots and the clock of these.
 
-    So they run on one machine that has not booted since, in one network namespace, with one clock, as one user, and
-    have one name for the machine: those that were started from one image of a running one must have names of their own.
+    Such agents run on one machine since its last boot, in one network namespace, with one clock, as one user, and see
+    one name of the machine. Machines that were started from one image of a running one must have different names.
     """
     machine_id = next((text for path in _MACHINE_ID if (text := _text(path))), "")  # images without one are common
     namespace = str(_NETWORK_NAMESPACE.stat().st_ino)
@@ -27,12 +27,12 @@ def host_id() -> str:
 
 
 def boot_id() -> str:
-    """Return the id of this machine's running kernel, 36 characters; '' where the system does not say."""
+    """Return the id of this boot of the machine, 36 characters; '' if it is not known."""
     return _text(_BOOT_ID)
 
 
 def host_name() -> str:
-    """Return this host's own name, for messages; it is not resolved."""
+    """Return this host's name, for messages; it is not resolved."""
     return socket.gethostname()
 
 

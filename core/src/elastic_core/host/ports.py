@@ -1,4 +1,4 @@
-"""A TCP port that is kept for the workers' store until somebody listens there."""
+"""A TCP port that is kept for the workers' store until that listens there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ from elastic_core.host.addresses import LOOPBACK, PROBE_PORT
 class HeldPort:
     """A port of this host, bound and not listened on.
 
-    Linux lets another socket listen there if both set SO_REUSEADDR, as torch's TCPStore does, and gives the port to
-    nobody who asks for *any* one.
-
-    Attributes:
-        port: Its number.
-        reached_at: An address at which this host itself reaches it.
+    Linux lets another socket listen there if both set SO_REUSEADDR, as torch's TCPStore does, and does not choose the
+    port for sockets that bind *any* one.
     """
 
     def __init__(self, held: socket.socket, reached_at: str) -> None:
-        self._held, self.reached_at = held, reached_at
+        self._held = held
+        self.reached_at = reached_at  # an address at which this host itself reaches it
         self.port: int = held.getsockname()[1]
 
     @classmethod
     def take(cls, address: str, port: int = 0) -> HeldPort:
-        """Hold a port for a worker that others reach at ``address``, and that opens the store there itself.
+        """Hold a port for a worker that other hosts reach at ``address``, and that opens the store itself.
 
         It is bound as torch's TCPStore listens: on every address of both families, where the host has both.
 
@@ -39,7 +36,8 @@ class HeldPort:
         """
         try:
             held = _bind(socket.AF_INET6, "::", port)
-            return cls(held, LOOPBACK if _mapped(held) else "::1")
+            takes_ipv4 = held.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
+            return cls(held, LOOPBACK if takes_ipv4 else "::1")
         except OSError as exc:
             error = exc
         if ":" not in address:  # a host without IPv6
@@ -51,11 +49,11 @@ class HeldPort:
 
     @classmethod
     def take_at(cls, address: str, port: int = 0) -> HeldPort:
-        """Hold a port for a process of ours that others reach at ``address``: there, and nowhere else.
+        """Hold a port for a process of ours that other hosts reach at ``address``, on that address only.
 
-        Where the address is none of this host's own, since it is translated on the way (NAT) or is a name, which
-        other hosts may look up otherwise, packets can come to any address, and it is bound as :meth:`take` does, whose
-        arguments and errors these are.
+        If this host does not have the address, since it is translated on the way (NAT) or is a name, which other hosts
+        may look up otherwise, packets can come to any address, and it is bound as by :meth:`take`, whose arguments and
+        errors these are.
         """
         if (own := own_address(address)) is None:
             return cls.take(address, port)
@@ -66,10 +64,10 @@ class HeldPort:
             raise _not_held(exc, port) from exc
 
     def listen(self) -> None:
-        """Take connections, for somebody else to accept: nobody is refused meanwhile.
+        """Take connections for another process to accept, so that none is refused meanwhile.
 
         Raises:
-            ElasticError: Somebody else listens there.
+            ElasticError: Another socket listens there.
         """
         try:
             self._held.listen(socket.SOMAXCONN)
@@ -81,15 +79,15 @@ class HeldPort:
         return self._held.fileno()
 
     def close(self) -> None:
-        """Let go of it; who listens there goes on."""
+        """Release the port; another socket that listens there goes on."""
         self._held.close()
 
 
 def own_address(address: str) -> tuple[socket.AddressFamily, str] | None:
-    """Return the family and the number of an address that is this host's own; None for any other, and for a name.
+    """Return the family and the number of an address that this host has; None for any other, and for a name.
 
-    The kernel binds no address that the host does not have; unless it is told to (ip_nonlocal_bind): then it is asked
-    whether it would send there from that very address, as it does to itself.
+    The kernel binds only addresses of the host, unless ``ip_nonlocal_bind`` is set: then the test is whether the kernel
+    would send to the address from the address itself.
     """
     if address == "localhost":
         address = LOOPBACK
@@ -104,7 +102,7 @@ def own_address(address: str) -> tuple[socket.AddressFamily, str] | None:
                 probe.connect(at)
                 if probe.getsockname()[0] != at[0]:
                     return None
-    except (OSError, UnicodeError):  # the second is of what cannot even be a name
+    except (OSError, UnicodeError):  # UnicodeError: not even a name
         return None
     return family, address
 
@@ -129,11 +127,6 @@ def _not_held(exc: OSError, port: int) -> ElasticError:
     )
 
 
-def _mapped(held: socket.socket) -> bool:
-    """Whether a socket of IPv6 takes connections of IPv4, too."""
-    return held.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
-
-
 def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     [(*_, at)] = socket.getaddrinfo(address, port, family, socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     held = socket.socket(family, socket.SOCK_STREAM)
@@ -143,7 +136,7 @@ def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socke
         if port:  # connections of a job that has just ended, which the kernel keeps for a minute, are no obstacle
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(at)
-        # Only now: with it set before, the kernel might choose a port that somebody else holds the same way.
+        # Not before: otherwise the kernel might choose a port that another process holds the same way.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:
         held.close()

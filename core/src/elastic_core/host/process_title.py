@@ -1,7 +1,4 @@
-"""What ``ps`` and ``/proc`` show: no passwords, and a fork server that does not look like the workers that it forks.
-
-Every user of a host may read the command lines of all its processes.
-"""
+"""What ``ps`` and ``/proc`` show to all users of a host: no passwords, and a fork server that looks unlike workers."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ _IN_URL = re.compile(r"(?s)(?:(?<=://)|(?<=:)(?!//)).*@")
 
 
 class Title:
-    """The name and the command line of this process, which a fork can put back, and the environment it started with.
+    """The name and the command line of this process, and the environment of its start, as ``/proc`` shows them.
 
-    That is written over: nothing may point there any more, so every variable must have been set anew before.
+    The memory of that environment is overwritten, so every variable must have been set anew before.
     """
 
     def __init__(self) -> None:
@@ -35,30 +32,27 @@ class Title:
         self._environ_room = max(0, environ_end - self._environ_at)
 
     def hide_passwords(self) -> None:
-        """Be the same command with ``***`` for its passwords, to whoever looks from now on."""
+        """Show the same command with ``***`` in place of its passwords."""
         self._show(_without_passwords(self._line))
 
     def show_fork_server(self) -> None:
-        """Be a fork server, to whoever looks."""
+        """Show a fork server."""
         _rename(NAME.encode())
         line = _without_passwords(self._line)
         self._show(b"elastic: fork server of " + line.replace(b"\0", b" ").rstrip(b" "))
 
     def show_service(self, entry: str) -> None:
-        """Be a service, which calls a function; as much of that as there is room for."""
+        """Show a service and the function that it calls, as far as there is room."""
         _rename(SERVICE.encode())
         self._show(f"elastic: service {entry}".encode())
 
     def show(self, argv: list[str]) -> None:
-        """Be the process that this command starts, as far as it has room where the fork server's command line was.
-
-        Passwords are not shown.
-        """
+        """Show the process of this command without passwords, as far as the fork server's command line has room."""
         _rename(self._name)
         self._show(_without_passwords(b"".join(os.fsencode(argument) + b"\0" for argument in argv)))
 
     def show_environment(self, environment: Mapping[str, str]) -> None:
-        """Have been started with these variables, or with the first of them, as many as there is room for."""
+        """Show these variables as those of the start, or the first of them, as many as there is room for."""
         shown = b""
         for name, value in environment.items():
             variable = os.fsencode(f"{name}={value}") + b"\0"
@@ -69,7 +63,7 @@ class Title:
 
     def _show(self, line: bytes) -> None:
         if self._room:
-            # The last byte stays 0: otherwise the kernel takes the line to go on where the environment begins.
+            # The last byte stays 0: otherwise the kernel shows the environment as a part of the line.
             _write(self._at, line[: self._room - 1], self._room)
 
 
@@ -79,13 +73,13 @@ def _rename(name: bytes) -> None:
 
 
 def _write(at: int, shown: bytes, room: int) -> None:
-    import ctypes  # a command that shows what it was given does without
+    import ctypes  # most commands do not need it
 
     ctypes.memmove(at, shown.ljust(room, b"\0"), room)
 
 
 def hide_passwords(arguments: Sequence[str]) -> None:
-    """Take the passwords among this process' arguments off what others are shown of it, where there is ``/proc``."""
+    """Replace the passwords in the command line of this process that other users see, if there is ``/proc``."""
     if [_hidden(argument) for argument in arguments] != list(arguments):
         with contextlib.suppress(OSError, ImportError):
             Title().hide_passwords()
@@ -96,5 +90,5 @@ def _without_passwords(line: bytes) -> bytes:
 
 
 def _hidden(argument: str) -> str:
-    """One without what follows ``password=`` and the like, or ``://`` or ``user:`` and goes on to the last ``@``."""
+    """Replace the text after ``password=`` and the like, and from ``://`` or ``user:`` to the last ``@``."""
     return _IN_URL.sub("***@", _IN_PAIR.sub(r"\1***", argument))

@@ -1,4 +1,4 @@
-"""The versions that must match for one process group to span two nodes, from package metadata: nothing is imported."""
+"""The versions that must match between the nodes of one process group, from package metadata, without an import."""
 
 from __future__ import annotations
 

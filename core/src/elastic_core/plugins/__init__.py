@@ -1,10 +1,7 @@
-"""What is installed, which plugins a run asks, and how foreign code is called without harm to the job.
-
-General layout:
+"""Finds the installed plugins, and calls those of a run without harm to the job.
 
 * ``entry_points``: finds installed plugins. ``manager``: loads and calls those of a run.
-* ``failure_policies``: asks all policies about an incident, with a time limit. ``observers``: delivers events to
-  plugins without waiting for them.
+* ``verdicts``: asks the failure policies, and combines their verdicts. ``observers``: delivers events to plugins.
 * ``builtin``: core's own plugins. ``local_backend``: the backend for one node.
 * ``handler_registry``: finds foreign rendezvous handlers by name.
 """

@@ -1,8 +1,4 @@
-"""Core's own plugins: what a run does when nobody asked for anything else.
-
-They are registered through the same hooks as everybody's. The ``local`` backend is core's too, and is found
-by entry point like any other backend.
-"""
+"""Core's own plugins, which every run has. They are registered through the same hooks as all others."""
 
 from __future__ import annotations
 
@@ -23,6 +19,20 @@ from elastic_core.host.terminal import printable
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, repeats_at_once
 
 
+def is_worth_requeueing(incident: Incident) -> bool:
+    """Whether the job that an incident ends may succeed elsewhere: its text names a GPU, a node, the network, storage.
+
+    A worker that was killed without a word may be killed again for the same reason, so its job is not.
+    """
+    from elastic_core.known_failures import FailureClass, classify  # here, since only a job that fails needs it
+
+    return bool(incident.message) and classify(incident) in (
+        FailureClass.INFRASTRUCTURE,
+        FailureClass.PEER,
+        FailureClass.PREEMPTION,
+    )
+
+
 class MaxRestartsPolicy:
     """Restart until ``--max_restarts`` are spent, unless the program would fail in the same way again at once."""
 
@@ -37,18 +47,19 @@ class MaxRestartsPolicy:
             if (why := repeats_at_once(incident)) is not None:
                 return Verdict(Action.GIVE_UP, f"no restart mends {why}")
             return Verdict(Action.RESTART, f"restart {history.restarts + 1} of --max_restarts={history.max_restarts}")
+        why = f"all restarts of --max_restarts={history.max_restarts} are spent"
         if history.max_restarts == 0:
-            return Verdict(Action.GIVE_UP, "--max_restarts is 0, so the first failure ends the job")
-        return Verdict(Action.GIVE_UP, f"all restarts of --max_restarts={history.max_restarts} are spent")
+            why = "--max_restarts is 0, so the first failure ends the job"
+        return Verdict(Action.GIVE_UP, why, requeue=is_worth_requeueing(incident))
 
 
 class LogLineMetrics:
-    """Tell people: one line on stderr for each event, ``[elastic] 12:34:56 node0: a worker failed``.
+    """Prints a line on stderr for each event: ``[elastic] 12:34:56 node0: a worker failed``.
 
     Args:
-        least: The least important level that is shown.
-        host: Who speaks, where an event does not say it in a field ``node`` of its own.
-        stream: Where to write.
+        least: The least level that is printed.
+        host: The name before the text of an event without a field ``node``; None for this host's.
+        stream: The stream to write to; None for stderr.
         clock: Seconds since the epoch.
     """
 
@@ -67,7 +78,7 @@ class LogLineMetrics:
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
-        """Write the event; lines after its first begin with ``|``, so that no text passes itself off as an event."""
+        """Write the event; lines after its first begin with ``|``, so that none of them looks like another event."""
         if event.level < self._least:
             return
         at = time.strftime("%H:%M:%S", time.localtime(self._clock()))
@@ -78,7 +89,7 @@ class LogLineMetrics:
 
 
 class EventLog:
-    """Every event as a JSON line on stderr (``--event_log_handler=console``); the arguments of LogLineMetrics."""
+    """Writes each event as a JSON line to stderr (``--event_log_handler=console``)."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -86,7 +97,7 @@ class EventLog:
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
-        """Write it, in one piece."""
+        """Write the event by one call, so that lines of several threads do not mix."""
         facts = {
             "time": round(self._clock(), 6),
             "name": event.name,
@@ -99,12 +110,12 @@ class EventLog:
 
 
 class PlainWorkerStart:
-    """Start every worker as a fresh process, with the environment that training scripts know from torchrun.
+    """Starts every worker as a fresh process, with the environment that training scripts know from torchrun.
 
     Args:
-        environ: The agent's own environment, which workers inherit.
+        environ: The agent's environment, which workers inherit.
         virtual_local_rank: Whether each worker sees only its own GPU, as device 0.
-        plugins: The plugins that the run names, which workers are told: some of them have a side there.
+        plugins: The plugins that the run names; workers get the names, since some plugins have a part in workers.
     """
 
     def __init__(
@@ -116,10 +127,7 @@ class PlainWorkerStart:
 
     @hookimpl
     def elastic_worker_command(self, program: Program, assignment: Assignment) -> list[str]:
-        """Return a script and a module run in this interpreter, or ``PYTHON_EXEC``, unbuffered; an executable as it is.
-
-        ``${local_rank}`` in an argument is replaced, as by torchrun.
-        """
+        """Return the interpreter's command, or the executable's; ``${local_rank}`` in arguments is replaced."""
         python = interpreter(self._environ)
         args = [argument.replace("${local_rank}", str(assignment.local_rank)) for argument in program.args]
         match program.kind:
@@ -133,7 +141,7 @@ class PlainWorkerStart:
 
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
-        """Return the contract with training scripts; ``config.environment`` has each variable's meaning."""
+        """Return the variables that training scripts read; ``config.environment`` has their meanings."""
         place = {
             "RANK": assignment.rank,
             "LOCAL_RANK": assignment.local_rank,

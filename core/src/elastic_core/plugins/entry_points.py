@@ -1,6 +1,6 @@
-"""What is installed: plugins as their distributions announce them, by entry point.
+"""The installed plugins, as their distributions declare them by entry points; only :func:`load` imports them.
 
-Nothing is imported before :func:`load` is called on an :class:`InstalledPlugin`. A distribution declares a plugin so::
+A distribution declares a plugin so::
 
     [project.entry-points."elastic.rendezvous"]
     sqlite = "elastic_example_plugin.backend"
@@ -26,14 +26,13 @@ class Group(str, enum.Enum):
     RENDEZVOUS = "elastic.rendezvous"  # backends; only the one that a run names is imported
     PLUGINS = "elastic.plugins"  # on when named, by ``--plugin`` or ``ELASTIC_PLUGINS``
     AUTOLOAD = "elastic.autoload"  # small observers: on once installed, off with ``--no_plugin``
-    WORKER = "elastic.worker"
-    """What plugins do in workers, on when named as those of ``PLUGINS``; the agent of a run never imports it."""
+    WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
 
     @property
     def noun(self) -> str:
-        """What messages call a member of the group."""
+        """The word for a member of the group in messages."""
         nouns = {
             Group.RENDEZVOUS: "rendezvous backend",
             Group.HANDLERS: "rendezvous handler",
@@ -45,8 +44,7 @@ class Group(str, enum.Enum):
 _FLAGS: Mapping[Group, str] = {
     **dict.fromkeys((Group.RENDEZVOUS, Group.HANDLERS), "--rdzv_backend"),
     **dict.fromkeys((Group.PLUGINS, Group.AUTOLOAD, Group.WORKER), "--plugin"),
-}
-"""How a run names a member of the group."""
+}  # the flag by which a run names a member of the group
 
 BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "c10d"): "elastic-rdzv-c10d",
@@ -83,30 +81,35 @@ class InstalledPlugin:
 
 
 class Catalogue:
-    """Everything that is installed, read once: a reading costs milliseconds, more the more distributions there are."""
+    """All installed plugins, read once: reading takes milliseconds, and longer with more distributions."""
 
     def __init__(self, offers: Iterable[InstalledPlugin]) -> None:
         self._offers = sorted(offers, key=lambda offer: (offer.group.value, offer.name, offer.distribution))
 
     @classmethod
     def read(cls) -> Catalogue:
-        """Return what the distributions on ``sys.path`` offer now."""
+        """Return the plugins of the distributions that are on ``sys.path`` now."""
         found = metadata.entry_points()
-        return cls(_installed(group, entry_point) for group in Group for entry_point in found.select(group=group.value))
+        points = [(group, point) for group in Group for point in found.select(group=group.value)]
+        return cls(
+            InstalledPlugin(group, point.name, distribution.name, distribution.version, point)
+            for group, point in points
+            if (distribution := point.dist) is not None  # as it is for all that were found
+        )
 
     def offers(self, group: Group) -> list[InstalledPlugin]:
-        """Everything in one group, in order of name; a name that two distributions offer stands there twice."""
+        """Return the plugins of one group in order of name; a name that two distributions offer is there twice."""
         return [offer for offer in self._offers if offer.group is group]
 
     def names(self, *groups: Group) -> list[str]:
-        """Return the names in these groups, in order, each once."""
+        """Return the sorted names in these groups, each once."""
         return sorted({offer.name for group in groups for offer in self.offers(group)})
 
     def find(self, name: str, *groups: Group) -> InstalledPlugin:
         """Return the plugin of that name in the first of ``groups`` that has it.
 
         Raises:
-            PluginError: It is not installed (says which distribution brings it, or which name was meant), or twice.
+            PluginError: It is not installed (the hint names the distribution that brings it), or installed twice.
         """
         for group in groups:
             match [offer for offer in self.offers(group) if offer.name == name]:
@@ -142,18 +145,11 @@ class Catalogue:
         return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
 
 
-def _installed(group: Group, entry_point: metadata.EntryPoint) -> InstalledPlugin:
-    distribution = entry_point.dist
-    if distribution is None:  # only for one that was made by hand, not read from a distribution
-        return InstalledPlugin(group, entry_point.name, "unknown", "", entry_point)
-    return InstalledPlugin(group, entry_point.name, distribution.name, distribution.version, entry_point)
-
-
 def load(offer: InstalledPlugin) -> Any:
-    """Import a plugin: an entry point that names a class is made an instance of it, and a handler gets its hooks.
+    """Import a plugin and return it: an instance, where its entry point names a class; hooks for a foreign handler.
 
     Raises:
-        PluginError: It cannot be imported; says why.
+        PluginError: It cannot be imported; the message has the cause.
     """
     try:
         loaded = offer.entry_point.load()

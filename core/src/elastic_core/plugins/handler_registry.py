@@ -1,13 +1,8 @@
-"""Rendezvous handlers of others, by name: registered by hand, or installed for torchrun, or torch's own.
+"""Foreign rendezvous handlers by name, each made a plugin (:class:`HandlerPlugin`).
 
-A name of ``--rdzv_backend`` is looked for in this order:
-
-1. what :func:`register` was told in this process;
-2. entry points of the group ``elastic.rendezvous``: hooks that make a backend or a handler, or a handler's class;
-3. entry points of the group ``torchrun.handlers``, which plain torchrun reads, too;
-4. ``torch-NAME``: what torchrun itself would take for ``--rdzv_backend=NAME``, e.g. ``torch-c10d``, ``torch-static``.
-
-All of them become plugins here (:class:`HandlerPlugin`), so that the rest of the system knows only hooks.
+``--rdzv_backend=NAME`` is looked up in this order: names given to :func:`register` in this process; the entry-point
+group ``elastic.rendezvous`` (hooks that make a backend or a handler, or a handler's class); the group
+``torchrun.handlers``, which plain torchrun reads, too; ``torch-NAME``, which is torchrun's own backend ``NAME``.
 """
 
 from __future__ import annotations
@@ -35,11 +30,8 @@ from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler, complete_class
 from elastic_core.rendezvous.options import RendezvousOptions
 
-Factory: TypeAlias = Callable[..., Any]
-"""Makes a handler: a class or a function that takes :class:`RendezvousParameters`, or nothing."""
-
-TORCH_PREFIX = "torch-"
-"""What stands before the names of torch's own handlers; without it they are those of our backends."""
+Factory: TypeAlias = Callable[..., Any]  # makes a handler, from RendezvousParameters or without an argument
+TORCH_PREFIX = "torch-"  # before the names of torch's own handlers, of which some are also names of our backends
 SHARE_SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 _factories: dict[str, Factory] = {}
@@ -50,7 +42,7 @@ def register(name: str, factory: Factory) -> None:
     """Make ``factory`` the backend that ``--rdzv_backend=NAME`` means, for runs that start in this process.
 
     Args:
-        name: The backend's name. One that is installed under the same name is not used then.
+        name: The backend's name. An installed backend of the same name is not used then.
         factory: Called once a run: with :class:`RendezvousParameters` if it requires an argument, else without.
 
     Raises:
@@ -81,10 +73,10 @@ def unregister(name: str) -> None:
 
 @contextmanager
 def using(handler: RendezvousHandler) -> Iterator[str]:
-    """Make one handler a backend for as long as the block runs; yields the backend's name, which is the handler's own.
+    """Make one handler a backend while the block runs; yield the backend's name, which is the handler's.
 
     Raises:
-        PluginError: It is no handler.
+        PluginError: The object is no handler.
     """
     if (ours := as_handler(handler)) is None:
         raise PluginError(
@@ -128,7 +120,7 @@ def registered_by(module: object) -> list[str]:
 
 
 def _modules_being_imported() -> set[str]:
-    """Whose own lines run now: the module that calls us, and those that import it."""
+    """Return the names of the modules whose top-level code is running: the caller's, and those that import it."""
     found, frame = set(), sys._getframe(1)
     while (outer := frame.f_back) is not None:
         if outer.f_code.co_name == "<module>":
@@ -141,7 +133,7 @@ class HandlerPlugin:
     """The hooks of the backend ``name``, whose handler ``factory`` makes.
 
     Raises:
-        PluginError: It is a class that lacks methods for which there is no default.
+        PluginError: The factory is a class that lacks methods for which there is no default.
     """
 
     def __init__(self, name: str, factory: Factory) -> None:
@@ -152,7 +144,7 @@ class HandlerPlugin:
 
     @hookimpl
     def elastic_rendezvous_options(self) -> RendezvousOptions:
-        """Any endpoint and any option: they are the handler's to check."""
+        """Declare any endpoint and any option: the handler checks them."""
         return RendezvousOptions(endpoint="ENDPOINT", handler=True)
 
     @hookimpl
@@ -160,8 +152,8 @@ class HandlerPlugin:
         """Return the handler.
 
         Raises:
-            PluginError: The factory returns something else, or raised what is no error of a rendezvous.
-            ElasticError: The factory raised it; what torch calls a connection error is one here, and so on.
+            PluginError: The factory returned another object, or raised an error that is none of a rendezvous.
+            ElasticError: The factory raised it, or an error of torch's with the name of one of ours.
         """
         try:
             made = self._factory(params) if requires_argument(self._factory) else self._factory()
@@ -179,12 +171,12 @@ class HandlerPlugin:
 
 
 def requires_argument(factory: Factory) -> bool:
-    """Whether a factory cannot be called without an argument; one that has a default keeps it."""
+    """Whether a factory cannot be called without an argument."""
     try:
         inspect.signature(factory).bind()
     except TypeError:
         return True
-    except ValueError:  # a class written in C that does not tell
+    except ValueError:  # a class written in C without a signature
         return False
     return False
 
@@ -193,6 +185,8 @@ def torch_handler(name: str) -> Factory:
     """Return the factory of ``torch-NAME``; imports torch when it is called."""
 
     def make(params: RendezvousParameters) -> Any:
+        from elastic_core.host.addresses import advertised_address
+
         try:
             torchs = import_module("torch.distributed.elastic.rendezvous")
             registry = import_module("torch.distributed.elastic.rendezvous.registry")
@@ -204,8 +198,10 @@ def torch_handler(name: str) -> Factory:
         config: dict[str, Any] = dict(params.config)
         if (rank := params.get_as_int("rank", params.node_rank)) is not None:
             config["rank"] = rank  # torch's static handler compares it with numbers
+        # torch's own choice of an address, the full host name, often cannot be resolved
+        address = advertised_address(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
         theirs = torchs.RendezvousParameters(
-            name, params.endpoint, params.run_id, params.min_nodes, params.max_nodes, _address(params), **config
+            name, params.endpoint, params.run_id, params.min_nodes, params.max_nodes, address, **config
         )
         return registry.get_rendezvous_handler(theirs)
 
@@ -214,10 +210,9 @@ def torch_handler(name: str) -> Factory:
 
 @contextmanager
 def without_shared_store() -> Iterator[None]:
-    """Have torch's handlers keep their store to themselves, for as long as the block runs.
+    """Set the switch by which torch's handlers do not share their store with the workers, unless the user has set it.
 
-    One that shares it with the workers does not tell a newcomer where it is, and the job ends when a node joins. Who
-    has set the variable has the last word.
+    A handler that shares the store does not tell a new node where it is, and the job ends when a node joins.
     """
     before = os.environ.get(SHARE_SWITCH)
     os.environ.setdefault(SHARE_SWITCH, "1")
@@ -229,7 +224,7 @@ def without_shared_store() -> Iterator[None]:
 
 
 def translate_error(error: BaseException, what: str) -> ElasticError:
-    """Return an error of a handler in our words, after ``what`` failed: torch's errors have the names of ours."""
+    """Return our error for one of a handler, after ``what`` failed: torch's classes have the names of ours."""
     if isinstance(error, ElasticError):
         return error
     said = f"{what[0].upper()}{what[1:]}: {type(error).__name__}: {error}"
@@ -244,7 +239,7 @@ def translate_error(error: BaseException, what: str) -> ElasticError:
 
 
 def is_graceful_exit(error: BaseException) -> bool:
-    """Whether a handler says that this node is not needed (RendezvousGracefulExitError): no failure."""
+    """Whether a handler's error only says that this node is not needed (RendezvousGracefulExitError)."""
     return any(kind.__name__ == "RendezvousGracefulExitError" for kind in type(error).__mro__)
 
 
@@ -252,13 +247,6 @@ _SAME_NAMES: dict[str, type[RendezvousError]] = {
     kind.__name__: kind
     for kind in (RendezvousClosedError, RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError)
 }
-
-
-def _address(params: RendezvousParameters) -> str | None:
-    """Return this node's numeric address: torch's own choice, the full host name, often cannot be resolved."""
-    from elastic_core.host.addresses import advertised_address
-
-    return advertised_address(params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1)
 
 
 def _home(factory: Factory) -> str:

@@ -1,6 +1,6 @@
-"""The ``local`` backend: a store in this process's memory, for one node. Nothing to reach, no port, no file.
+"""The ``local`` backend: a store in this process's memory, for one node. The protocol's tests run on it, too.
 
-It is also the plainest statement of what a store does, and what the protocol's tests run on, a thread for every node.
+It is also the shortest complete example of a store.
 """
 # ruff: noqa: D102  (RendezvousBackend documents these methods)
 
@@ -27,17 +27,14 @@ from elastic_core.rendezvous.options import RendezvousOptions
 
 
 class MemoryStore:
-    """What the connections of one job share; ``changed`` guards all of it."""
+    """The data that the connections of one job share; ``changed`` guards all of it."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.entries: list[tuple[str, bytes]] = []
-        """Entry n's id and data at place n - 1."""
-        self.rows: dict[str, RosterRow] = {}
-        """In order of arrival."""
+        self.entries: list[tuple[str, bytes]] = []  # entry n's id and data at index n - 1
+        self.rows: dict[str, RosterRow] = {}  # in order of arrival
         self.arrivals = 0
-        self.version = 0
-        """The roster's: it counts changes other than heartbeats."""
+        self.version = 0  # the roster's: the number of its changes other than heartbeats
 
     @property
     def head(self) -> int:
@@ -45,7 +42,7 @@ class MemoryStore:
         return len(self.entries)
 
     def put(self, row: RosterRow) -> None:
-        """Make a row or replace it, and wake who watches the roster."""
+        """Make a row or replace it, and wake the threads that watch the roster."""
         self.rows[row.node_id] = row
         self.version += 1
         self.changed.notify_all()
@@ -141,7 +138,7 @@ class LocalBackend(RendezvousBackend):
 
     @contextmanager
     def _opened(self) -> Iterator[MemoryStore]:
-        """Yield the store, with nobody else in it."""
+        """Yield the store, locked."""
         with self._store.changed:  # reentrant
             if self._closed:
                 raise RendezvousConnectionError("This connection to the local store is closed.")
@@ -161,11 +158,11 @@ def _check_size(what: str, value: bytes) -> None:
 
 @hookimpl
 def elastic_rendezvous_options() -> RendezvousOptions:
-    """No endpoint, one node, and no options: those of ``c10d`` are taken, for which it can stand in."""
+    """Declare no endpoint, one node, and no options; an option of ``c10d``, which it can replace, has no effect."""
     return RendezvousOptions(single_node=True, ignored={"connect_timeout": "this backend connects to nothing"})
 
 
 @hookimpl
 def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
-    """Return a store of this agent's own."""
+    """Return a connection to a new store."""
     return LocalBackend(MemoryStore())

@@ -1,8 +1,8 @@
-"""The plugins of one run: chosen, imported, checked, and asked.
+"""The plugins of one run: chosen, imported, checked, and called.
 
-:func:`load` registers core's own defaults first, then what asks for autoload, then what the run names, then the
-backend. The later are asked first. Implementations are called one by one and not by pluggy's loop, which stops at the
-first that raises and does not say whose it was.
+:func:`load` registers core's own defaults, then the plugins of autoload, then those that the run names, then the
+backend; the last registered is called first. Implementations are called one by one, and not by pluggy's loop, which
+stops at the first that raises and does not name its plugin.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ OBSERVING = (
     "elastic_round_starts",
     "elastic_stop_planned",
 )
-"""The hooks of observers: what raises in one of them is switched off, and the job goes on."""
+"""The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)
 }
-"""Every hook there is, by name."""
 
 
 class Plugins:
-    """Registered plugins, and the questions that a run asks them."""
+    """Registered plugins, and the calls of their hooks.
+
+    Where a hook's contract (``hookspecs``) says that an error fails the run, the method that calls it raises that
+    error: an ElasticError as it is, any other as a PluginError that names the plugin.
+    """
 
     def __init__(self) -> None:
-        self.problems: list[PluginError] = []
-        """What asked for autoload and could not be loaded; the observers hear of it before anything else."""
+        self.problems: list[PluginError] = []  # of autoload; the observers receive them before anything else
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
-        self.in_workers: tuple[str, ...] = ()
-        """Those that the run names and workers ask, in the order of naming; all nodes of a run must have the same."""
-        self._described: dict[str, str] = {}
-        """How messages name each plugin, by its name."""
+        self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
+        self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
         self._backend: object = None
 
     def register(self, name: str, plugin: object, *, described: str | None = None) -> None:
@@ -88,11 +88,11 @@ class Plugins:
         self.register(f"rdzv:{name}", plugin, described=described or f"rendezvous backend {name!r}")
 
     def check_pending(self) -> None:
-        """Make sure that every implementation has its hook; for the user, :meth:`register` has said so in our words."""
+        """Have pluggy check that every implementation has its hook; :meth:`register` has refused others before."""
         self._manager.check_pending()
 
     def implementations(self, *hooks: str) -> list[Implementation]:
-        """Who implements these hooks, in the order of asking: the last registered first."""
+        """Return the implementations of these hooks in the order of their calls: the last registered first."""
         return [
             Implementation(impl.plugin_name, hook, impl.function, tuple(impl.argnames))
             for hook in hooks
@@ -102,7 +102,7 @@ class Plugins:
     # The rendezvous --------------------------------------------------------------------------------------------------
 
     def rendezvous_options(self) -> RendezvousOptions:
-        """Return what the run's backend takes; nothing where it does not say."""
+        """Return the options that the run's backend declares; without a declaration it takes none."""
         for options in self._ask_backend("elastic_rendezvous_options"):
             if isinstance(options, RendezvousOptions):
                 return options
@@ -112,7 +112,7 @@ class Plugins:
         """Return the first connection to the job's store, from the run's backend; or a handler, which keeps no ledger.
 
         Raises:
-            RendezvousConnectionError: Nobody listens at the endpoint, or it does not let us in.
+            RendezvousConnectionError: Nothing listens at the endpoint, or the connection is refused.
             UsageError: The endpoint or an option is wrong.
             PluginError: The backend's plugin failed, or made nothing.
         """
@@ -145,44 +145,42 @@ class Plugins:
     def judge(self, incident: Incident, history: History, *, timeout: float = 10.0) -> Verdict:
         """Return the strictest verdict of all failure policies; blocks for ``timeout`` seconds at most, on any thread.
 
-        A policy that raises or takes longer abstains, and the observers hear of it.
+        A policy that raises or takes longer abstains, and an event reports it.
         """
-        from elastic_core.plugins.failure_policies import judge  # with concurrent.futures: a healthy run never needs it
+        from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
 
-        return judge(
-            self.implementations("elastic_judge_failure"), incident, history, timeout=timeout, report=self.publish
-        )
+        policies = self.implementations("elastic_judge_failure")
+        return verdicts.judge(policies, incident, history, timeout=timeout, report=self.publish)
 
     @property
     def node_gone(self) -> Callable[[NodeInfo], bool] | None:
         """Asks all plugins of the hook ``elastic_node_gone`` about a node; None where none implements it."""
-        asked = self.implementations("elastic_node_gone")
-        if not asked:
+        if not (plugins := self.implementations("elastic_node_gone")):
             return None
-        from elastic_core.plugins.failure_policies import node_gone  # as above
+        from elastic_core.plugins import verdicts
 
-        return functools.partial(node_gone, asked, report=self.publish, unanswered={})
+        return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered={})
 
     # Observers -------------------------------------------------------------------------------------------------------
 
     def publish(self, event: Event) -> None:
-        """Tell the observers of an event. Never blocks. The first notice starts their threads."""
+        """Queue an event for the observers. Never blocks. The first notice starts their threads."""
         self._observers.tell("elastic_observe", event=event)
 
     def run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
-        """Tell the observers that this node has joined a run. Never blocks."""
+        """Queue the notice that this node has joined a run. Never blocks."""
         self._observers.tell("elastic_run_starts", config=config, run_uid=run_uid, node=node, log_dir=log_dir)
 
     def round_starts(self, round: int, run_uid: str, members: Sequence[str]) -> None:
-        """Tell the observers that a round is about to start workers on this node. Never blocks."""
+        """Queue the notice that a round is about to start workers on this node. Never blocks."""
         self._observers.tell("elastic_round_starts", round=round, run_uid=run_uid, members=members)
 
     def stop_planned(self, round: int, grace: float, reason: str) -> None:
-        """Tell the observers that the workers of a healthy round are about to be stopped. Never blocks."""
+        """Queue the notice that the workers of a healthy round are about to be stopped. Never blocks."""
         self._observers.tell("elastic_stop_planned", round=round, grace=grace, reason=reason)
 
     def close(self, timeout: float) -> tuple[str, ...]:
-        """Let the observers finish, for ``timeout`` seconds at most; return the names of those that did not."""
+        """Wait up to ``timeout`` seconds until the observers have finished; return the names of those that have not."""
         self._observers.tell("elastic_run_ends")
         return self._observers.close(timeout)
 
@@ -198,51 +196,33 @@ class Plugins:
     # Worker start ----------------------------------------------------------------------------------------------------
 
     def preload(self, config: RunConfig) -> tuple[str, ...]:
-        """Return the modules that plugins want the fork server to import, in order of their registration.
-
-        Raises:
-            PluginError: A plugin failed.
-        """
+        """Return the modules that plugins want the fork server to import, in order of their registration."""
         names: list[str] = []
         for impl in reversed(self.implementations("elastic_preload")):
             names += self._ask(impl, config=config) or ()
         return tuple(dict.fromkeys(names))
 
     def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
-        """Return the argument vector of one worker.
-
-        Raises:
-            PluginError: A plugin failed; the worker cannot be started.
-        """
-        for impl in self.implementations("elastic_worker_command"):
-            if (command := self._ask(impl, program=program, assignment=assignment)) is not None:
-                return list(command)
-        raise PluginError("No plugin says how to start a worker.")
+        """Return the argument vector of one worker."""
+        command = self.first_answer("elastic_worker_command", program=program, assignment=assignment)
+        if command is None:
+            raise PluginError("No plugin says how to start a worker.")
+        return list(command)
 
     def worker_environment(self, program: Program, assignment: Assignment) -> dict[str, str]:
-        """Return what to add to one worker's environment; the last registered plugin has the last word.
-
-        Raises:
-            PluginError: A plugin failed; the worker cannot be started.
-        """
+        """Return the variables to add to one worker's environment; the last registered plugin's value of each wins."""
         environment: dict[str, str] = {}
         for impl in reversed(self.implementations("elastic_worker_environment")):
             environment.update(self._ask(impl, program=program, assignment=assignment) or {})
         return environment
 
-    # In a worker -----------------------------------------------------------------------------------------------------
-
-    def offered(self, hook: str) -> Any:
-        """Return the answer to a hook without arguments of the plugin that was registered last; None without any.
-
-        Raises:
-            PluginError: A plugin failed.
-        """
-        answers = (self._ask(impl) for impl in self.implementations(hook))
+    def first_answer(self, hook: str, **facts: object) -> Any:
+        """Return the last registered plugin's answer that is not None; None where no plugin answers."""
+        answers = (self._ask(impl, **facts) for impl in self.implementations(hook))
         return next((answer for answer in answers if answer is not None), None)
 
     def _ask(self, impl: Implementation, **facts: object) -> Any:
-        """Call one implementation; what it raises names the plugin, unless it speaks our language."""
+        """Call one implementation."""
         try:
             return impl(**facts)
         except ElasticError:
@@ -256,14 +236,19 @@ class Plugins:
 
 
 def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
-    """Return the plugins that a run is to have.
+    """Return the plugins of a run.
 
     Raises:
-        PluginError: One that the run names is not installed, cannot be imported, or does not fit the hook specs. One
-            that only asks for autoload never raises: it is left off and kept in :attr:`Plugins.problems`.
+        PluginError: A plugin that the run names is not installed, cannot be imported, or does not fit the hook specs. A
+            plugin of autoload never raises: it is left off and its error is kept in :attr:`Plugins.problems`.
     """
     catalogue = catalogue or Catalogue.read()
-    _check_switched_off(config.no_plugins, catalogue)
+    known = catalogue.names(Group.AUTOLOAD, Group.PLUGINS, Group.WORKER)
+    for name in config.no_plugins:
+        if name not in known:
+            raise PluginError(
+                f"--no_plugin {name!r} switches nothing off: no such plugin is installed.{did_you_mean(name, known)}"
+            )
     plugins = Plugins()
     named = [name for name in dict.fromkeys(config.plugins) if name not in config.no_plugins]
     plugins.in_workers = tuple(name for name in named if name in catalogue.names(Group.WORKER))
@@ -272,32 +257,27 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     for name in catalogue.names(Group.AUTOLOAD):
         if name not in (*config.plugins, *config.no_plugins):
             try:
-                _register(plugins, catalogue.find(name, Group.AUTOLOAD))
+                offer = catalogue.find(name, Group.AUTOLOAD)
+                plugins.register(name, entry_points.load(offer), described=str(offer))
             except PluginError as problem:
                 plugins.problems.append(problem)
     for name in named:
         for offer in _agents_side(name, catalogue):
-            _register(plugins, offer)
+            plugins.register(name, entry_points.load(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.check_pending()
     return plugins
 
 
-def rendezvous_options(
-    backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()
-) -> RendezvousOptions:
-    """Return what a backend takes, importing only its plugin: a :class:`RunConfig` is made with it.
+def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()) -> Plugins:
+    """Return a backend alone; its options are needed to make a :class:`RunConfig`.
 
     ``named`` are the plugins that the run names; one of them may register the backend when it is imported.
 
     Raises:
         PluginError: The backend is not installed, cannot be imported, or does not fit the hook specs.
     """
-    return load_backend(backend, catalogue or Catalogue.read(), named).rendezvous_options()
-
-
-def load_backend(backend: str, catalogue: Catalogue, named: Sequence[str] = ()) -> Plugins:
-    """Return a backend alone; the arguments and errors are those of :func:`rendezvous_options`."""
+    catalogue = catalogue or Catalogue.read()
     if backend not in catalogue.names(*BACKENDS):
         for name in named:
             for offer in _agents_side(name, catalogue):
@@ -308,7 +288,7 @@ def load_backend(backend: str, catalogue: Catalogue, named: Sequence[str] = ()) 
 
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
-    """Core's own defaults, by name, as a run asks for them; all that always are there when there is no run."""
+    """Return core's own plugins for a run, by name; without a run, those that every run has."""
     plugins: dict[str, object] = {
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
@@ -323,19 +303,19 @@ def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
 
 
 def hooks_of(plugin: object, described: str) -> list[str]:
-    """Return the hooks that a plugin implements, once everything about them is known to be right.
+    """Return the hooks that a plugin implements, after all checks.
 
     Raises:
-        PluginError: It was built for another major version of the hook specs, or implements none of the hooks (and
-            registers no rendezvous handler), one that does not exist, one with an argument that the hook does not have,
-            or one as a wrapper.
+        PluginError: The plugin was built for another major version of the hook specs, implements no hook and registers
+            no rendezvous handler, or implements a hook that does not exist, with an argument that the hook does not
+            have, or as a wrapper.
     """
     major, ours = getattr(plugin, "elastic_hookspec_major", HOOKSPEC_VERSION[0]), HOOKSPEC_VERSION[0]
     if major != ours:
         raise PluginError(
             f"The {described} is built for version {major} of the hook specs; this elastic-core has version {ours}."
         )
-    rehearsal = pluggy.PluginManager(PROJECT)  # knows no specs, so it takes everything, and we can say what is wrong
+    rehearsal = pluggy.PluginManager(PROJECT)  # without specs it accepts every plugin, so that _check can refuse it
     rehearsal.register(plugin, described)
     callers = rehearsal.get_hookcallers(plugin) or []
     if not callers and not handler_registry.registered_by(plugin):
@@ -370,12 +350,8 @@ def _check(impl: pluggy.HookImpl, hook: str, described: str) -> None:
             )
 
 
-def _register(plugins: Plugins, offer: InstalledPlugin) -> None:
-    plugins.register(offer.name, entry_points.load(offer), described=str(offer))
-
-
 def _agents_side(name: str, catalogue: Catalogue) -> list[InstalledPlugin]:
-    """Return what a run that names a plugin imports here: nothing, where all of it is for workers."""
+    """Return the entry points of a plugin that an agent imports: none, where the plugin is for workers only."""
     if name in catalogue.names(Group.WORKER):
         catalogue.find(name, Group.WORKER)
         if name not in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
@@ -384,7 +360,7 @@ def _agents_side(name: str, catalogue: Catalogue) -> list[InstalledPlugin]:
 
 
 def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None:
-    """Add the backend that a name means, in the order of :mod:`~elastic_core.plugins.handler_registry`."""
+    """Add the backend of that name, found in the order of :mod:`~elastic_core.plugins.handler_registry`."""
     if (factory := handler_registry.find(name)) is not None:
         plugins.register_backend(name, handler_registry.HandlerPlugin(name, factory))
     elif name.startswith(handler_registry.TORCH_PREFIX) and name not in catalogue.names(*BACKENDS):
@@ -393,12 +369,3 @@ def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None
     else:
         offer = catalogue.find(name, *BACKENDS)
         plugins.register_backend(name, entry_points.load(offer), described=str(offer))
-
-
-def _check_switched_off(names: Sequence[str], catalogue: Catalogue) -> None:
-    known = catalogue.names(Group.AUTOLOAD, Group.PLUGINS, Group.WORKER)
-    for name in names:
-        if name not in known:
-            raise PluginError(
-                f"--no_plugin {name!r} switches nothing off: no such plugin is installed.{did_you_mean(name, known)}"
-            )

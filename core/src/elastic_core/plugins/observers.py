@@ -1,7 +1,7 @@
-"""Telling the observers, without ever waiting for one of them.
+"""Delivers notices to the observers, without ever waiting for one of them.
 
-Each observing plugin has a queue and a thread of its own. One that raises is switched off and reported to the others;
-one that stalls fills its own queue and loses its own oldest notices; neither is felt by the job, or by the others.
+Each observing plugin has a queue and a thread. A plugin that raises is switched off, and the other observers receive an
+event about it. A plugin that stalls loses the oldest notices of its queue. Neither delays the job or another observer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Implementation:
 
 
 class Observers:
-    """Everybody who is told what happens on this node, and that they are told in order."""
+    """The observing plugins of this node, each of which receives all notices in order."""
 
     def __init__(self, implementations: Iterable[Implementation], *, limit: int = QUEUE_LIMIT) -> None:
         by_plugin: dict[str, list[Implementation]] = {}
@@ -49,12 +49,12 @@ class Observers:
             lane.thread.start()
 
     def tell(self, hook: str, **facts: object) -> None:
-        """Queue a notice for all who implement ``hook``. Never blocks; from any thread."""
+        """Queue a notice for all plugins that implement ``hook``. Never blocks; from any thread."""
         for lane in self._lanes:
             lane.put(hook, facts)
 
     def close(self, timeout: float) -> tuple[str, ...]:
-        """Deliver what still waits, for ``timeout`` seconds at most; return the plugins that are not done by then."""
+        """Deliver the queued notices, for ``timeout`` seconds at most; return the plugins that are not done by then."""
         deadline = time.monotonic() + timeout
         for lane in self._lanes:
             lane.close()
@@ -92,7 +92,7 @@ class _Lane:
             self._changed.notify()
 
     def close(self) -> None:
-        """Take no more notices; the thread ends once it has delivered those that wait."""
+        """Take no more notices; the thread ends once it has delivered those of the queue."""
         with self._changed:
             self._open = False
             self._changed.notify()
@@ -132,7 +132,7 @@ class _Lane:
 def failure_events(
     name: str, implementation: Implementation, exc: BaseException, consequence: str
 ) -> tuple[Event, Event]:
-    """Return what to tell when a plugin raised: one warning, and the traceback for those who want to see it."""
+    """Return the events for a plugin that raised: a warning, and the traceback at level DEBUG."""
     fields = {"plugin": implementation.plugin, "hook": implementation.hook}
     message = f"The plugin {implementation.plugin!r} raised in {implementation.hook}: {in_one_line(exc)}"
     return (

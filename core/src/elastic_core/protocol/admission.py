@@ -1,7 +1,7 @@
 """Admission: whether a node may join the run that it finds under its job id, or opens the next one (rule S6).
 
-Job ids are used again. The scheduler's uid of the run tells a latecomer of the present run from the first node of the
-next run. For a user who typed the command again without one, it matters whether a node of the old run is alive.
+Job ids are used again. The scheduler's uid tells a latecomer of a run from the first node of the next one; without a
+uid, it matters whether a node of the old run is alive.
 """
 
 from __future__ import annotations
@@ -74,25 +74,6 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
     return OpenNext(abandoned=True)
 
 
-def can_take(
-    opener: Settings,
-    run_uid: str | None,
-    mine: Settings,
-    uid: str | None,
-    *,
-    allow_version_mismatch: bool,
-    unnamed: bool = False,
-) -> bool:
-    """Whether an open run with scheduler uid ``run_uid`` takes a node with scheduler uid ``uid``."""
-    if uid is not None and uid != run_uid:
-        return False
-    try:
-        check_settings(opener, mine, allow_version_mismatch=allow_version_mismatch, unnamed=unnamed)
-    except RendezvousRefusedError:
-        return False
-    return True
-
-
 def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: bool, unnamed: bool = False) -> None:
     """Refuse a node whose settings differ from the run's.
 
@@ -102,7 +83,8 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
         RendezvousRefusedError: The agreements differ, or the programs, their arguments or the versions do and may not.
             The message names what differs and both nodes. In a job with an id, programs of different roles may differ.
     """
-    _check_command(opener, mine, unnamed=unnamed)
+    if (refusal := _command_refusal(opener, mine, unnamed=unnamed)) is not None:
+        raise refusal
     if (difference := mine.agreement.difference(opener.agreement)) is not None:
         raise RendezvousRefusedError(
             f"{mine.host} cannot join the run that {opener.host} opened: they differ in {difference}.",
@@ -117,31 +99,28 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
 
 def is_same_program(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
     """Whether a node runs the same program as a run, as far as is known; see :func:`check_settings`."""
-    try:
-        _check_command(opener, mine, unnamed=unnamed)
-    except RendezvousRefusedError:
-        return False
-    return True
+    return _command_refusal(opener, mine, unnamed=unnamed) is None
 
 
-def _check_command(opener: Settings, mine: Settings, *, unnamed: bool) -> None:
+def _command_refusal(opener: Settings, mine: Settings, *, unnamed: bool) -> RendezvousRefusedError | None:
     theirs, own = opener.command, mine.command
     if theirs.role != own.role and not unnamed:
-        return
+        return None
     if theirs.name and own.name and theirs.name != own.name:
-        raise RendezvousRefusedError(
+        return RendezvousRefusedError(
             f"{mine.host} is to run {own.name!r}, but the job with this id, which {opener.host} opened, runs "
             f"{theirs.name!r}.",
             hint="Give each job an --rdzv_id of its own. If this is one job, which runs several programs, give each "
             "program a --role of its own, and the job an --rdzv_id.",
         )
     if unnamed and _arguments_differ(opener, mine):
-        raise RendezvousRefusedError(
+        return RendezvousRefusedError(
             f"{mine.host} and {opener.host}, which opened the job, run {own.name!r} with different arguments, and "
             f"neither has an --rdzv_id: these may be two jobs.",
             hint="Give each job an --rdzv_id of its own. Nodes of one job with the same --rdzv_id may differ in "
             "arguments.",
         )
+    return None
 
 
 def _arguments_differ(opener: Settings, mine: Settings) -> bool:

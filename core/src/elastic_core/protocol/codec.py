@@ -1,7 +1,7 @@
 """JSON encoding of entries and rows, with a version and a size limit. Nothing from the network is unpickled.
 
-The annotations of the dataclasses are the schema. :func:`decode_entry` and :func:`decode_row` build every value from
-exactly the fields that its class declares. A missing or unknown field, or one of another type, is refused by its path.
+The annotations of the dataclasses are the schema: a missing or unknown field, or one of another type, is refused by its
+path.
 """
 
 from __future__ import annotations
@@ -11,48 +11,20 @@ import contextlib
 import functools
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, cast
 
 from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.incidents import Failure
-from elastic_core.protocol.entries import (
-    Closed,
-    Counters,
-    Drain,
-    Entry,
-    Halt,
-    Leader,
-    Member,
-    Open,
-    Over,
-    Plan,
-    Resume,
-    Round,
-    SpentRestart,
-    StopAt,
-)
+from elastic_core.protocol.entries import KINDS, Counters, Entry, Member, Resume, Round, SpentRestart
 from elastic_core.protocol.roster import NodeRow
-from elastic_core.protocol.schema import Reader, SchemaError, Writer, reader, writer
+from elastic_core.protocol.schema import Reader, SchemaError, reader, writer
 from elastic_core.protocol.settings import OLDEST_PROTOCOL, PROTOCOL
 from elastic_core.rendezvous import seal
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, SEAL_BYTES
 from elastic_core.version import __version__
 
-_KINDS: Mapping[str, type] = {
-    "OPEN": Open,
-    "LEADER": Leader,
-    "ROUND": Round,
-    "HALT": Halt,
-    "PLAN": Plan,
-    "STOP_AT": StopAt,
-    "OVER": Over,
-    "DRAIN": Drain,
-    "CLOSED": Closed,
-    "RESUME": Resume,
-}
-_NAMES: Mapping[type, str] = {body: name for name, body in _KINDS.items()}
 _MOST = MAX_VALUE_BYTES - SEAL_BYTES  # bytes of a value of this node's own
 
 
@@ -66,11 +38,11 @@ def encode_entry(entry: Entry, most: int = _MOST) -> bytes:
     Raises:
         OversizedError: It would be larger than a store must take.
     """
-    name = _NAMES[type(entry.body)]
+    name, write = entry.kind, _entry_conversion(entry.kind, writer, _pack_members, _pack_failures)
     what = f"entry {entry.index}, a {name}"
     if isinstance(entry.body, Round) and entry.body.members:
         what += f" of {len(entry.body.members)} nodes,"
-    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **_entry_writer(name)(entry), "kind": name}, what, most)
+    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **write(entry), "kind": name}, what, most)
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -81,25 +53,17 @@ def decode_entry(data: bytes) -> Entry:
     """
     plain = _load(data, "An entry in the store")
     name = plain.pop("kind", None)
-    if not isinstance(name, str) or name not in _KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         raise RendezvousStateError("An entry in the store is of no known kind.", hint=_FOREIGN)
-    return cast(Entry, _read(_entry_reader(name), plain, "entry"))
+    return cast(Entry, _read(_entry_conversion(name, reader, _unpack_members, _unpack_failures), plain, "entry"))
 
 
 @functools.cache
-def _entry_writer(name: str) -> Writer:
-    sealed = writer(Round, members=_pack_members)
-    bodies = {"ROUND": sealed, "RESUME": writer(Resume, round=sealed)}
-    counters = writer(Counters, failures=_pack_failures)
-    return writer(Entry, body=bodies.get(name) or writer(_KINDS[name]), counters=counters)
-
-
-@functools.cache
-def _entry_reader(name: str) -> Reader:
-    sealed = reader(Round, members=_unpack_members)
-    bodies = {"ROUND": sealed, "RESUME": reader(Resume, round=sealed)}
-    counters = reader(Counters, failures=_unpack_failures)
-    return reader(Entry, body=bodies.get(name) or reader(_KINDS[name]), counters=counters)
+def _entry_conversion(name: str, make: Callable[..., Reader], members: Reader, failures: Reader) -> Reader:
+    """Return the reader or writer of entries of a kind, as ``make`` makes them; ``members`` is that of a ROUND's."""
+    sealed = make(Round, members=members)
+    bodies = {"ROUND": sealed, "RESUME": make(Resume, round=sealed)}
+    return make(Entry, body=bodies.get(name) or make(KINDS[name]), counters=make(Counters, failures=failures))
 
 
 def encode_row(row: NodeRow, most: int = _MOST) -> bytes:

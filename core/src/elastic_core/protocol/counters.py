@@ -1,8 +1,7 @@
 """The counters of a job after each new round.
 
-One incident spends one restart, however many rounds it takes. A failure that comes with the loss of a node spends none.
-A restart is counted when its ROUND is sealed, not by the HALT before. It is given back if a member that is dropped
-afterwards never saw that ROUND: then the loss of that member was the cause.
+One incident spends one restart, when its ROUND is sealed. A failure that comes with the loss of a node spends none. A
+restart is given back if a member that is dropped afterwards never saw that ROUND: its loss was the cause.
 """
 
 from __future__ import annotations

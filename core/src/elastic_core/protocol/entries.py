@@ -37,10 +37,8 @@ class SpentRestart:
 class Counters:
     """What the job remembers across rounds and leaders. Every entry carries it."""
 
-    restarts: int = 0
-    """Restarts spent, of ``--max_restarts``."""
-    barren: int = 0
-    """Rounds in a row that ended without progress (rule L4)."""
+    restarts: int = 0  # restarts spent, of ``--max_restarts``
+    barren: int = 0  # rounds in a row that ended without progress (rule L4)
     worst_seen: float = 0.0
     """The longest delay, in seconds, with which a member showed that it had read an entry (rule L2)."""
     losses: Mapping[str, HostLosses] = field(default_factory=dict)
@@ -63,8 +61,7 @@ class Anchors:
     """Indices of the entries on which the present state stands; 0 for none."""
 
     open: int = 0
-    leader: int = 0
-    """The newest OPEN or LEADER. Only nodes that have read it get a place in a round (rule S7)."""
+    leader: int = 0  # The newest OPEN or LEADER. Only nodes that have read it get a place in a round (rule S7).
     round: int = 0  # the newest ROUND that spells out its members
     latest: int = 0  # the newest ROUND of any form
     halt: int = 0  # the HALT or CLOSED that ended that round; 0 while the round is live
@@ -142,8 +139,7 @@ class Round:
     number: int
     offer: Offer
     members: tuple[Member, ...] = ()
-    same_as: int = 0
-    """The number of the round that has the same members in the same order; 0 if ``members`` lists them."""
+    same_as: int = 0  # the number of the round that has the same members in the same order; 0 if ``members`` lists them
     charged: bool = False
     """Whether this round spent a restart. It is given back if a member that is dropped later never saw this round."""
     why: str = ""
@@ -265,6 +261,19 @@ class Resume:
 
 
 Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Closed | Resume"
+KINDS: Mapping[str, type] = {
+    "OPEN": Open,
+    "LEADER": Leader,
+    "ROUND": Round,
+    "HALT": Halt,
+    "PLAN": Plan,
+    "STOP_AT": StopAt,
+    "OVER": Over,
+    "DRAIN": Drain,
+    "CLOSED": Closed,
+    "RESUME": Resume,
+}
+KIND_NAMES: Mapping[type, str] = {body: name for name, body in KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,10 +299,14 @@ class Entry:
     anchors: Anchors
     body: Body
     age: float = 0.0  # seconds since the run was opened: the sum of :attr:`elapsed` of all its entries
-    epoch: int = 0
-    """How often the run was resumed. Indices are comparable only within one epoch."""
+    epoch: int = 0  # How often the run was resumed. Indices are comparable only within one epoch.
 
     @property
     def link(self) -> Link:
         """The entry's place in the chain."""
         return Link(self.index, self.id)
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind of its body, e.g. ``STOP_AT``."""
+        return KIND_NAMES[type(self.body)]

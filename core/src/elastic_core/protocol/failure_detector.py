@@ -1,10 +1,9 @@
 """The failure detector: which nodes are alive, from roster rows and heartbeats.
 
-Liveness is judged only here (rule L1): a node is lost when its heartbeat and its row have not changed for long enough
-over the leader's *own successful reads*, by the leader's monotonic clock. It is lost sooner if other nodes on its host
-have seen that its slot is free (rule S8), unless its heartbeat still grows. Wall clocks of different hosts are never
-compared, and no expiry in a store is used. :func:`observe` is pure; the driver calls it after every successful read of
-the roster.
+A node is lost when its heartbeat and its row have not changed for long enough over the leader's *own successful reads*,
+by the leader's monotonic clock (rule L1). It is lost sooner if other nodes on its host have seen that its slot is free
+(rule S8), unless its heartbeat still grows. Wall clocks of different hosts are never compared, and no expiry in a store
+is used.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class NodeView:
     """Whether the newest read had its current row. Otherwise the node is judged by its heartbeats alone."""
     revision: int = 0
     """The row's revision, which grows as long as the node lives, even if the store loses rows (rule S7)."""
-    highest: int = 0
-    """The highest heartbeat that was read. A store that was restored from a copy shows lower ones."""
+    highest: int = 0  # The highest heartbeat that was read. A store that was restored from a copy shows lower ones.
     contradictions: int = 0  # how often :attr:`highest` has grown since the node was proved to be gone
     reported_at: float = -math.inf  # when its row first showed its present incident
 
@@ -162,20 +160,9 @@ def observe(
     for observed in sorted(rows, key=lambda observed: observed.serial):
         old = watch.get(observed.row.info.node_id)
         highest, contradictions = _highest_heartbeat(watch, old, observed)
+        listed = True
         if old is not None and observed.revision < old.revision:  # an old copy; the node will send its row again
-            changed_at = now if cut_off or old.heartbeat != observed.heartbeat else old.changed_at
-            sign_at = now if old.heartbeat != observed.heartbeat else old.sign_at
-            nodes[old.node_id] = replace(
-                old,
-                serial=observed.serial,
-                heartbeat=observed.heartbeat,
-                changed_at=changed_at,
-                sign_at=sign_at,
-                listed=False,
-                highest=highest,
-                contradictions=contradictions,
-            )
-            continue
+            observed, listed = replace(observed, row=old.row, revision=old.revision), False
         sign = old is not None and (old.heartbeat, old.row) != (observed.heartbeat, observed.row)
         changed_at = _last_sign_at(watch, observed, now) if old is None else now if cut_off or sign else old.changed_at
         node_view = NodeView(
@@ -186,6 +173,7 @@ def observe(
             changed_at=changed_at,
             seen_at=now if old is None or old.row.head != observed.row.head else old.seen_at,
             sign_at=now if sign else -math.inf if old is None else old.sign_at,
+            listed=listed,
             revision=observed.revision,
             highest=highest,
             contradictions=contradictions,

@@ -1,9 +1,8 @@
 """Graceful stops, the leader's part: a PLAN, the members' answers, STOP_AT, and the HALT when all have stopped.
 
-A PLAN needs workers that take notices. When an agent reads the PLAN, it writes the notice to its workers and *then*
-reads their reports. A worker reports its step and *then* reads its notices. So a rank whose last report in the answer
-is step s holds at step s + 1, and no rank can have gone beyond T = max(s) + 1. The exchange contains no collective, and
-no rank holds inside one.
+An agent that reads the PLAN writes the notice to its workers and *then* reads their reports; a worker reports its step
+and *then* reads its notices. So a rank whose last report is step s holds at step s + 1, outside of any collective, and
+no rank can have gone beyond T = max(s) + 1 (``docs/protocol.md``, "Graceful stops").
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """The leader's state machine: one pure function from what the leader knows to what it does next.
 
 The driver calls :func:`decide` after every change that it notices, and at every instant that the last decision named.
-The answer is one ledger entry to append, a question that the failure policies have to answer first, or the instant at
-which to look again. A run is in one of four situations:
-
-* forming, with no round yet: :func:`_decide_forming`;
-* live, with a ROUND that no HALT has ended: :func:`_decide_live`;
-* halted, with a HALT that no ROUND has followed: :func:`_decide_halted`;
-* closed: there is nothing left to decide.
-
-``docs/protocol.md`` defines the rules S1-S8 and L1-L11. A comment cites the rule that the code below it enforces.
+A run is forming (no round yet), live (a ROUND that no HALT has ended), halted (a HALT that no ROUND has followed), or
+closed. A comment cites the rule of ``docs/protocol.md`` that the code below it enforces.
 """
 
 from __future__ import annotations
@@ -18,30 +11,11 @@ from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
+from elastic_core.protocol import graceful_stop, leader_entries
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.graceful_stop import (
-    answer_drain_requests,
-    continue_plan,
-    has_stepped_down,
-    stop_for_departure,
-    stop_gracefully,
-)
-from elastic_core.protocol.leader_entries import (
-    Append,
-    AskPolicies,
-    Decision,
-    LookAgain,
-    append_round,
-    close_as_failed,
-    close_as_succeeded,
-    close_for_too_few_nodes,
-    describe_wait,
-    halt_for_incident,
-    halt_round,
-    restart_round,
-)
+from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
@@ -57,12 +31,12 @@ OVER_DELAY_SECONDS = 1.0  # how old the newest entry is when a waiting leader wr
 
 
 def decide(view: LeaderView) -> Decision:
-    """Return what the leader does next; see the module's docstring."""
+    """Return one entry to append, a question that the policies must answer first, or the instant to look again at."""
     ledger = view.ledger
     decision: Decision
     if ledger.closed is not None:
         return LookAgain(None)
-    if (drain := answer_drain_requests(view)) is not None:
+    if (drain := graceful_stop.answer_drain_requests(view)) is not None:
         decision = drain
     elif ledger.round is None:
         decision = _decide_forming(view)
@@ -109,11 +83,11 @@ def _decide_forming(view: LeaderView) -> Decision:
         if len(came) < agreement.max_nodes:
             ready = max(ready, max(node.arrived_at for node in came) + view.timing.last_call_timeout)
         if view.now >= ready:
-            return append_round(view, came[: agreement.max_nodes], why="the first round")
+            return leader_entries.append_round(view, came[: agreement.max_nodes], why="the first round")
         return LookAgain(ready)
     if view.now >= deadline:  # L6: the wait for the minimum is limited
-        return close_for_too_few_nodes(view, came, since=ledger.opened_at)
-    return LookAgain(view.next_look_at(deadline, nodes=came), describe_wait(view, came, deadline))
+        return leader_entries.close_for_too_few_nodes(view, came, since=ledger.opened_at)
+    return LookAgain(view.next_look_at(deadline, nodes=came), leader_entries.describe_wait(view, came, deadline))
 
 
 # Live: a ROUND without a HALT ----------------------------------------------------------------------------------------
@@ -124,7 +98,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # All members have finished: the job is done. FINISHED stands even for a member that was lost since (L7).
     finished = {node_id for node_id in ids if view.has_finished(current, node_id)}
     if len(finished) == len(ids):
-        return close_as_succeeded(view, current)
+        return leader_entries.close_as_succeeded(view, current)
     # A worker failed. If every report so far says that a peer is gone, the report of the cause may still be on its way:
     # give it a moment, because the policies judge the cause.
     if incidents := view.incidents(current):
@@ -139,10 +113,10 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     late, suspect_at = view.suspectable_members(current, ledger.head.anchors.latest), view.members_suspected_at
     if late and view.now >= suspect_at:
         why = f"round {current.number} did not begin in time on {view.describe_nodes(late)}"
-        return halt_round(view, current, HaltReason.UNSEEN, why)
+        return leader_entries.halt_round(view, current, HaltReason.UNSEEN, why)
     # The workers are about to stop together, for a resize or because a member leaves.
     if ledger.plan is not None:
-        return continue_plan(view, current, ledger.plan, finished)
+        return graceful_stop.continue_plan(view, current, ledger.plan, finished)
     looks, put_off = [suspect_at] if late else [], ""
     # A node waits and there is room: resize as soon as L4 and L11 allow it, unless a member has finished, so that the
     # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
@@ -152,7 +126,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         if view.now >= resize_at:
             who = view.describe_nodes(node.node_id for node in view.newcomers())
             why = f"{who} joins the {len(ids)} node(s) of the round"
-            return stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
+            return graceful_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
     return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
 
@@ -165,15 +139,15 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
     elif not view.has_asked_policies(current.number):
         return AskPolicies(first)
     if verdict is None:  # the policies have not answered yet: stop the broken round meanwhile
-        return halt_for_incident(view, current, HaltReason.FAILURE, first)
+        return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
     if verdict.action is Action.GIVE_UP:
-        return halt_for_incident(view, current, HaltReason.GIVING_UP, first)
-    # If all members stay and nobody joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
+        return leader_entries.halt_for_incident(view, current, HaltReason.GIVING_UP, first)
+    # If all members stay and no node joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
     # round has other members.
     whole = _can_restart_all(view, current) and not view.has_room(current)
     if verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None:
-        return restart_round(view, current, first)
-    return halt_for_incident(view, current, HaltReason.FAILURE, first)
+        return leader_entries.restart_round(view, current, first)
+    return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
 
 
 def _can_restart_all(view: LeaderView, current: Round) -> bool:
@@ -184,7 +158,7 @@ def _can_restart_all(view: LeaderView, current: Round) -> bool:
     ids = current.group_ranks
     if any(view.is_leaving(node_id) or view.is_silent_old_leader(node_id) for node_id in ids):
         return False
-    if any(has_stepped_down(current, view.get(node_id)) for node_id in ids):
+    if any(graceful_stop.has_stepped_down(current, view.get(node_id)) for node_id in ids):
         return False
     return not any(_departure_halt(view, current, node_id) for node_id in ids)
 
@@ -193,10 +167,10 @@ def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | 
     """Return the HALT (or PLAN) for a member that leaves, is lost, or stopped by itself; None for one that stays."""
     node = view.get(node_id)
     # Its workers stopped as the PLAN wants it. The node may go away now; the HALT follows when all have stopped.
-    if view.ledger.plan is not None and has_stepped_down(current, node):
+    if view.ledger.plan is not None and graceful_stop.has_stepped_down(current, node):
         return None
     if node is not None and node.row.leaving:
-        return stop_for_departure(view, current, node)
+        return graceful_stop.stop_for_departure(view, current, node)
     if view.is_lost(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,
@@ -205,7 +179,7 @@ def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | 
             host=view.describe_nodes([node_id]),
             message=_describe_loss(view, node),
         )
-        return halt_for_incident(view, current, HaltReason.NODE_LOST, lost)
+        return leader_entries.halt_for_incident(view, current, HaltReason.NODE_LOST, lost)
     # The store lost the row of a node that still sends heartbeats: the node will enter its row again.
     if node is None:
         return None
@@ -213,7 +187,7 @@ def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | 
     stopped = node.row.phase is Phase.STOPPED and node.row.round == current.number
     if stopped and node.row.incident is None:
         why = f"{view.describe_nodes([node_id])} stopped its workers: it had lost sight of the store"
-        return halt_round(view, current, HaltReason.NODE_LEFT, why)
+        return leader_entries.halt_round(view, current, HaltReason.NODE_LEFT, why)
     return None
 
 
@@ -281,7 +255,7 @@ def _sort_members(view: LeaderView, old: Round) -> _HaltedMembers:
         suspected = []
     gone |= set(suspected)
     fit = [node_id for node_id in fit if node_id not in gone]
-    busy = [node_id for node_id in fit if node_id in unseen or view.is_running(node_id) or view.get(node_id) is None]
+    busy = [i for i in fit if i in unseen or (node := view.get(i)) is None or node.row.phase is Phase.RUNNING]
     out = find_unreachable(view, old) if agreement.on_node_loss is OnNodeLoss.REPLACE else None
     if out not in fit or len(fit) - 1 + len(joining) < agreement.min_nodes:
         out = None
@@ -294,7 +268,7 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     ledger, members = view.ledger, _sort_members(view, old)
     # Every member had finished before it read the HALT: the job is done.
     if all(view.has_finished(old, member.node_id) for member in old.members):
-        return close_as_succeeded(view, old)
+        return leader_entries.close_as_succeeded(view, old)
     # After a failure the members probe each other; their answers may show that one cannot be reached (L5).
     if (until := probes_awaited_until(view, old, halt, members.fit)) is not None:
         return LookAgain(view.next_look_at(until, nodes=view.node_views(old)))
@@ -313,11 +287,11 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     nodes = _choose_nodes(view, halt, survivors, members.joining)[: view.agreement.max_nodes]
     if len(nodes) >= view.agreement.min_nodes:
         why = halt.why if out is None else describe_unreachable(view, old, out)
-        return append_round(view, nodes, why=why, unreachable=out)
+        return leader_entries.append_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
     if view.now >= deadline:
-        return close_for_too_few_nodes(view, nodes, since=ledger.halt_at)
-    return LookAgain(view.next_look_at(deadline, nodes=nodes), describe_wait(view, nodes, deadline))
+        return leader_entries.close_for_too_few_nodes(view, nodes, since=ledger.halt_at)
+    return LookAgain(view.next_look_at(deadline, nodes=nodes), leader_entries.describe_wait(view, nodes, deadline))
 
 
 def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> Decision | None:
@@ -325,7 +299,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     gone = members.gone(view, old)
     if gone and view.agreement.on_node_loss is OnNodeLoss.FAIL:
         why = f"{view.describe_nodes(gone)} is lost, and --on_node_loss=fail ends the job then"
-        return close_as_failed(view, why, _first_cause(view, old, halt))
+        return leader_entries.close_as_failed(view, why, _first_cause(view, old, halt))
     # Workers did not cause the HALT: the job goes on.
     if not is_charged(halt.incident):
         return None
@@ -347,7 +321,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     if (blamed := find_unreachable(view, old)) is not None:
         reason += f"; {describe_unreachable(view, old, blamed)}"
     requeue = verdict is not None and verdict.requeue
-    return close_as_failed(view, reason, _first_cause(view, old, halt), requeue=requeue)
+    return leader_entries.close_as_failed(view, reason, _first_cause(view, old, halt), requeue=requeue)
 
 
 def _first_cause(view: LeaderView, old: Round, halt: Halt) -> Incident | None:

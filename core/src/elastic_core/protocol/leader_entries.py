@@ -74,7 +74,7 @@ def _describe_incident(incident: Incident) -> str:
         return f"{incident.host} is lost: {incident.message}"
     if incident.rank is None:
         return f"{incident.message} on {incident.host}"
-    return f"rank {incident.rank} on {incident.host} {incident.cause()}"
+    return f"rank {incident.rank} on {incident.host} {incident.describe()}"
 
 
 # ROUND ---------------------------------------------------------------------------------------------------------------
@@ -141,7 +141,8 @@ def close_as_succeeded(view: LeaderView, current: Round) -> Append:
 
 def close_as_failed(view: LeaderView, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
     """Return the CLOSED of a job that has failed; ``incident`` is the root cause."""
-    closed = Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED, incident=incident, requeue=requeue)
+    code = ExitCode.REQUEUE if requeue else ExitCode.JOB_FAILED
+    closed = Closed(success=False, why=why, exit_code=code, incident=incident, requeue=requeue)
     return Append(closed, view.ledger.counters)
 
 

@@ -55,8 +55,7 @@ class LeaderView:
 
     ledger: Ledger
     watch: Watch
-    now: float
-    """When the roster was read. Nodes are judged as of this instant, since later rows are unknown."""
+    now: float  # When the roster was read. Nodes are judged as of this instant, since later rows are unknown.
     judgement: Judgement | None = None
     may_forget: bool = False  # whether the store can come back without its last entries (rule S3)
 
@@ -106,11 +105,6 @@ class LeaderView:
         """Whether a node has said that it leaves, in its row or, if the store has lost that, in an OVER."""
         node, over = self.get(node_id), self.ledger.over
         return (node is not None and node.row.leaving) or (over is not None and node_id in over.left)
-
-    def is_running(self, node_id: str) -> bool:
-        """Whether a node's row says that it has workers."""
-        node = self.get(node_id)
-        return node is not None and node.row.phase is Phase.RUNNING
 
     def has_finished(self, current: Round, node_id: str) -> bool:
         """Whether every worker of a node exited with 0; this stands even when the node is lost (rule L7)."""

@@ -1,10 +1,7 @@
 """The ledger: the state of a run that follows from its entries (``entries``), in order.
 
-An entry is written once and never changed. It names the entry before it, so that every reader notices a gap or a fork.
-It carries enough (:class:`Anchors`, :class:`Counters`) that a newcomer has to read only the newest entry and the few to
-which that points, however long the history is.
-
-:class:`Ledger` is the state that a node has read; :func:`advance` adds an entry to it.
+An entry names the entry before it, so that every reader notices a gap or a fork. It carries enough (:class:`Anchors`,
+:class:`Counters`) that a newcomer has to read only the newest entry and the few to which that points.
 """
 
 from __future__ import annotations
@@ -12,28 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.protocol.entries import (
-    Anchors,
-    Body,
-    Closed,
-    Counters,
-    Drain,
-    Entry,
-    Halt,
-    HaltReason,
-    Leader,
-    Open,
-    Over,
-    Plan,
-    Resume,
-    Round,
-    StopAt,
-)
+from elastic_core.protocol import entries
+from elastic_core.protocol.entries import KIND_NAMES, Anchors, Counters, Entry, HaltReason
 from elastic_core.protocol.limits import fit_body
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Link
+
+B = TypeVar("B")
 
 
 class HistoryChangedError(RendezvousStateError):
@@ -52,17 +37,17 @@ class Ledger:
     scheduler_uid: str | None
     opened_at: float
     head_at: float
-    round: Round | None = None  # the newest round, with its members listed even if the entry said ``same_as``
+    round: entries.Round | None = None  # the newest round, with its members listed even if the entry said ``same_as``
     round_at: float = 0.0
-    halt: Halt | None = None  # the HALT that ended :attr:`round`; None while it is live
+    halt: entries.Halt | None = None  # the HALT that ended :attr:`round`; None while it is live
     halt_at: float = 0.0
-    plan: Plan | None = None  # the PLAN for :attr:`round`, while that is live
+    plan: entries.Plan | None = None  # the PLAN for :attr:`round`, while that is live
     plan_at: float = 0.0
-    stop_at: StopAt | None = None  # the step at which its workers stop; None before it is known
-    over: Over | None = None
-    """The OVER of :attr:`round`, which says that it is over and who has left it; None without one."""
+    stop_at: entries.StopAt | None = None  # the step at which its workers stop; None before it is known
+    over: entries.Over | None = None
+    """The OVER of :attr:`round`, which says that it is over and which nodes have left it; None without one."""
     asked: frozenset[str] = frozenset()  # the nodes that a DRAIN has asked to leave
-    closed: Closed | None = None
+    closed: entries.Closed | None = None
     resized_at: float | None = None  # when the last planned resize was over; None before the first
     resize_cost: float = 0.0
     """Seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost in between."""
@@ -118,11 +103,11 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
         raise HistoryChangedError(
             f"Entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
         )
-    if isinstance(entry.body, Open) and ledger.closed is None:
+    if isinstance(entry.body, entries.Open) and ledger.closed is None:
         raise RendezvousStateError(f"Entry {entry.index} opens a run, but run {head.run} is not over.")
-    if isinstance(entry.body, Resume) and entry.run != head.run:
+    if isinstance(entry.body, entries.Resume) and entry.run != head.run:
         raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
-    if isinstance(entry.body, (Open, Resume)):
+    if isinstance(entry.body, (entries.Open, entries.Resume)):
         return open_ledger(entry, now)
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
@@ -132,27 +117,26 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
     _check_author(entry, head.leader)
     after = partial(replace, ledger, head=entry, head_at=now)
     match entry.body:
-        case Round() as body:
+        case entries.Round() as body:
             sealed = _list_members(body, ledger.round)
             at, cost = _last_resize(ledger, sealed, now, entry.since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
             return after(halt=None, plan=None, stop_at=None, over=None)
-        case Halt() as body:
+        case entries.Halt() as body:
             return after(halt=body, halt_at=now, plan=None, stop_at=None)
-        case Plan() as body if ledger.is_live:
+        case entries.Plan() as body if ledger.is_live:
             return after(plan=body, plan_at=now, stop_at=None)
-        case StopAt() as body if ledger.plan is not None:
+        case entries.StopAt() as body if ledger.plan is not None:
             return after(stop_at=body)
-        case Over() as body if ledger.halt is not None:
+        case entries.Over() as body if ledger.halt is not None:
             return after(over=body)
-        case Drain() as body:
+        case entries.Drain() as body:
             return after(asked=ledger.asked | {*body.nodes})
-        case Plan() | StopAt():
-            kind = type(entry.body).__name__.upper()
-            raise RendezvousStateError(f"Entry {entry.index} is a {kind}, but no round is live that it is for.")
-        case Over():
+        case entries.Plan() | entries.StopAt():
+            raise RendezvousStateError(f"Entry {entry.index} is a {entry.kind}, but no round is live that it is for.")
+        case entries.Over():
             raise RendezvousStateError(f"Entry {entry.index} is an OVER, but no round was halted.")
-        case Closed() as body:
+        case entries.Closed() as body:
             return after(closed=body)
     return after()
 
@@ -162,15 +146,14 @@ def _check_author(entry: Entry, leader: str) -> None:
 
     Any node may write a LEADER that makes itself the leader. Only the leader can make another node the leader.
     """
-    takes = isinstance(entry.body, Leader)
+    takes = isinstance(entry.body, entries.Leader)
     if entry.author == leader and (takes or entry.leader == leader):
         return
     if takes and entry.author == entry.leader:
         return
-    kind = type(entry.body).__name__.upper()
     made = "" if entry.leader == entry.author else f", which makes {entry.leader!r} the one who decides,"
     raise RendezvousStateError(
-        f"Entry {entry.index}{made} is a {kind} by {entry.author!r}, but {leader!r} decides.",
+        f"Entry {entry.index}{made} is a {entry.kind} by {entry.author!r}, but {leader!r} decides.",
         hint="Something else writes to the store: docs/security.md says how to keep it out. Use another --rdzv_id.",
     )
 
@@ -181,12 +164,11 @@ def open_ledger(entry: Entry, now: float) -> Ledger:
     Raises:
         RendezvousStateError: ``entry`` is neither OPEN nor RESUME.
     """
-    if not isinstance(entry.body, (Open, Resume)):
-        kind = type(entry.body).__name__.upper()
-        raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {kind}.")
+    if not isinstance(entry.body, (entries.Open, entries.Resume)):
+        raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {entry.kind}.")
     body = entry.body
     ledger = Ledger(head=entry, settings=body.settings, scheduler_uid=body.scheduler_uid, opened_at=now, head_at=now)
-    if isinstance(body, Open):
+    if isinstance(body, entries.Open):
         return ledger
     known = body.epoch, body.index
     # A RESUME does not say when the last resize was: its readers take it for just now, as newcomers do (rule L4).
@@ -201,38 +183,34 @@ def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Led
     Raises:
         RendezvousStateError: An anchor is missing or of another kind, or the newest entry's author is not the leader.
     """
-    if not isinstance(head.body, (Leader, Open, Resume)):
+    if not isinstance(head.body, (entries.Leader, entries.Open, entries.Resume)):
         _check_author(head, head.leader)
-    at, bodies = head.anchors, {index: entry.body for index, entry in anchors.items()}
-    rounds = {i: body.round if isinstance(body, Resume) else body for i, body in bodies.items()}
+    at = head.anchors
 
-    def a_round(index: int) -> Round:
-        if isinstance(found := rounds.get(index), Round):
+    def body_at(index: int, kind: type[B], part: str) -> B:
+        """Return the body at an anchor. A RESUME there has what was lost as its field ``part``."""
+        body = anchors[index].body if index in anchors else None
+        found = getattr(body, part) if isinstance(body, entries.Resume) else body
+        if isinstance(found, kind):
             return found
-        raise RendezvousStateError(f"Entry {head.index} stands on {index}, which is not a ROUND.")
+        raise RendezvousStateError(f"Entry {head.index} stands on {index}, which is no {KIND_NAMES[kind]}.")
 
-    ledger = replace(
-        open_ledger(anchors[at.open], now) if at.open in anchors else open_ledger(head, now), head=head, halt=None
-    )
-    ledger = replace(ledger, plan=None, stop_at=None, over=None)
+    opened = open_ledger(anchors.get(at.open, head), now)
+    ledger = replace(opened, head=head, halt=None, plan=None, stop_at=None, over=None)
     if at.round:
-        listed = a_round(at.round)
+        listed = body_at(at.round, entries.Round, "round")
+        newest = _with_members_of(body_at(at.latest, entries.Round, "round"), listed)
         # The time of the last resize is unknown: a newcomer that becomes the leader takes it for just now (rule L4).
-        ledger = replace(ledger, round=_with_members_of(a_round(at.latest), listed), round_at=now, resized_at=now)
-    if not at.halt:
-        return _restore_plan(ledger, bodies, now)
-    ended = bodies.get(at.halt)
-    if isinstance(ended, Closed):
-        return replace(ledger, closed=ended)
-    if isinstance(ended, Resume):
-        ended = ended.halt
-    if not isinstance(ended, Halt):
-        raise RendezvousStateError(f"Entry {head.index} stands on {at.halt}, which is not a HALT.")
-    over = bodies.get(at.over)
-    over = over.over if isinstance(over, Resume) else over
-    if at.over and not isinstance(over, Over):
-        raise RendezvousStateError(f"Entry {head.index} stands on {at.over}, which is not an OVER.")
-    return replace(ledger, halt=ended, halt_at=now, over=over if isinstance(over, Over) else None)
+        ledger = replace(ledger, round=newest, round_at=now, resized_at=now)
+    if at.halt in anchors and isinstance(closed := anchors[at.halt].body, entries.Closed):
+        return replace(ledger, closed=closed)
+    if at.halt:
+        over = body_at(at.over, entries.Over, "over") if at.over else None
+        return replace(ledger, halt=body_at(at.halt, entries.Halt, "halt"), halt_at=now, over=over)
+    if at.plan:
+        stop_at = body_at(at.stop_at, entries.StopAt, "stop_at") if at.stop_at else None
+        return replace(ledger, plan=body_at(at.plan, entries.Plan, "plan"), plan_at=now, stop_at=stop_at)
+    return ledger
 
 
 def ledger_read_at(ledger: Ledger, now: float) -> Ledger:
@@ -240,22 +218,7 @@ def ledger_read_at(ledger: Ledger, now: float) -> Ledger:
     return replace(ledger, head_at=now, halt_at=now)
 
 
-def _restore_plan(ledger: Ledger, bodies: Mapping[int, Body], now: float) -> Ledger:
-    """Return the ledger of a live round with the PLAN and the STOP_AT on which the newest entry stands."""
-    at = ledger.head.anchors
-    if not at.plan:
-        return ledger
-    plan, stop_at = bodies.get(at.plan), bodies.get(at.stop_at)
-    plan = plan.plan if isinstance(plan, Resume) else plan
-    stop_at = stop_at.stop_at if isinstance(stop_at, Resume) else stop_at
-    if not isinstance(plan, Plan) or (at.stop_at and not isinstance(stop_at, StopAt)):
-        raise RendezvousStateError(
-            f"Entry {ledger.head.index} stands on {at.plan} and {at.stop_at}, which are no PLAN and STOP_AT."
-        )
-    return replace(ledger, plan=plan, plan_at=now, stop_at=stop_at if isinstance(stop_at, StopAt) else None)
-
-
-def _last_resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -> tuple[float | None, float]:
+def _last_resize(ledger: Ledger, sealed: entries.Round, now: float, since_halt: float) -> tuple[float | None, float]:
     """Return when the last planned resize was over and what it cost, after the ROUND ``sealed``.
 
     The cost is 0 if a member or the leader was lost during the resize: the wait for a fence, a replacement or a
@@ -268,7 +231,7 @@ def _last_resize(ledger: Ledger, sealed: Round, now: float, since_halt: float) -
     return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
 
 
-def _list_members(body: Round, previous: Round | None) -> Round:
+def _list_members(body: entries.Round, previous: entries.Round | None) -> entries.Round:
     if not body.same_as:
         return body
     if previous is None or previous.number != body.same_as:
@@ -279,35 +242,32 @@ def _list_members(body: Round, previous: Round | None) -> Round:
     return _with_members_of(body, previous)
 
 
-def _with_members_of(body: Round, listed: Round) -> Round:
+def _with_members_of(body: entries.Round, listed: entries.Round) -> entries.Round:
     """Return a ROUND with the members and hosts that another one lists."""
     return replace(body, members=listed.members, hosts=listed.hosts)
 
 
-def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
+def next_anchors(ledger: Ledger | None, body: entries.Body, index: int) -> Anchors:
     """Return the anchors of an entry with ``body`` at ``index`` that follows ``ledger``."""
     before = Anchors() if ledger is None else ledger.head.anchors
     match body:
-        case Open():
+        case entries.Open():
             return Anchors(open=index, leader=index, kept=before.kept)
-        case Resume():
-            at = Anchors(
-                open=index, leader=index, round=index, latest=index, halt=index if body.halt else 0, kept=index
-            )
-            at = replace(at, plan=index if body.plan else 0, stop_at=index if body.stop_at else 0)
-            return replace(at, over=index if body.over else 0)
-        case Leader():
+        case entries.Resume():
+            carried = {part: index for part in ("halt", "plan", "stop_at", "over") if getattr(body, part) is not None}
+            return Anchors(open=index, leader=index, round=index, latest=index, kept=index, **carried)
+        case entries.Leader():
             return replace(before, leader=index)
-        case Round():
+        case entries.Round():
             round_at = before.round if body.same_as else index
             return replace(before, latest=index, round=round_at, halt=0, plan=0, stop_at=0, over=0)
-        case Plan():
+        case entries.Plan():
             return replace(before, plan=index, stop_at=0)
-        case StopAt():
+        case entries.StopAt():
             return replace(before, stop_at=index)
-        case Over():
+        case entries.Over():
             return replace(before, over=index)
-        case Drain():
+        case entries.Drain():
             return before
         case _:
             return replace(before, halt=index, plan=0, stop_at=0)
@@ -315,7 +275,7 @@ def next_anchors(ledger: Ledger | None, body: Body, index: int) -> Anchors:
 
 def compose(
     ledger: Ledger | None,
-    body: Body,
+    body: entries.Body,
     *,
     entry_id: str,
     author: str,
@@ -337,18 +297,18 @@ def compose(
     prev = store or (ORIGIN if ledger is None else ledger.head.link)
     index = prev.index + 1
     anchors = next_anchors(ledger, body, index)
-    head = None if ledger is None or isinstance(body, Open) else ledger.head
+    head = None if ledger is None or isinstance(body, entries.Open) else ledger.head
     elapsed = since_halt = 0.0
     if ledger is not None:
         elapsed = round(now - ledger.head_at, 6)
-        if ledger.halt is not None and not isinstance(body, (Open, Halt)):
+        if ledger.halt is not None and not isinstance(body, (entries.Open, entries.Halt)):
             since_halt = round(ledger.head.since_halt + elapsed, 6)
     return Entry(
         index=index,
         id=entry_id,
         prev=prev.id,
         run=run or ("" if ledger is None else ledger.head.run),
-        term=1 if head is None else head.term + isinstance(body, Leader),
+        term=1 if head is None else head.term + isinstance(body, entries.Leader),
         author=author,
         leader=leader or author,
         elapsed=elapsed,
@@ -357,5 +317,5 @@ def compose(
         anchors=anchors if kept is None else replace(anchors, kept=kept),
         body=body,
         age=0.0 if head is None else round(head.age + elapsed, 6),
-        epoch=0 if head is None else head.epoch + isinstance(body, Resume),
+        epoch=0 if head is None else head.epoch + isinstance(body, entries.Resume),
     )

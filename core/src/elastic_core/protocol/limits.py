@@ -1,9 +1,5 @@
 """Limits of the parts of a ledger entry, so that every entry that a leader can decide on fits into one store value.
 
-``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON. A RESUME carries
-all parts at once; their shares add up to less than the limit:
-
-======================================  ====================================  =======
 part                                    share                                   bytes
 ======================================  ====================================  =======
 ``MAX_NODES`` members                   8 of id and 1 of kind, each           180,000
@@ -18,6 +14,9 @@ hosts of members                        ``HOSTS_BYTES``                         
 ``MAX_LEFT_MEMBERS``                    15 of id, each                          3,900
 the settings and the run's uid          ``OPEN_BYTES``                          8,000
 ======================================  ====================================  =======
+=======
+``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON, which
+``docs/protocol.md`` lists (rule L8). A RESUME carries all parts at once; their shares add up to less than the limit.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ HOSTS_BYTES = 4096
 NAMES_SHOWN = 8  # names in a text for users; the others are counted
 WHY_BYTES = 2048
 TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of its host
+WHERE_BYTES = 256  # size of the line of an incident's program
 DETAIL_BYTES = 6144
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
 
@@ -109,6 +109,7 @@ def fit_incident(incident: Incident) -> Incident:
         message=clip(incident.message, TEXT_BYTES),
         detail=clip(incident.detail, DETAIL_BYTES, end=True),
         log=clip(incident.log, TEXT_BYTES),
+        where=clip(incident.where, WHERE_BYTES),
     )
 
 

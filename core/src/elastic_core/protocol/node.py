@@ -1,12 +1,9 @@
 """The node's state machine: one pure function from an event to what the agent does next.
 
-The ledger says which workers should run. :func:`step` adds an event to the state and then reconciles: it stops workers
-that the ledger does not want, and starts the wanted ones only when the last process of the old ones is gone (I9). It
-compares with the newest entry only, not with each entry in between, so it starts no workers of a round after it has
-read a later one (I5).
-
-What the node tells the others is not an effect but follows from the state (:func:`row_of`): the driver writes the row
-whenever it has changed.
+:func:`step` adds an event to the state and then reconciles: it stops workers that the ledger does not want, and starts
+the wanted ones only when the last process of the old ones is gone (I9). It compares with the newest entry only, so it
+starts no workers of a round after it has read a later one (I5). The driver writes the row (:func:`row_of`) whenever it
+has changed.
 """
 
 from __future__ import annotations
@@ -15,36 +12,10 @@ from dataclasses import dataclass, replace
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, follows_peer_loss
+from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
-from elastic_core.protocol.node_events import (
-    Answered,
-    Checkpointed,
-    Effect,
-    EntriesRead,
-    Exit,
-    Grace,
-    HistoryReplaced,
-    Leave,
-    Leaving,
-    MakeOffer,
-    NodeEvent,
-    Notice,
-    Notify,
-    Offered,
-    Probed,
-    Progressed,
-    RunReplaced,
-    Start,
-    SteppedDown,
-    Stop,
-    StoreLost,
-    TakesNotices,
-    Work,
-    WorkerFailed,
-    WorkersDone,
-    WorkersGone,
-)
+from elastic_core.protocol.node_events import Exit, Grace, Leave, MakeOffer, Notice, Notify, Start, Stop, Work
 from elastic_core.protocol.roster import LastCheckpoint, NodeInfo, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
@@ -81,7 +52,7 @@ class NodeState:
     stepped_down: bool = False  # whether the workers have stopped by themselves, as the notice said
 
 
-def step(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[Effect, ...]]:
+def step(state: NodeState, event: node_events.NodeEvent) -> tuple[NodeState, tuple[node_events.Effect, ...]]:
     """Return the state after an event, and the effects to run, in order.
 
     Raises:
@@ -129,9 +100,9 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
     return current
 
 
-def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
+def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
     match event:
-        case EntriesRead(entries, now):
+        case node_events.EntriesRead(entries, now):
             ledger, offer = state.ledger, state.offer
             for entry in entries:
                 if ledger.closed is not None:
@@ -143,36 +114,36 @@ def _absorb(state: NodeState, event: NodeEvent) -> NodeState:
             after = _replace_history(state, ledger) if resumed else replace(state, ledger=ledger)
             used = offer != state.offer
             return replace(after, offer=None, needs_offer=True) if used else after
-        case HistoryReplaced(ledger):
+        case node_events.HistoryReplaced(ledger):
             return _replace_history(state, ledger)
-        case Offered(offer):
+        case node_events.Offered(offer):
             return replace(state, offer=offer, needs_offer=False)
-        case WorkerFailed(incident) if state.work is Work.RUNNING:
+        case node_events.WorkerFailed(incident) if state.work is Work.RUNNING:
             return replace(state, incident=incident)
-        case WorkerFailed(incident) if _is_better_cause(state, incident):
+        case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
             return replace(state, incident=incident)
-        case WorkersDone() if state.work is Work.RUNNING:
+        case node_events.WorkersDone() if state.work is Work.RUNNING:
             return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
-        case WorkersGone():
+        case node_events.WorkersGone():
             phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED
             return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
-        case Progressed(number) if number == state.round and state.work is Work.RUNNING:
+        case node_events.Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
-        case Checkpointed(number, now, saved) if number == state.round and state.work is Work.RUNNING:
+        case node_events.Checkpointed(number, now, saved) if number == state.round and state.work is Work.RUNNING:
             return _note_checkpoint(state, now, saved)
-        case Probed(number, unreachable) if number > state.probed and not _is_probe_unneeded(state, event):
+        case node_events.Probed(number, unreachable) if number > state.probed and not _is_probe_unneeded(state, event):
             return replace(state, probed=number, unreachable=unreachable)
-        case TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
+        case node_events.TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, takes_notices=True, progressed=True)
-        case Answered(notice, steps) if notice == state.sent_notice and state.work is Work.RUNNING:
+        case node_events.Answered(notice, steps) if notice == state.sent_notice and state.work is Work.RUNNING:
             return replace(state, steps=steps)
-        case SteppedDown() if state.work is Work.RUNNING:
+        case node_events.SteppedDown() if state.work is Work.RUNNING:
             return replace(state, stepped_down=True)
-        case Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
+        case node_events.Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
             return replace(state, leaving=Leave(why, code, grace))
-        case StoreLost():
+        case node_events.StoreLost():
             return replace(state, store_lost=True)
-        case RunReplaced(why):
+        case node_events.RunReplaced(why):
             return replace(state, run_replaced=why)
     return state
 
@@ -198,7 +169,7 @@ def _is_better_cause(state: NodeState, incident: Incident) -> bool:
     return better and incident.round == state.round
 
 
-def _is_probe_unneeded(state: NodeState, found: Probed) -> bool:
+def _is_probe_unneeded(state: NodeState, found: node_events.Probed) -> bool:
     """Whether a probe that reached all peers changes nothing: the next round is live, and the last probe reached all.
 
     This is so after every restart, and saves each node a row that the leader would have to read.
@@ -240,7 +211,7 @@ def _forget_round(state: NodeState) -> NodeState:
     )
 
 
-def _reconcile(state: NodeState) -> tuple[NodeState, tuple[Effect, ...]]:
+def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, ...]]:
     if state.work is Work.RUNNING and (stop := _unwanted_stop(state)) is not None:
         release = (Notify(None),) if state.sent_notice is not None and state.sent_notice.step is None else ()
         return replace(state, work=Work.STOPPING), (*release, stop)
@@ -347,8 +318,8 @@ def _round_run_before(state: NodeState) -> Round | None:
     return current if current.offer.id in state.started else None
 
 
-def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[Effect, ...]]:
-    effects: tuple[Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
+def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[node_events.Effect, ...]]:
+    effects: tuple[node_events.Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
     if state.needs_offer:
         effects = (*effects, MakeOffer())
     started = (*state.started, wanted.offer.id)[-ROUNDS_REMEMBERED:]

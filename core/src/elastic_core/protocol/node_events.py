@@ -28,8 +28,7 @@ class Leave:
 
     why: str
     exit_code: int
-    grace: float = 0.0
-    """Seconds that the workers have to stop together with all others; 0 if they are stopped at once."""
+    grace: float = 0.0  # seconds that the workers have to stop together with all others; 0 if they are stopped at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +36,10 @@ class Notice:
     """A PLAN as workers are told of it, with the step at which they stop once it is known."""
 
     epoch: int
-    plan: int
-    """The index of the PLAN."""
-    deadline: float
-    """Seconds from receipt for which a worker waits for the step."""
+    plan: int  # the index of the PLAN
+    deadline: float  # seconds from receipt for which a worker waits for the step
     step: int | None = None
-    leaving: bool = True
-    """With the step: whether a node of the round leaves; otherwise nodes only join."""
+    leaving: bool = True  # with the step: whether a node of the round leaves; otherwise nodes only join
 
 
 # Events --------------------------------------------------------------------------------------------------------------
@@ -178,10 +174,8 @@ class Start:
 class Grace(enum.Enum):
     """How long workers get between SIGTERM and SIGKILL."""
 
-    PLANNED = "planned"
-    """``--shutdown_timeout``: a healthy round is stopped."""
-    BROKEN = "broken"
-    """``--failure_grace``: a peer is gone, and most workers hang in a collective."""
+    PLANNED = "planned"  # ``--shutdown_timeout``: a healthy round is stopped
+    BROKEN = "broken"  # ``--failure_grace``: a peer is gone, and most workers hang in a collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +204,7 @@ class Exit:
 
     code: int
     why: str
-    rejoin: bool = False
-    """Whether to start again as a new node."""
+    rejoin: bool = False  # whether to start again as a new node
 
 
 Effect: TypeAlias = "Start | Stop | Notify | MakeOffer | Exit"

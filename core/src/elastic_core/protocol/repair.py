@@ -1,13 +1,8 @@
-"""Repair of a store that has lost history, by a node that remembers it (rule S3).
+"""Repair of a store that has lost history, by a node that remembers it (rule S3 in ``docs/protocol.md``).
 
 :func:`overlap` compares the store's newest entry with what this node has read. If the store is only *behind*, the node
 puts back exactly the same entries, in order; any number of nodes may do so at once. If the histories differ, or the
-store is empty, :func:`settle` decides:
-
-* A run that has had a round writes one RESUME, which carries the whole state, over an empty store, over an OPEN without
-  a ROUND (so that a newcomer cannot replace a running job), and over a RESUME by a node that knew less.
-* Later decisions of the same run are adopted: the node stops workers of any other round.
-* If another run has had a round since, the node stops its workers and joins that run.
+store is empty, :func:`settle` decides.
 """
 
 from __future__ import annotations
@@ -111,7 +106,11 @@ def can_follow(mine: Ledger, theirs: Ledger) -> bool:
 
 
 def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
-    """Return what to do about a store with another history, ``theirs``; None for an empty store."""
+    """Return what to do about a store with another history, ``theirs``; None for an empty store.
+
+    A run that has had a round is resumed over an empty store, over an OPEN without a ROUND (so that a newcomer cannot
+    replace a running job), and over a RESUME by a node that knew less. Later decisions of the same run are adopted.
+    """
     ours = theirs is not None and theirs.head.run == mine.head.run
     if mine.round is None:  # there is nothing to lose
         return Adopt() if ours else Rejoin("the store has lost the run before its first round")

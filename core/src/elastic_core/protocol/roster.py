@@ -44,8 +44,7 @@ class NodeInfo:
     node_id: str  # the random id of this node incarnation, never used again
     host: str
     host_id: str  # the same for all node incarnations that share slots and a monotonic clock, until the next boot
-    slot: int
-    """Which of its host's slots it holds. Two live nodes never hold the same slot (rule S8)."""
+    slot: int  # Which of its host's slots it holds. Two live nodes never hold the same slot (rule S8).
     slots: Slots = Slots()  # its first look at the other slots, just after it took its own
     local_world_size: int
     role: str
@@ -76,8 +75,7 @@ class NodeRow:
     phase: Phase = Phase.WAITING
     round: int = 0  # the number k of the phase's round
     head: int = 0  # the index of the newest ledger entry that the node has read
-    epoch: int = 0
-    """The epoch of that entry. If it is older than the run's, the node has not read of the RESUME yet."""
+    epoch: int = 0  # The epoch of that entry. If it is older than the run's, the node has not read of the RESUME yet.
     offer: Offer | None = None
     incident: Incident | None = None  # the node's first failure in round k
     leaving: bool = False
@@ -93,8 +91,7 @@ class NodeRow:
     """The newest checkpoint of round k; None if the node does not notice any (rule L11)."""
     probed: int = 0  # the newest round after whose failure it has probed its peers; 0 for none
     unreachable: tuple[str, ...] = ()  # the ids of the peers that it did not reach then
-    drain: str = ""
-    """The host whose nodes are to leave. Such a row is a request of ``elastic drain``, not a node."""
+    drain: str = ""  # The host whose nodes are to leave. Such a row is a request of ``elastic drain``, not a node.
     release: tuple[str, ...] = ()
     """The ids of nodes that are gone for good. Such a row is a request of ``elastic release``."""
     unread: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
 """How long a node may hold back a row that no other node waits for.
 
-After a ROUND all members have to say that they run. If they did so at once, the rows of the first would delay the ROUND
-for the last.
+After a ROUND all members say that they run. If they did so at once, the rows of the first would delay it for the last.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The settings of a run, which its OPEN entry carries.
 
-The fields of :class:`Agreement` must be the same on every node; a node that differs is refused, and the message names
-the field. Of the others, the opener's :class:`~elastic_core.config.run.Timing` applies to all nodes, and
-:class:`Versions` and :class:`Command` are compared. Settings leave out what may differ between nodes: observers, nproc,
-role and addresses.
+The opener's :class:`~elastic_core.config.run.Timing` applies to all nodes. The other parts are compared with those of a
+node that joins. What may differ between nodes is left out: observers, nproc, role and addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ OLDEST_PROTOCOL = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """The settings that must be the same on all nodes of a run."""
+    """The settings that must be the same on all nodes of a run: a node that differs is refused."""
 
     min_nodes: int
     max_nodes: int
@@ -61,12 +59,10 @@ class Versions:
 class Command:
     """What the workers run, as far as two nodes of a run can be compared (``elastic_core.config.program``)."""
 
-    name: str = ""
-    """The script, module, function or executable, without directories; '' if it is not known."""
+    name: str = ""  # the script, module, function or executable, without directories; '' if it is not known
     arguments: str = ""
     """A digest of its arguments, without those that may differ between nodes; '' if they are not known."""
-    role: str = ""
-    """The workers' role. Nodes of different roles may run different programs."""
+    role: str = ""  # The workers' role. Nodes of different roles may run different programs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Succession: which node becomes the leader when the leader is gone, and when (rules S1, L1, L2).
 
-Successors take turns in rank order, before the first round in order of arrival. Turns are half a second apart, so that
-usually one successor writes the LEADER entry and the others read it. If two write, the ledger accepts one.
+Successors take turns in rank order, before the first round in order of arrival, far enough apart that usually one of
+them writes the LEADER entry and the others read it. If two write, the ledger accepts one.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ _PUBLIC = (
     "RendezvousParameters",
     "RendezvousStateError",
     "RendezvousTimeoutError",
-)
-"""Names of ``torch.distributed.elastic.rendezvous`` that exist here too; ``elastic_core`` defines them."""
+)  # names of ``torch.distributed.elastic.rendezvous`` that exist here too; ``elastic_core`` defines them
 
 
 def __getattr__(name: str) -> Any:

@@ -21,10 +21,8 @@ from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, Rendez
 class PendingCall(NamedTuple):
     """A call that has not been answered yet."""
 
-    at: float
-    """When it was made, by the monotonic clock."""
-    may_take: float
-    """Seconds for which a :meth:`RendezvousBackend.wait` may block; 0 for any other call."""
+    at: float  # when it was made, by the monotonic clock
+    may_take: float  # seconds for which a :meth:`RendezvousBackend.wait` may block; 0 for any other call
 
 
 class GuardedBackend(RendezvousBackend):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import SEAL_BYTES, TOMBSTONE, Link, RendezvousBackend, RosterRow
@@ -22,7 +22,7 @@ SEAL_PREFIX = b"elastic-seal-1 "
 
 SEAL_HINT = (
     f"Start every node of a job with the same {TOKEN_VARIABLE} (or token_file=), or none of them with any; or use "
-    "another --rdzv_id. If all nodes have the same one, somebody else writes to the store: docs/security.md."
+    "another --rdzv_id. If all nodes have the same one, another process writes to the store: docs/security.md."
 )
 
 
@@ -31,8 +31,7 @@ class Seal:
 
     def __init__(self, token: JobToken, job_id: str) -> None:
         self._key = token.key(job_id)
-        self.fingerprint = hmac_sha256(self._key, b"fingerprint")[:8].hex()
-        """A name of the key that does not reveal it."""
+        self.fingerprint = hmac_sha256(self._key, b"fingerprint")[:8].hex()  # a name of the key that does not reveal it
 
     def entry(self, index: int, data: bytes) -> bytes:
         """Seal a ledger entry."""
@@ -64,7 +63,7 @@ class Seal:
 
     def _fault(self, sealed: bytes) -> str:
         if not sealed.startswith(SEAL_PREFIX):
-            return "has no seal, and this node has a job token: whoever wrote it has none"
+            return "has no seal, and this node has a job token: its writer has none"
         if (theirs := fingerprint(sealed)) != self.fingerprint:
             return f"is sealed with another job token ({theirs}) than this node's ({self.fingerprint})"
         return "is forged or damaged: its seal does not fit"
@@ -83,15 +82,6 @@ def _row_place(node_id: str, revision: int) -> bytes:
     return b"row %d %d %b " % (revision, len(name), name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A row whose seal was checked. Usually few of a thousand rows have changed since the last read."""
-
-    revision: int
-    sealed: bytes
-    value: bytes
-
-
 class SealedBackend(GuardedBackend):
     """A guarded connection that seals all values; ``connect`` makes further ones."""
 
@@ -100,7 +90,8 @@ class SealedBackend(GuardedBackend):
     ) -> None:
         super().__init__(inner, described, now)
         self._seal = seal
-        self._rows: dict[str, _Opened] = {}
+        self._rows: dict[str, tuple[RosterRow, bytes]] = {}
+        """Of each row in the newest read: the row as it was sealed, and its value. Usually few of a thousand change."""
 
     def connect(self) -> SealedBackend:
         return SealedBackend(super().connect().inner, self.described, self._seal, self.now)
@@ -115,15 +106,14 @@ class SealedBackend(GuardedBackend):
         before, self._rows = self._rows, {}
         return [row if row.broken else self._opened(row, before.get(row.node_id)) for row in super().roster(ids)]
 
-    def _opened(self, row: RosterRow, before: _Opened | None) -> RosterRow:
-        if before is None or (before.revision, before.sealed) != (row.revision, row.value):
+    def _opened(self, row: RosterRow, before: tuple[RosterRow, bytes] | None) -> RosterRow:
+        if before is None or (before[0].revision, before[0].value) != (row.revision, row.value):
             try:
-                value = self._seal.opened_row(row.node_id, row.revision, row.value)
+                before = row, self._seal.opened_row(row.node_id, row.revision, row.value)
             except RendezvousStateError as exc:
                 return RosterRow.unreadable(row.node_id, str(exc))
-            before = _Opened(row.revision, row.value, value)
         self._rows[row.node_id] = before
-        return replace(row, value=before.value)
+        return replace(row, value=before[1])
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         return super().append(prev, entry, self._seal.entry(entry.index, data))

@@ -1,13 +1,12 @@
 """Which run a node belongs to: the one that was open when it first read the ledger, or else the next (rule S6).
 
-An agent reads the ledger as soon as it has a connection. It may join seconds later, since it first imports what its
-workers need. The run can end in between, and another run can begin. The node must not run that job once more: it
-reports the verdict on its own run.
+An agent reads the ledger as soon as it has a connection, and may join seconds later, since it first imports what its
+workers need. If its run ends in between, the node reports the verdict on it, and must not run the job once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -59,7 +58,8 @@ def verdict_since(
         return None if closed is None or closed.abandoned else closed
     if not _is_there(store, arrival.place, codec):  # the store has lost it: rule S3 says which run goes on
         return None
-    return first_verdict(arrival, _entries(store, arrival.place.index, ledger.head.index, codec), takes)
+    since = (peek(store, index, codec) for index in range(arrival.place.index + 1, ledger.head.index + 1))
+    return first_verdict(arrival, filter(None, since), takes)  # without tombstones
 
 
 def _is_there(store: RendezvousBackend, place: Link, codec: Codec) -> bool:
@@ -68,9 +68,3 @@ def _is_there(store: RendezvousBackend, place: Link, codec: Codec) -> bool:
         return True
     data = store.read(place.index)
     return data is not None and (data == TOMBSTONE or codec.decode_entry(data).link == place)
-
-
-def _entries(store: RendezvousBackend, after: int, last: int, codec: Codec) -> Iterator[Entry]:
-    """Yield the entries that follow ``after``, without those that are tombstones."""
-    found = (peek(store, index, codec) for index in range(after + 1, last + 1))
-    return (entry for entry in found if entry is not None)

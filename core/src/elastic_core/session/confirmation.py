@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
-from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.connections import SessionConnections
 from elastic_core.session.state import SessionState
 
 CONFIRMED_SHARE = 0.25
@@ -20,13 +19,12 @@ class Confirmation:
 
     Args:
         state: The session's.
-        connection: Returns the heartbeat's connection; None while it has none.
+        connections: The session's.
     """
 
-    def __init__(self, state: SessionState, connection: Callable[[], RendezvousBackend | None]) -> None:
-        self._state, self._connection = state, connection
-        self._unconfirmed = state.runtime.event()
-        """Set when heartbeats go to another server, which has to be confirmed."""
+    def __init__(self, state: SessionState, connections: SessionConnections) -> None:
+        self._state, self._connections = state, connections
+        self._unconfirmed = state.runtime.event()  # set when heartbeats go to another server, which has to be confirmed
         self._first_confirmed = state.runtime.event()
         """Set when a server was confirmed for the first time, and when the session ends."""
         self._awaited_since: float | None = None
@@ -46,10 +44,10 @@ class Confirmation:
         state = self._state
         while not state.over:
             self._unconfirmed.clear()
-            began, store, confirmed = state.runtime.now(), self._connection(), False
+            began, store, confirmed = state.runtime.now(), self._connections.made["heartbeat"], False
             with contextlib.suppress(RendezvousConnectionError):
                 confirmed = store is not None and store.confirm()
-            if confirmed and self._connection() is store:
+            if confirmed and self._connections.made["heartbeat"] is store:
                 state.contact.confirmed(began)
                 self._first_confirmed.set()
             timing = state.ledger.settings.timing

@@ -6,8 +6,6 @@ embedded store that is lost is lost for good, and the session ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError, StoreLostError
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE, RETRY_MOST, Backoff
@@ -26,6 +24,7 @@ class SessionConnections:
         """Whether an embedded store is known to be gone, so that no node can go on elsewhere (rule S4)."""
         self._checked_at = self.heartbeat_at = state.runtime.now()
         """When answers were last checked, and when the last heartbeat that was answered began."""
+        self.made: dict[str, RendezvousBackend | None] = dict.fromkeys(THREADS)  # the connection of each thread
         self._connecting: dict[str, float | None] = dict.fromkeys(THREADS)
         """Since when each thread makes a connection; None while it does not."""
         self._hung_up: dict[str, RendezvousBackend] = {}
@@ -62,11 +61,8 @@ class SessionConnections:
         if not (self._state.stopping.is_set() or self._state.store.embedded):
             self._state.contact.failed(who, exc)
 
-    def check_answers(self, endpoint: str, made: Mapping[str, RendezvousBackend | None], within: float) -> None:
-        """Tell people once of a call without an answer, and close a connection that alone has had none for longer.
-
-        ``made`` has the connection of each thread. ``within`` is in seconds.
-        """
+    def check_answers(self, endpoint: str, within: float) -> None:
+        """See :meth:`Session.check_answers`; ``within`` is in seconds."""
         state = self._state
         now, timing = state.runtime.now(), state.ledger.settings.timing
         before, self._checked_at = self._checked_at, now
@@ -74,7 +70,7 @@ class SessionConnections:
             return
         calls = [StoreCall(who, began) for who, began in self._connecting.items() if began is not None]
         unread = {"reader": state.unread_since}
-        calls += [call for who, store in made.items() if (call := call_of(who, store, unread.get(who))) is not None]
+        calls += filter(None, (call_of(who, store, unread.get(who)) for who, store in self.made.items()))
         for call in calls:
             if (silence := now - call.due) < within:
                 continue

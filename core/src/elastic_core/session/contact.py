@@ -1,7 +1,6 @@
 """Whether the store serves this node: retries, and the instant up to which the node knows what the store had taken.
 
-The fence counts from that instant (rule S4). :class:`Contact` also tells people when the store stops to answer, and
-when it answers again.
+The fence counts from that instant (rule S4).
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ SILENT, UNREADABLE = "does not answer", "cannot be read on"  # how a store fails
 
 
 class Contact:
-    """What the operations of a session's threads came to.
+    """What the operations of a session's threads came to. People are told when the store stops to answer, and after.
 
     Args:
         now: This instant, by the monotonic clock: joining was an operation that succeeded.
@@ -38,12 +38,10 @@ class Contact:
     """
 
     def __init__(self, now: float, publish: Callable[[Event], None], *, confirms: bool = False) -> None:
-        self.failing: set[str] = set()
-        """The threads whose last operation failed."""
+        self.failing: set[str] = set()  # the threads whose last operation failed
         self._failed_once: set[str] = set()
         """The threads whose connection broke once: an idle one may have been broken for long. They make another."""
-        self._told: set[str] = set()
-        """The kinds of failure that people have been told of, until the store serves again."""
+        self._told: set[str] = set()  # the kinds of failure that people have been told of, until the store serves again
         self._confirms = confirms
         self.ever_confirmed = not confirms
         """Whether the server was ever confirmed: a node may come to one that was replaced long before."""
@@ -141,8 +139,7 @@ class Contact:
 class Backoff:
     """The pauses of one thread after failures in a row.
 
-    A connection that can be made is no success yet: a store that is full, or a replica that takes no writes, accepts a
-    connection and refuses operations, as often as it is asked.
+    A connection that can be made is no success yet: a store that is full accepts connections and refuses operations.
     """
 
     pause: float = RETRY_FIRST  # seconds to wait after the next failure
@@ -208,11 +205,8 @@ def persist(
     def attempted(first: bool) -> T:
         if first:
             return attempt(store)
-        connection = store.connect()
-        try:
+        with closing(store.connect()) as connection:
             return attempt(connection)
-        finally:
-            connection.close()
 
     return _insist(attempted, lambda exc: store.embedded or isinstance(exc, StoreLostError), failed, timeout, runtime)
 

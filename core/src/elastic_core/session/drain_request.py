@@ -1,10 +1,9 @@
-"""Requests of people: a row of the roster that is no node's.
+"""Requests of people: ``elastic drain`` and ``elastic release`` enter a row in the roster that is no node's.
 
-``elastic drain`` asks the agents of a host to leave, and the leader answers with a DRAIN. ``elastic release`` vouches
-that a host is gone for good, which the leader takes for a proof (rule S8), and removes the row.
-
-A function that takes a store raises RendezvousConnectionError where the store cannot be reached, and
-RendezvousStateError where the store holds something invalid.
+The leader answers a drain with a DRAIN. It takes a release, which vouches that a host is gone for good, for a proof
+(rule S8), and removes the row.
+Each function raises RendezvousConnectionError where the store cannot be reached, and RendezvousStateError where the
+store holds something invalid.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
     if not wanted:
         hosts = list_names(sorted({row.info.host for row in here if not row.leaving})) or "nowhere"
         raise UsageError(f"No agent of job {job!r} runs on {host!r}.", hint=f"They run on: {hosts}.")
-    if store.embedded and _opener(store, ledger) in wanted and any(row.info.host != host for row in here):
+    opening = peek(store, ledger.head.anchors.open) if store.embedded else None  # its author hosts an embedded store
+    if opening is not None and opening.author in wanted and any(row.info.host != host for row in here):
         raise UsageError(
             f"An agent on {host!r} hosts the store of job {job!r}: the job would end with it.",
             hint="Drain the other hosts, or keep the store where no agent has to stay, with another --rdzv_backend. "
@@ -106,7 +106,7 @@ def _running(store: RendezvousBackend, job: str) -> Ledger:
         UsageError: There is no such job, or it is over.
     """
     if store.embedded and store.hosting:
-        raise RendezvousRefusedError(f"No agent of job {job!r} is there: nobody hosts its store.")
+        raise RendezvousRefusedError(f"No agent of job {job!r} is there to host its store.")
     ledger = load(store, time.monotonic())
     if ledger is None or ledger.closed is not None:
         raise UsageError(f"There is no job {job!r} that goes on here.", hint="See --rdzv_id, as the agents have it.")
@@ -138,12 +138,6 @@ def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[st
         store.remove(request)
 
 
-def _opener(store: RendezvousBackend, ledger: Ledger) -> str | None:
-    """Return the node that opened the run: where a store is embedded, its host."""
-    opening = peek(store, ledger.head.anchors.open)
-    return None if opening is None else opening.author
-
-
 def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
     """Wait until each of these has said that it leaves, or is gone."""
     cursor = Cursor()
@@ -156,6 +150,6 @@ def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
             names = list_names(f"{rows[node_id].info} ({node_id})" for node_id in staying)
             raise RendezvousTimeoutError(
                 f"{names} did not say within the time that it leaves.",
-                hint="Nobody may be there any more, or its workers finish because others have. See the agent's output.",
+                hint="The agent may be gone, or its workers finish because others have. See the agent's output.",
             )
         cursor = store.wait(cursor, roster=True, timeout=left)

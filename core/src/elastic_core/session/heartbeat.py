@@ -1,25 +1,27 @@
 """The heartbeat: a counter that shows that the node is alive, on its own thread and connection (rule L1).
 
-Nothing else runs here: no hooks, no reconnects, no name look-ups. The counter counts the replies to heartbeats, so that
-it stops for a node that can send but not receive. It also stops when the agent's loop does not tick, since a stuck
-agent takes no part in the job.
-
-The reply to a heartbeat brings the leader's counter, and so this thread notices when the leader's has stopped.
+Nothing else runs on it: no hooks, no reconnects, no name look-ups. The counter counts the replies to heartbeats, so it
+stops for a node that can send but not receive. It also stops when the agent's loop does not tick, since a stuck
+agent takes no part in the job. Replies bring the leader's counter, and so this thread notices when that has stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.protocol.failure_detector import CONTACT_GAP_MAX_SECONDS, DeposedLeader, contact_gap
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.row_delay import spread_fraction
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend
-from elastic_core.session.runtime import Runtime
+from elastic_core.session.confirmation import Confirmation
+from elastic_core.session.connections import SessionConnections
+from elastic_core.session.row_check import RowCheck
+from elastic_core.session.row_writer import RowWriter
+from elastic_core.session.state import SessionState
 
 LOOKS_APART_PLACES = 0.02
 """How much later each node looks up its place in the succession than the node before it, in places: 10 ms."""
@@ -27,44 +29,42 @@ TAKEOVER_RETRY_SECONDS = 0.1
 """The interval of checks of a leader that seems to be gone, while other nodes come before this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatCalls:
-    """The session's functions that the heartbeat calls. Each must return at once."""
-
-    contact: Callable[[float, bool], None]
-    """A heartbeat was answered: when it began, and whether this node had read all that the store held then."""
-    lost: Callable[[RendezvousConnectionError], None]
-    """The connection broke; give the heartbeat a new one by :meth:`Heartbeat.reconnected`."""
-    row: Callable[[int | None], None]  # the revision that the store holds of this node's row, None for no row (rule S7)
-    behind: Callable[[], None]  # the store has fewer entries than this node has read (rule S3)
-    take_leader: Callable[[Ledger, DeposedLeader, str], None]
-    """The leader is gone, and this node is the next: the ledger that this was judged by, what was last heard, why."""
-    given_up: Callable[[ElasticError], None]  # the store holds something invalid; the session ends the heartbeat
-    crashed: Callable[[BaseException], None]  # the thread met a defect
-
-
 class Heartbeat:
-    """The heartbeat's thread."""
+    """The heartbeat's thread.
+
+    Args:
+        state: The session's.
+        connections: The session's.
+        writer: Told the revision of the row that the store holds (rule S7), and given the look at the leader's row.
+        confirmation: Has the server of another connection confirmed.
+        compare: Called when the store has fewer entries than this node has read (rule S3).
+        take_leader: Called when the leader is gone and this node is the next: the ledger that this was judged by, what
+            was last heard, why.
+    """
 
     def __init__(
         self,
-        node_id: str,
-        store: RendezvousBackend | None,
-        ledger: Ledger,
-        runtime: Runtime,
-        calls: HeartbeatCalls,
+        state: SessionState,
+        connections: SessionConnections,
+        writer: RowWriter,
+        confirmation: Confirmation,
+        *,
+        compare: Callable[[], None],
+        take_leader: Callable[[Ledger, DeposedLeader, str], None],
     ) -> None:
-        self._node_id, self._ledger, self._calls = node_id, ledger, calls
-        self.store = store
-        """What it heartbeats over; None while it has no connection."""
+        self._state, self._connections, self._writer, self._confirmation = state, connections, writer, confirmation
+        self._compare, self._take_leader = compare, take_leader
+        self._node_id, self._ledger, runtime = state.node_id, state.ledger, state.runtime
+        self._row_check = RowCheck(state.node_id, state.calls.publish, runtime.codec)
+        with contextlib.suppress(RendezvousConnectionError):  # the thread makes one later
+            connections.made["heartbeat"] = state.store.connect()
         self._now = now = runtime.now
         self._count = 1
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
         self._leader_heartbeat: int | None = None
-        self._watched = ledger.leader
+        self._watched = self._ledger.leader
         self._reported_at: float | None = None
-        self._cut_off = False
-        """Whether the connection has broken since the last heartbeat."""
+        self._cut_off = False  # whether the connection has broken since the last heartbeat
         self.gap_at = -math.inf
         """When this node had the store back after it had last been cut off; -inf if it never was."""
         self._place = 0.0
@@ -72,12 +72,7 @@ class Heartbeat:
         self._guessed = False
         self._stopped = False
         self._changed = runtime.condition()
-        self._thread = runtime.thread(target=self._run, name="elastic-heartbeat", daemon=True)
-        self.follow(ledger)
-
-    def start(self) -> None:
-        """Begin to heartbeat."""
-        self._thread.start()
+        self.follow(state.ledger)
 
     def stop(self) -> None:
         """Send no further heartbeat; returns at once."""
@@ -88,17 +83,8 @@ class Heartbeat:
     def hang_up(self) -> None:
         """Stop, and close the connection that the thread waits for."""
         with self._changed:
-            self._stopped, store = True, self.store
+            self._stopped, store = True, self._connections.made["heartbeat"]
             self._changed.notify()
-        if store is not None:
-            store.close()
-
-    def close(self, timeout: float) -> None:
-        """Wait for the thread's end, for ``timeout`` seconds at most, and close its connection."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        with self._changed:
-            store, self.store = self.store, None
         if store is not None:
             store.close()
 
@@ -121,22 +107,10 @@ class Heartbeat:
             self._reported_at = self._now()
             self._changed.notify()
 
-    def reconnected(self, store: RendezvousBackend) -> None:
-        """Heartbeat over this connection from now on."""
-        with self._changed:
-            if not self._stopped:
-                self.store, self._cut_off = store, True
-                self._changed.notify()
-                return
-        store.close()
-
-    def _run(self) -> None:
-        try:
-            self._heartbeat_on()
-        except Exception as exc:
-            self._calls.crashed(exc)
-
-    def _heartbeat_on(self) -> None:
+    def run(self) -> None:
+        """Heartbeat until the session is over; the thread's body."""
+        if self._connections.made["heartbeat"] is None:
+            self._mend_later()
         heartbeat_at = self._now() + spread_fraction(self._node_id) * self._ledger.settings.timing.beat_interval
         while True:
             with self._changed:
@@ -144,7 +118,7 @@ class Heartbeat:
                     self._changed.wait(wait)
                 if self._stopped:
                     return
-                store, ledger = self.store, self._ledger
+                store, ledger = self._connections.made["heartbeat"], self._ledger
             interval, self._tried_at = ledger.settings.timing.beat_interval, self._now()
             if store is not None and self._now() - self._ticked_at < 2 * interval + CONTACT_GAP_MAX_SECONDS:
                 self._heartbeat(store, ledger)
@@ -154,7 +128,7 @@ class Heartbeat:
     def _pause(self, heartbeat_at: float) -> float:
         """Return the seconds until there is something to do."""
         due = heartbeat_at
-        if self.store is not None and self._heir(self._ledger):
+        if self._connections.made["heartbeat"] is not None and self._heir(self._ledger):
             takeover = takeover_at(self._ledger, self._signs(), self._place)
             due = min(due, max(takeover, self._tried_at + TAKEOVER_RETRY_SECONDS))
         return due - self._now()
@@ -164,21 +138,22 @@ class Heartbeat:
             reply = store.heartbeat(self._node_id, self._count, ledger.leader)
             self._absorb(reply, ledger)
             if reply.head < ledger.head.index and ledger.closed is None:
-                self._calls.behind()
+                self._compare()
                 return
             signs = self._signs()
             if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, self._place):
                 if not ledger.is_member(self._node_id):
                     self._place = self._find_place(store, ledger)
                 if self._now() >= takeover_at(ledger, signs, self._place):
-                    self._calls.take_leader(ledger, self._heard(ledger), self._why(ledger))
+                    self._succeed(ledger)
         except RendezvousConnectionError as exc:
             with self._changed:
-                self.store = None
+                self._connections.made["heartbeat"] = None
             store.close()
-            self._calls.lost(exc)
+            self._connections.failed("heartbeat", exc)
+            self._mend_later()
         except RendezvousStateError as exc:
-            self._calls.given_up(exc)  # a follower's reader does not read the roster, and may never meet it
+            self._state.give_up(exc)  # a follower's reader does not read the roster, and may never meet it
 
     def _find_place(self, store: RendezvousBackend, ledger: Ledger) -> float:
         """Return the place of a node without a rank, in order of arrival.
@@ -201,8 +176,38 @@ class Heartbeat:
         if gap or self._watched != ledger.leader or reply.watched != self._leader_heartbeat:
             self._watched, self._leader_heartbeat, self._leader_changed_at = ledger.leader, reply.watched, now
         self._contact_at = now
-        self._calls.contact(self._tried_at, ledger.head.index <= reply.head <= self._ledger.head.index)
-        self._calls.row(reply.revision)
+        self._count_as_contact(current=ledger.head.index <= reply.head <= self._ledger.head.index)
+        self._writer.row_seen(reply.revision)
+
+    def _count_as_contact(self, *, current: bool) -> None:
+        """Record an answer; ``current`` says whether this node had read all that the store held."""
+        state, began = self._state, self._tried_at
+        state.contact.worked("heartbeat")
+        self._connections.heartbeat_at = began
+        if current:
+            state.unread_since = None
+            state.contact.current(began)
+        elif state.unread_since is None:
+            state.unread_since = began
+        if self._row_check.is_due(ledger := state.ledger, self._now()):
+            self._writer.later(lambda store: self._row_check.look(store, ledger))
+
+    def _mend_later(self) -> None:
+        state = self._state
+        state.runtime.thread(target=state.guard, args=(self._mend,), name="elastic-mend", daemon=True).start()
+
+    def _mend(self) -> None:
+        """Make a new connection, and heartbeat over it from then on."""
+        if (store := self._connections.connect("heartbeat")) is None:
+            return
+        self._state.contact.moved()
+        with self._changed:
+            if goes_on := not self._stopped:
+                self._connections.made["heartbeat"], self._cut_off = store, True
+                self._changed.notify()
+        if not goes_on:
+            store.close()
+        self._confirmation.moved()
 
     def _heir(self, ledger: Ledger) -> bool:
         return ledger.leader != self._node_id and ledger.closed is None
@@ -212,14 +217,11 @@ class Heartbeat:
             heartbeat_changed_at=self._leader_changed_at, reported_at=self._reported_at, gap_at=self.gap_at
         )
 
-    def _heard(self, ledger: Ledger) -> DeposedLeader:
-        unanswered = self._silence() < ledger.settings.timing.lost_after
-        return DeposedLeader(ledger.leader, self._leader_heartbeat or 0, self._leader_changed_at, unanswered)
-
-    def _why(self, ledger: Ledger) -> str:
-        if self._heard(ledger).unanswered:
-            return f"the leader, {ledger.leader}, did not answer an incident"
-        return f"no heartbeat from the leader, {ledger.leader}, for {self._silence():.1f} s"
-
-    def _silence(self) -> float:
-        return self._now() - self._leader_changed_at
+    def _succeed(self, ledger: Ledger) -> None:
+        """Have this node become the leader."""
+        silence = self._now() - self._leader_changed_at
+        why = f"no heartbeat from the leader, {ledger.leader}, for {silence:.1f} s"
+        if unanswered := silence < ledger.settings.timing.lost_after:
+            why = f"the leader, {ledger.leader}, did not answer an incident"
+        heard = DeposedLeader(ledger.leader, self._leader_heartbeat or 0, self._leader_changed_at, unanswered)
+        self._take_leader(ledger, heard, why)

@@ -1,11 +1,8 @@
-"""The leader's driver: reads the roster, lets :func:`~elastic_core.protocol.leader.decide` decide, writes the entry.
-
-One :meth:`LeaderDriver.turn` is one look; the session's reader calls it after every change and at the instants that the
-last turn returned.
-"""
+"""The leader's driver: reads the roster, lets :func:`~elastic_core.protocol.leader.decide` decide, writes the entry."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
@@ -16,20 +13,12 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import History, Incident, Verdict
+from elastic_core.protocol import failure_detector
 from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
-from elastic_core.protocol.failure_detector import (
-    Observation,
-    Watch,
-    contact_gap,
-    forget,
-    forget_older_epochs,
-    is_lost,
-    observe,
-    vouch,
-)
+from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
@@ -46,8 +35,7 @@ NodeGone = Callable[[NodeInfo], bool]
 """Asks the plugins whether a node is known to be gone for good; returns within its own time limit."""
 ASK_AGAIN_SECONDS = 10.0  # the interval at which plugins are asked about nodes for whose fence the job waits
 
-LOOKS_TIMED = 2
-"""How many reads of the roster are timed. The shortest counts, because a gap makes one of them long."""
+LOOKS_TIMED = 2  # How many reads of the roster are timed. The shortest counts, because a gap makes one of them long.
 TIDYING_SECONDS = 0.5  # how long after a read of the roster a turn may still begin to remove a row or shrink an entry
 POLICY_WAIT_SECONDS = 0.3
 """How long the policies may take before the broken round is halted; reporters give a leader 1 s (rule L2)."""
@@ -92,6 +80,7 @@ class LeaderDriver:
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
 
+        The session's reader calls it after every change and at the instant that the last turn returned.
         An entry that it appends is not acted on here: the reader reads it, as every other node does (I11).
 
         Raises:
@@ -100,11 +89,11 @@ class LeaderDriver:
         self._looked_at = self.runtime.now()  # before the look: a pause after it must not count as a node's silence
         alone, gap_at = self.alone(ledger), self.watch.gap_at
         slept, self.slept = self.slept, 0.0
-        gap = contact_gap(ledger.settings.timing, min(self._unanswered, default=0.0))
-        watch = forget_older_epochs(self.watch, ledger.head.epoch)
+        gap = failure_detector.contact_gap(ledger.settings.timing, min(self._unanswered, default=0.0))
+        watch = failure_detector.forget_older_epochs(self.watch, ledger.head.epoch)
         if watch.read_at is not None and math.isfinite(watch.read_at):
             self._unanswered = (*self._unanswered, self._looked_at - watch.read_at - slept)[-LOOKS_TIMED:]
-        self.watch = observe(watch, self._rows(store, ledger), self._looked_at, gap=gap, slept=slept)
+        self.watch = failure_detector.observe(watch, self._rows(store, ledger), self._looked_at, gap=gap, slept=slept)
         if alone:  # it may have slept, and has missed no node; its own row is judged anew after a gap all the same
             self.watch = replace(self.watch, gap_at=gap_at)
         self._hear_of_gone()
@@ -186,10 +175,8 @@ class LeaderDriver:
         if self._thinking is not None and self._thinking.done() and self._judgement is not None:
             self._judgement = Judgement(round=self._judgement.round, verdict=self._thinking.result())
             self._thinking = None
-        judgement, may_forget = self._judgement, store.may_forget
-        return LeaderView(
-            ledger=ledger, watch=self.watch, now=self._looked_at, judgement=judgement, may_forget=may_forget
-        )
+        now, may_forget = self._looked_at, store.may_forget
+        return LeaderView(ledger=ledger, watch=self.watch, now=now, judgement=self._judgement, may_forget=may_forget)
 
     def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
         """Return the roster, decoded; of a thousand rows mostly one has changed since the last look."""
@@ -230,7 +217,7 @@ class LeaderDriver:
             store.remove(node_id)
             removed.append(node_id)
         if removed:
-            self.watch = forget(self.watch, removed)
+            self.watch = failure_detector.forget(self.watch, removed)
 
     def _is_late(self) -> bool:
         """Whether this turn has tidied up for long enough: the rest can wait for the next one, an incident cannot."""
@@ -261,10 +248,8 @@ class LeaderDriver:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")
             self._judgement = Judgement(round=incident.round)
         if self._thinking is not None:
-            try:
+            with contextlib.suppress(FutureTimeoutError):
                 self._thinking.result(POLICY_WAIT_SECONDS)
-            except FutureTimeoutError:
-                return
 
     def _ask_who_is_gone(self, node_ids: Sequence[str]) -> None:
         """Ask the plugins about these nodes, on another thread; a later turn takes in the answer."""
@@ -281,7 +266,7 @@ class LeaderDriver:
         """Take in the plugins' answer, if they have answered."""
         if self._asking is not None and self._asking.done():
             answer, self._asking = self._asking.result(), None
-            self.watch = vouch(self.watch, answer)
+            self.watch = failure_detector.vouch(self.watch, answer)
 
     def _tell(self, waiting: str) -> None:
         """Tell people once what the job waits for, after it has waited for a moment."""

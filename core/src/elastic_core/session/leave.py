@@ -1,7 +1,7 @@
 """The last operations of a node on its store: it gives the leadership away, and waits for nodes that need its store.
 
-A function that takes a store raises RendezvousConnectionError where the store cannot be reached, and
-RendezvousStateError where the store holds something invalid or has lost what this node has read.
+Each function raises RendezvousConnectionError where the store cannot be reached, and RendezvousStateError where the
+store holds something invalid or has lost what this node has read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable
 
 from elastic_core.errors import ElasticError, RendezvousStateError
+from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.entries import Leader
 from elastic_core.protocol.failure_detector import Observation, Watch, is_lost, observe
@@ -17,87 +18,66 @@ from elastic_core.protocol.ledger import Ledger, advance, compose
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
 from elastic_core.session.ledger_reader import check_head, news, said_by
-from elastic_core.session.runtime import Runtime
+from elastic_core.session.state import SessionState
 
 
-def append_leader(
-    store: RendezvousBackend, ledger: Ledger, leader: str, why: str, *, author: str, runtime: Runtime
-) -> bool:
-    """Append a LEADER entry; False when another node has appended an entry first.
+def append_leader(state: SessionState, store: RendezvousBackend, ledger: Ledger, leader: str, why: str) -> bool:
+    """Append a LEADER entry, and publish it; False when another node has appended an entry first.
 
     Raises:
         HistoryChangedError: The store has lost the entry that this one follows.
     """
-    body, now = Leader(why=why), runtime.now()
-    entry = compose(ledger, body, entry_id=runtime.new_id(), author=author, now=now, leader=leader)
-    if store.append(ledger.head.link, entry.link, runtime.codec.encode_entry(entry)):
-        return True
-    check_head(store, ledger, runtime.codec)
-    return False
-
-
-def hand_over(
-    store: RendezvousBackend,
-    ledger: Ledger,
-    heir_to: Callable[[Ledger], str | None],
-    *,
-    node_id: str,
-    runtime: Runtime,
-) -> tuple[Ledger, str | None]:
-    """Give the leadership to another node, if this one has it; this node's reader may be writing at the same time.
-
-    Returns:
-        The ledger as it was then, and the new leader if there is one.
-    """
-    while True:
-        for entry in news(store, ledger, codec=runtime.codec):
-            if ledger.closed is None:
-                ledger = advance(ledger, entry, runtime.now())
-        if ledger.closed is not None or ledger.leader != node_id or (heir := heir_to(ledger)) is None:
-            return ledger, None
-        if append_leader(store, ledger, heir, f"{node_id} leaves", author=node_id, runtime=runtime):
-            return ledger, heir
+    runtime, body, now = state.runtime, Leader(why=why), state.runtime.now()
+    entry = compose(ledger, body, entry_id=runtime.new_id(), author=state.node_id, now=now, leader=leader)
+    if not store.append(ledger.head.link, entry.link, runtime.codec.encode_entry(entry)):
+        check_head(store, ledger, runtime.codec)
+        return False
+    state.calls.publish(Event("leader_changed", f"{leader} decides from here on: {why}", Level.DEBUG))
+    return True
 
 
 def part(
-    store: RendezvousBackend,
-    ledger: Ledger,
-    heir_to: Callable[[Ledger], str | None],
-    changed: Callable[[str], None],
-    timeout: float,
-    *,
-    node_id: str,
-    runtime: Runtime,
+    state: SessionState, store: RendezvousBackend, heir_to: Callable[[Ledger], str | None], timeout: float
 ) -> None:
     """Leave: give the leadership away, wait for nodes that need this node's store, take the row out.
 
-    ``heir_to`` returns the node that is to lead, and ``changed`` is told it. ``timeout`` is in seconds. It may be
-    called again from the beginning after a failure.
+    ``heir_to`` returns the node that is to lead. ``timeout`` is in seconds. It may be called again from the beginning
+    after a failure.
     """
-    ledger, heir = hand_over(store, ledger, heir_to, node_id=node_id, runtime=runtime)
-    if heir is not None:
-        changed(heir)
-    if ledger.closed is not None:
-        if store.embedded and store.hosting:
-            linger(store, ledger, timeout, node_id=node_id, runtime=runtime)
-        store.remove(node_id)
-    elif not ledger.is_member(node_id):
-        store.remove(node_id)  # a member's row stays: it proves that its part of the round is over
+    ledger = _hand_over(state, store, heir_to)
+    if ledger.closed is not None and store.embedded and store.hosting:
+        _linger(state, store, ledger, timeout)
+    if ledger.closed is not None or not ledger.is_member(state.node_id):
+        store.remove(state.node_id)  # a member's row stays: it proves that its part of the round is over
 
 
-def linger(store: RendezvousBackend, ledger: Ledger, timeout: float, *, node_id: str, runtime: Runtime) -> None:
+def _hand_over(state: SessionState, store: RendezvousBackend, heir_to: Callable[[Ledger], str | None]) -> Ledger:
+    """Give the leadership to another node, if this one has it; its reader may be writing at the same time.
+
+    Returns:
+        The ledger, without the LEADER entry.
+    """
+    node_id, ledger = state.node_id, state.ledger
+    while True:
+        for entry in news(store, ledger, codec=state.runtime.codec):
+            if ledger.closed is None:
+                ledger = advance(ledger, entry, state.runtime.now())
+        if ledger.closed is not None or ledger.leader != node_id or (heir := heir_to(ledger)) is None:
+            return ledger
+        if append_leader(state, store, ledger, heir, f"{node_id} leaves"):
+            return ledger
+
+
+def _linger(state: SessionState, store: RendezvousBackend, ledger: Ledger, timeout: float) -> None:
     """Stay until every living node has read CLOSED, for ``timeout`` seconds at most: the store ends with this agent."""
-    watch, version = Watch(), 0
+    runtime, watch, version = state.runtime, Watch(), 0
     timing, deadline = ledger.settings.timing, runtime.now() + timeout
     while (now := runtime.now()) < deadline:
         rows = readable(store.roster(), runtime.codec)
         watch = observe(watch, rows, now)
-        present = {row.row.info.node_id for row in rows} - {node_id}
-        if not any(
-            seen.row.head < ledger.head.index and not is_lost(watch, other, timing, now)
-            for other, seen in watch.nodes.items()
-            if other in present
-        ):
+        others = [watch.nodes[row.row.info.node_id] for row in rows if row.row.info.node_id != state.node_id]
+        behind = [node for node in others if node.row.head < ledger.head.index]
+        if all(is_lost(watch, node.node_id, timing, now) for node in behind):
             return
         wait = min(timing.beat_interval, deadline - now)
         version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster

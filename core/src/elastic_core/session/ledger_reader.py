@@ -1,7 +1,7 @@
 """Reads the ledger from a store: what a newcomer needs (six entries at most), then what is new. And roster rows.
 
-A function that takes a store raises RendezvousConnectionError where the store cannot be reached, and
-RendezvousStateError where the store holds something invalid.
+Each function raises RendezvousConnectionError where the store cannot be reached, and RendezvousStateError where the
+store holds something invalid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger |
     """
     index = store.wait(Cursor(), roster=False, timeout=0).head
     while index:
-        head = _entry(store, index, codec)
+        if (head := peek(store, index, codec)) is None:
+            message = f"Entry {index} is missing from the store, which says that it is the newest."
+            raise MissingHeadError(message, hint=_PLANTED)
         at = head.anchors
         anchors = {index: head}
         needed = (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over)
@@ -109,11 +111,3 @@ def said_by(found: RosterRow, codec: Codec = CODEC) -> NodeRow:
     if found.broken:
         raise RendezvousStateError(found.broken)
     return codec.decode_row(found.value)
-
-
-def _entry(store: RendezvousBackend, index: int, codec: Codec) -> Entry:
-    entry = peek(store, index, codec)
-    if entry is None:
-        message = f"Entry {index} is missing from the store, which says that it is the newest."
-        raise MissingHeadError(message, hint=_PLANTED)
-    return entry

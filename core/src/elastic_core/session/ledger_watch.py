@@ -1,7 +1,7 @@
 """Follows the ledger while the fork server imports, for the verdict of the node's run, if it ends (rule S6).
 
-An embedded store ends with the agent that hosts it, and the verdict with it. On such a store the lookout enters a row
-with its own heartbeat. The row takes part in no round; the store's host waits until it has left the roster.
+An embedded store ends with the agent that hosts it. On such a store the lookout enters a row with its own heartbeat,
+which takes part in no round; the store's host waits until it has left the roster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.arrival import Arrival, verdict_since
 from elastic_core.session.contact import Backoff
-from elastic_core.session.join import Applicant, run_takes
+from elastic_core.session.join import Applicant
 from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import Runtime
 
@@ -33,7 +33,7 @@ class Lookout:
 
     def __init__(self, store: RendezvousBackend, applicant: Applicant, runtime: Runtime, arrival: Arrival) -> None:
         self._root, self._applicant, self._runtime, self._arrival = store, applicant, runtime, arrival
-        self._node_id, self._takes = runtime.new_id(), run_takes(applicant)
+        self._node_id = runtime.new_id()
         self._found: Closed | StoreLostError | None = None
         self._connection: RendezvousBackend | None = None
         self._stopping, self._entered = runtime.event(), runtime.event()
@@ -107,7 +107,8 @@ class Lookout:
         self._entered.set()
         while not self._stopping.is_set():
             if (ledger := load(store, self._runtime.now(), self._runtime.codec)) is not None:
-                verdict = verdict_since(store, self._arrival, ledger, self._takes, self._runtime.codec)
+                takes, codec = self._applicant.is_taken_by, self._runtime.codec
+                verdict = verdict_since(store, self._arrival, ledger, takes, codec)
                 if verdict is not None:
                     return verdict
             head = Cursor() if ledger is None else Cursor(ledger.head.index)

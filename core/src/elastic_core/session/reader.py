@@ -51,24 +51,19 @@ class StoreReader:
     ) -> None:
         self._state, self._connections, self._leader = state, connections, leader
         self._writer, self._heartbeat, self._confirmation = writer, heartbeat, confirmation
-        self.connection: RendezvousBackend | None = None
-        """What the thread reads over, while it has one."""
-        self.heard: DeposedLeader | None = None
-        """What the last leader's heartbeats were when this node took its place."""
+        self.heard: DeposedLeader | None = None  # what the last leader's heartbeats were when this node took its place
         self._memory = Memory((state.ledger.head,))
         self._doubt = False
         """Whether the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
-        self._unread: HistoryChangedError | None = None
-        """Why the reader could not read on from where it is."""
+        self._unread: HistoryChangedError | None = None  # why the reader could not read on from where it is
         self._missing_since: tuple[bool, float] | None = None
         """Whether the store's newest entry is missing, or one that it stands on, and since when no entry was read."""
-        self._back_at = -math.inf
-        """When the reader last had a connection again after it had lost one."""
+        self._back_at = -math.inf  # when the reader last had a connection again after it had lost one
 
     def compare(self) -> None:
         """Compare the store's history with this node's, on a new connection: the thread may be asleep on this one."""
         with self._state.wake:
-            connection, self._doubt = (None if self._doubt else self.connection), True
+            connection, self._doubt = (None if self._doubt else self._connections.made["reader"]), True
         if connection is not None:
             connection.close()
 
@@ -79,7 +74,7 @@ class StoreReader:
             if (store := self._connections.connect("reader")) is None:
                 return
             with state.wake:
-                self.connection = store
+                self._connections.made["reader"] = store
             if connected_before:
                 self._back_at = state.runtime.now()
             connected_before = True
@@ -114,7 +109,7 @@ class StoreReader:
                 return
             finally:
                 with state.wake:
-                    self.connection = None
+                    self._connections.made["reader"] = None
                 store.close()
 
     def _is_lost(self, exc: HistoryChangedError) -> bool:

@@ -5,22 +5,10 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.protocol import repair
 from elastic_core.protocol.codec import Codec
 from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
-from elastic_core.protocol.repair import (
-    Adopt,
-    Intact,
-    Memory,
-    Passed,
-    PutBack,
-    Rejoin,
-    can_follow,
-    compose_resume,
-    describe_loss,
-    overlap,
-    settle,
-)
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_core.session.ledger_reader import check_head, load, news, peek
 from elastic_core.session.runtime import Runtime
@@ -29,13 +17,13 @@ REPAIR_ATTEMPTS_MAX = 8
 """How often to read again after other nodes have written meanwhile; then the next heartbeat tries again."""
 AWAY = "this node was away for long"  # why a node goes on from another entry than the next
 
-Restored: TypeAlias = "tuple[str, Ledger | None] | Rejoin | None"
+Restored: TypeAlias = "tuple[str, Ledger | None] | repair.Rejoin | None"
 
 
 def restore(
     store: RendezvousBackend,
     mine: Ledger,
-    memory: Memory,
+    memory: repair.Memory,
     node_id: str,
     runtime: Runtime,
     *,
@@ -59,11 +47,11 @@ def restore(
         head = store.wait(Cursor(), roster=False, timeout=0).head
         at = peek(store, index := min(head, mine.head.index), codec)
         shrunk = at is None and index > 0 and store.read(index) == TOMBSTONE
-        match what := overlap(mine, memory, head, at, shrunk=shrunk):
-            case Intact() if unread is None or mine.closed is not None:
+        match what := repair.overlap(mine, memory, head, at, shrunk=shrunk):
+            case repair.Intact() if unread is None or mine.closed is not None:
                 return None if lost is None else (lost, None)
-            case PutBack(entries) if at is not None:
-                lost = lost or describe_loss(head, mine)
+            case repair.PutBack(entries) if at is not None:
+                lost = lost or repair.describe_loss(head, mine)
                 _put_back(store, at.link, entries, codec)
                 continue
         try:
@@ -72,17 +60,17 @@ def restore(
         except HistoryChangedError as exc:
             gone = exc
             continue  # entries are deleted or restored at this very moment
-        if isinstance(what, (Intact, Passed)) and theirs is not None and can_follow(mine, theirs):
-            found = _onward(store, mine, theirs, None if isinstance(what, Passed) else unread, codec)
+        if isinstance(what, (repair.Intact, repair.Passed)) and theirs is not None and repair.can_follow(mine, theirs):
+            found = _onward(store, mine, theirs, None if isinstance(what, repair.Passed) else unread, codec)
             return (lost, None) if found is None and lost is not None else found
-        match settle(mine, memory, theirs):
-            case Rejoin() as rejoin:
+        match repair.settle(mine, memory, theirs):
+            case repair.Rejoin() as rejoin:
                 return rejoin
-            case Adopt():
+            case repair.Adopt():
                 return lost or "the store had lost entries, or this node was away", theirs
-        lost = lost or describe_loss(head, mine)
+        lost = lost or repair.describe_loss(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
-        body, now = compose_resume(mine, lost), runtime.now()
+        body, now = repair.compose_resume(mine, lost), runtime.now()
         entry = compose(mine, body, entry_id=runtime.new_id(), author=node_id, leader=mine.leader, now=now, store=prev)
         if store.append(prev, entry.link, codec.encode_entry(entry)):
             return lost, open_ledger(entry, now)
@@ -101,7 +89,7 @@ def _onward(
         RendezvousStateError: The chain is broken, which no store that lost entries has brought about.
     """
     if theirs.head.run != mine.head.run:
-        return Rejoin("another run has begun since this node was here" if unread is None else unread.message)
+        return repair.Rejoin("another run has begun since this node was here" if unread is None else unread.message)
     if unread is None:
         return AWAY, theirs
     try:

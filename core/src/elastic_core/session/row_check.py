@@ -1,8 +1,7 @@
 """Whether the leader can read this node's roster row: a node that waits for a place finds out, and says so.
 
-A row that cannot be read is left out, and its node would wait for ever. The leader's own row names the nodes whose rows
-it cannot read. A node that is no member of the round reads the leader's row when it has waited for ``lost_after``, and
-then ever more seldom.
+A node whose row cannot be read would wait for ever. The leader's row names such nodes, and a node that is no member of
+the round reads it when it has waited for ``lost_after``, and then ever more seldom.
 """
 
 from __future__ import annotations

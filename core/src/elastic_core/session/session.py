@@ -1,13 +1,4 @@
-"""A node's dealings with its store: threads of their own, so that nothing the store does can hold up the agent.
-
-* The **reader** (``reader``) waits for the ledger to grow and posts what is new. While this node is leader it also
-  waits for the roster, and takes the leader's turns.
-* The **writer** (``row_writer``) keeps the node's roster row up to date, and does the rare jobs (becoming the leader,
-  handing it over).
-* The **heartbeat** (``heartbeat``) says that the node is alive.
-* Where a store's server can be replaced behind its back, a fourth thread has it confirmed now and then
-  (``confirmation``).
-"""
+"""The threads between a node and its store, so that nothing the store does can hold up the agent."""
 
 from __future__ import annotations
 
@@ -15,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.events import Event, Level
-from elastic_core.incidents import Incident
 from elastic_core.protocol.failure_detector import DeposedLeader, Watch, is_lost
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger
 from elastic_core.protocol.roster import NodeInfo, NodeRow
@@ -25,20 +14,19 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.confirmation import Confirmation
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import RETRY_FIRST, Contact
-from elastic_core.session.heartbeat import Heartbeat, HeartbeatCalls
+from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.leave import append_leader, others_finished, part, readable
 from elastic_core.session.reader import StoreReader
-from elastic_core.session.row_check import RowCheck
-from elastic_core.session.row_writer import RowWriter, RowWriterCalls
+from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.state import SessionCalls, SessionState
 from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS
 
 
 class Session:
-    """The threads between one node and its store, from joining to leaving.
+    """The threads between one node and its store, from joining to leaving; see the package's docstring.
 
     Args:
         store: What the node joined over; each thread connects anew.
@@ -50,38 +38,29 @@ class Session:
     def __init__(self, store: RendezvousBackend, joined: Joined, runtime: Runtime, calls: SessionCalls) -> None:
         state = self._state = SessionState(store, joined, runtime, calls, self._stop_threads)
         self._connections = SessionConnections(state)
-        self._known: dict[str, NodeInfo] = {}
-        """The nodes that were looked up last, by id. The writer's."""
+        self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
         self._leader = LeaderDriver(state.node_id, calls.judge, runtime, calls.publish, calls.node_gone)
-        self._closing_watch: Watch | None = None
-        """What this node saw as leader, if it was one when it began to leave."""
-        self._row_check = RowCheck(state.node_id, calls.publish, runtime.codec)
-        writer_calls = RowWriterCalls(
-            connected=partial(self._connections.connect, "writer"),
-            worked=partial(state.contact.worked, "writer"),
-            failed=partial(self._connections.failed, "writer"),
-            doubtful=lambda: self._reader.compare(),
-            given_up=state.give_up,
-            is_owed=self._is_owed,
+        self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
+        self._confirmation = Confirmation(state, self._connections)
+        self._writer = RowWriter(
+            state,
+            self._connections,
+            joined.row,
+            compare=lambda: self._reader.compare(),
             reported=lambda: self._heartbeat.reported(),
-            cut_off=state.is_cut_off,
         )
-        self._writer = RowWriter(joined.row, runtime, state.wake, state.stopping, writer_calls)
-        heartbeat_calls = HeartbeatCalls(
-            contact=self._heartbeat_answered,
-            lost=self._heartbeat_lost,
-            row=self._writer.row_seen,
-            behind=lambda: self._reader.compare(),
+        self._heartbeat = Heartbeat(
+            state,
+            self._connections,
+            self._writer,
+            self._confirmation,
+            compare=lambda: self._reader.compare(),
             take_leader=self._take_leader,
-            given_up=state.give_up,
-            crashed=calls.crashed,
         )
-        self._heartbeat = Heartbeat(state.node_id, _connection_to(store), joined.ledger, runtime, heartbeat_calls)
-        self._confirmation = Confirmation(state, lambda: self._heartbeat.store)
         self._reader = StoreReader(
             state, self._connections, self._leader, self._writer, self._heartbeat, self._confirmation
         )
-        bodies = {"reader": self._reader.run, "writer": self._writer.run}
+        bodies = {"heartbeat": self._heartbeat.run, "reader": self._reader.run, "writer": self._writer.run}
         if store.stale_reads:
             bodies["confirmer"] = self._confirmation.run
         self._threads = [
@@ -116,9 +95,6 @@ class Session:
 
     def start(self) -> None:
         """Start the threads."""
-        if self._heartbeat.store is None:
-            self._start_mending()
-        self._heartbeat.start()
         for thread in self._threads:
             thread.start()
 
@@ -132,12 +108,7 @@ class Session:
         To be called again and again, by the agent's loop: the session's own threads may all be waiting. The store at
         ``endpoint`` may accept connections and be stopped, or packets to it may be dropped.
         """
-        made = {
-            "reader": self._reader.connection,
-            "writer": self._writer.connection,
-            "heartbeat": self._heartbeat.store,
-        }
-        self._connections.check_answers(endpoint, made, within)
+        self._connections.check_answers(endpoint, within)
 
     def lost(self, node_ids: Iterable[str]) -> set[str]:
         """Return the nodes among these that were lost at this one's newest look as leader; none where it never led.
@@ -185,14 +156,13 @@ class Session:
         self._heartbeat.stop()
         with state.wake:
             state.wake.notify()
-            busy = [store for store in (self._reader.connection, self._writer.connection) if store is not None]
+            busy = [store for who in ("reader", "writer") if (store := self._connections.made[who]) is not None]
         for store in busy:  # which ends whatever they wait for
             store.close()
         self._heartbeat.hang_up()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(1.0)
-        self._heartbeat.close(1.0)
 
     def _stop_threads(self) -> None:
         """Have the threads find out that the session is over."""
@@ -205,15 +175,7 @@ class Session:
     def _leave(self, store: RendezvousBackend, timeout: float) -> None:
         state = self._state
         try:
-            part(
-                store,
-                state.ledger,
-                self._leader.successor,
-                lambda heir: self._leader_changed(heir, f"{state.node_id} leaves"),
-                timeout,
-                node_id=state.node_id,
-                runtime=state.runtime,
-            )
+            part(state, store, self._leader.successor, timeout)
         except RendezvousConnectionError:
             raise  # and tried again
         except HistoryChangedError:
@@ -229,57 +191,7 @@ class Session:
             self._leave(store, timeout)
 
     def _take_leader(self, ledger: Ledger, heard: DeposedLeader, why: str) -> None:
-        node_id, runtime = self._state.node_id, self._state.runtime
-
-        def take(store: RendezvousBackend) -> None:
-            if append_leader(store, ledger, node_id, why, author=node_id, runtime=runtime):
-                self._leader_changed(node_id, why)
-
-        with self._state.wake:
+        state = self._state
+        with state.wake:
             self._reader.heard = heard
-            self._writer.later(take)
-
-    def _leader_changed(self, leader: str, why: str) -> None:
-        message = f"{leader} decides from here on: {why}"
-        self._state.calls.publish(Event("leader_changed", message, Level.DEBUG))
-
-    def _is_owed(self, incident: Incident) -> bool:
-        """Whether the leader owes an entry for an incident; it may have come before the store had the report."""
-        current = self.ledger.round
-        return self.ledger.is_live and current is not None and incident.round == current.number
-
-    # The heartbeat's -------------------------------------------------------------------------------------------------
-
-    def _heartbeat_answered(self, began: float, current: bool) -> None:
-        state = self._state
-        state.contact.worked("heartbeat")
-        self._connections.heartbeat_at = began
-        if current:
-            state.unread_since = None
-            state.contact.current(began)
-        elif state.unread_since is None:
-            state.unread_since = began
-        if self._row_check.is_due(ledger := state.ledger, state.runtime.now()):
-            self._writer.later(lambda store: self._row_check.look(store, ledger))
-
-    def _heartbeat_lost(self, exc: RendezvousConnectionError) -> None:
-        self._connections.failed("heartbeat", exc)
-        self._start_mending()
-
-    def _start_mending(self) -> None:
-        state = self._state
-        state.runtime.thread(target=state.guard, args=(self._mend_heartbeat,), name="elastic-mend", daemon=True).start()
-
-    def _mend_heartbeat(self) -> None:
-        if (store := self._connections.connect("heartbeat")) is not None:
-            self.contact.moved()
-            self._heartbeat.reconnected(store)
-            self._confirmation.moved()
-
-
-def _connection_to(store: RendezvousBackend) -> RendezvousBackend | None:
-    """Return a connection; None where there is none now, and the heartbeat makes one later."""
-    try:
-        return store.connect()
-    except RendezvousConnectionError:
-        return None
+            self._writer.later(lambda store: append_leader(state, store, ledger, state.node_id, why))

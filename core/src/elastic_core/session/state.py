@@ -49,16 +49,13 @@ class SessionState:
         self.store, self.runtime, self.calls = store, runtime, calls
         self._stop_threads = stop_threads
         self.node_id = joined.row.info.node_id
-        self.ledger = joined.ledger
-        """What the node has read. Only the reader changes it, with ``wake`` held."""
+        self.ledger = joined.ledger  # What the node has read. Only the reader changes it, with ``wake`` held.
         self.unread_since: float | None = None
         """Since when heartbeats bring that the store has other entries than this node has read."""
         self.contact = Contact(runtime.now(), calls.publish, confirms=store.stale_reads)
-        self.wake = runtime.condition()
-        """Wakes the writer, and guards what several threads change."""
+        self.wake = runtime.condition()  # wakes the writer, and guards what several threads change
         self.stopping = runtime.event()
-        self.lost = False
-        """Whether this node will read no further entry."""
+        self.lost = False  # whether this node will read no further entry
 
     @property
     def over(self) -> bool:

@@ -1,7 +1,7 @@
 """Calls to the store that get no answer: when people are told of one, and when its connection is made anew.
 
-A backend's own timeout ends most such calls. This is for a backend without a timeout or with a long one, and for a
-connection that alone is dead, while the node's others are served: a firewall that has forgotten it drops its packets.
+A backend's own timeout ends most such calls. This is for a backend with a long one or none, and for a connection that
+alone is dead: a firewall that has forgotten it drops its packets.
 """
 
 from __future__ import annotations

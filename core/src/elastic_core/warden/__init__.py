@@ -1,6 +1,6 @@
 """The warden: a process that is the parent of all workers of a node, and kills every process that they have started.
 
-The process imports a part of the standard library, and of core only this package, ``exit_codes`` and
+The process stays small: it imports a part of the standard library, and of core only this package, ``exit_codes`` and
 ``worker.channel``.
 
 General layout:

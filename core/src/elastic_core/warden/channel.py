@@ -1,7 +1,4 @@
-"""How agent and warden talk: whole JSON messages over a stream socket, descriptors beside them. Nothing here blocks.
-
-Imported by the warden process, so by few and cheap means.
-"""
+"""JSON messages with descriptors over a stream socket, between agent and warden. Nothing here blocks."""
 
 from __future__ import annotations
 
@@ -17,17 +14,12 @@ Message: TypeAlias = "dict[str, Any]"
 
 _LENGTH = struct.Struct("!I")
 _INT = struct.Struct("i")
-MOST_DESCRIPTORS = 16
-"""Most that one message brings; a worker takes three standard streams, a control channel and a pipe."""
+MOST_DESCRIPTORS = 16  # with one message; a worker takes three standard streams, a control channel and a pipe
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * _INT.size)
 
 
 class Channel:
-    """One end of the socket: JSON objects, each behind its length in four bytes.
-
-    Attributes:
-        closed: The other end is gone, and all that it sent was received. What is sent from then on is dropped.
-    """
+    """One end of the socket. Each JSON object comes after its length in four bytes."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -36,6 +28,7 @@ class Channel:
         self._incoming = bytearray()
         self._descriptors: deque[list[int]] = deque()
         self.closed = False
+        """The other end is closed, and all that it sent was received. What is sent from then on is dropped."""
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -73,7 +66,7 @@ class Channel:
                 sent = socket.send_fds(self._sock, [data], descriptors) if descriptors else self._sock.send(data)
             except BlockingIOError:
                 return
-            except ConnectionError:  # the end of what there is to read will say so, too
+            except ConnectionError:  # receive will come to the end, too
                 self._discard()
                 return
             close_all(descriptors)  # they went with the first byte
@@ -83,7 +76,7 @@ class Channel:
                 self._outgoing[0] = (data[sent:], [])
 
     def receive(self) -> list[tuple[Message, list[int]]]:
-        """All whole messages that are there, each with its descriptors, which are the caller's from then on."""
+        """Return all whole messages that have come, each with its descriptors, which the caller has to close."""
         while not self.closed:
             try:
                 # Not socket.recv_fds: before Python 3.12 it forgets its flags, and the descriptors leak into workers.
@@ -94,13 +87,13 @@ class Channel:
                 data, ancillary, flags = b"", [], 0
             self.closed = not data
             self._incoming += data
-            # They come one message's at a time. Truncated: this process could not open them all, and has fewer.
+            # Descriptors come one message's at a time. If truncated, this process could not open all of them.
             if ancillary or flags & socket.MSG_CTRUNC:
                 self._descriptors.append([fd for _, _, packed in ancillary for (fd,) in _INT.iter_unpack(packed)])
         return self._messages()
 
     def close(self) -> None:
-        """Close the socket, and with it everything that has not been sent."""
+        """Close the socket, and drop everything that has not been sent."""
         self.closed = True
         self._discard()
         self._sock.close()

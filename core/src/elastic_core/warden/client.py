@@ -1,7 +1,7 @@
-"""The agent's side of the warden: start it, tell it, hear from it. ``process.py`` is the process itself.
+"""The agent's side of the warden: starts it, sends requests, receives events. ``process.py`` is the process itself.
 
-Nothing here blocks but :meth:`Warden.close`; all of it is called from one thread. A launch waits for what is imported
-here, so what only its answers need is imported when the first of them comes.
+Nothing here blocks but :meth:`Warden.close`; all of it is called from one thread. A launch waits for the imports of
+this module, so ``messages``, which only events need, is imported when the first of them comes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from elastic_core.warden.channel import Channel, Message
 from elastic_core.warden.linux import Process, descendants, kill
 
 if TYPE_CHECKING:
-    from elastic_core.warden.messages import Fenced, Gone, WardenEvent
+    from elastic_core.warden.messages import Fenced, StopCompleted, WardenEvent
 
 CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
 PROGRAM = os.path.join(os.path.dirname(__file__), "process.py")
-_BURIAL = 1.0  # most seconds between a warden's last word and its death
+_DEATH_MAX_SECONDS = 1.0  # from the end of a warden's connection to its death
 
 
 class Warden:
@@ -40,13 +40,12 @@ class Warden:
         self._channel = channel
         self._others = others
         self._alone = alone
-        self._workers: set[int] = set()
-        """All that there have been; each led a session."""
+        self._workers: set[int] = set()  # all since the last stop; each led a session
         self._stops = 0
         self._unanswered: int | None = None
         self._fences = 0
         self._died = False
-        # One descriptor for the agent's loop: readable when the socket is, or has room for what waits to be sent.
+        # One descriptor for the agent's loop: readable when the socket is, or has room for pending messages.
         self._ready = select.epoll()
         self._ready.register(channel, select.EPOLLIN)
 
@@ -55,8 +54,8 @@ class Warden:
         """Start the process.
 
         Args:
-            alone: Whether nothing else in this process starts others. If the warden is killed, then whatever has come
-                below this process since must be its orphans, and is killed; else only what is in a worker's session.
+            alone: Whether nothing else in this process starts processes. If the warden is killed, all new descendants
+                of this process are then its orphans, and are killed; else only those in a worker's session are.
 
         Raises:
             ResourceError: No process could be made.
@@ -68,7 +67,7 @@ class Warden:
                 given = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # a number that no standard stream can have
                 command = [sys.executable, "-I", "-S", PROGRAM, str(given)]
                 try:
-                    # In a session of its own: Ctrl-C goes to all of a terminal's foreground, and this one outlives it.
+                    # It needs a separate session: Ctrl-C goes to all of a terminal's foreground group.
                     process = subprocess.Popen(
                         command, env=inheritable(os.environ), pass_fds=[given], start_new_session=True
                     )
@@ -92,11 +91,11 @@ class Warden:
         return self._ready.fileno()
 
     def keep_off(self) -> None:
-        """Count what has been started below this process besides, up to now, among what is none of the warden's."""
+        """Take the present descendants of this process that are not the warden's for others, not to be killed."""
         self._others |= {process for process in descendants(os.getpid(), without={self.pid}) if process[0] != self.pid}
 
     def hold(self, slot: int) -> None:
-        """Have it keep the node's slot open until its last descendant is gone, and every worker inherit a copy."""
+        """Have it keep the node's slot open until its last descendant has ended, and every worker inherit a copy."""
         self._send({"do": "hold", "descriptors": ["slot"]}, [slot])
 
     def spawn(
@@ -115,9 +114,8 @@ class Warden:
     ) -> None:
         """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
 
-        With ``warm`` the fork server forks it, as soon as there is one (:meth:`preload`) that has imported everything,
-        and if its command is the fork server's but for the program's arguments. Else StartedFresh comes before
-        Spawned, with the reason, and ``argv`` is run as a fresh process.
+        With ``warm`` the fork server forks it once it has imported everything (:meth:`preload`), if its command is the
+        fork server's but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.
 
         Args:
             tag: The caller's name for it.
@@ -135,7 +133,7 @@ class Warden:
         given = {name: fd for name, fd in streams.items() if fd is not None}
         request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
         request["cpus"] = None if cpus is None else sorted(cpus)
-        # How many fences the caller has dealt with: a request that crosses a Fenced belongs to a round that is over.
+        # How many fences the caller has handled: a request that crosses a Fenced belongs to a round that is over.
         self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
 
     def preload(
@@ -149,41 +147,38 @@ class Warden:
         whole: bool = True,
     ) -> None:
         """Start the fork server, once: ForkServerReady or ForkServerFailed will come, and ForkServerDied whenever it
-        has to be made again; ForkServerGrown or ForkServerStayed, if there is something to import later.
+        is started again; ForkServerGrown or ForkServerStayed, if there are modules to import later.
 
         It imports in the agent's directory, from where ``python`` finds modules by itself: not from the script's.
 
         Args:
-            modules: What it imports, in this order.
-            later: What it imports besides, once it has nothing to do.
+            modules: The modules that it imports, in this order.
+            later: The modules that its successor imports, once it is idle.
             python: The workers' interpreter with its flags: ``["/usr/bin/python3", "-u"]``.
-            program: The rest of a worker's command: ``["train.py", "--lr", "1"]``, ``["-m", "train"]``. Workers may
-                differ in the arguments.
-            env: The workers' environment, as far as all have the same: what libraries read while they are imported.
+            program: The rest of a worker's command: ``["train.py", "--lr", "1"]``. Workers may differ in the arguments.
+            env: The environment that all workers share, which libraries read while they are imported.
             whole: Whether ``modules`` are all. Else it is not ready before :meth:`preload_rest`.
         """
         imports: Message = {"modules": list(modules), "later": list(later), "whole": whole}
         self._send({"do": "preload", **imports, "python": list(python), "program": list(program), "env": dict(env)})
 
     def preload_rest(self, modules: Sequence[str]) -> None:
-        """Say once what a fork server imports that was started with less; ``modules`` names that, too."""
+        """Name once all modules of a fork server that was started with some of them (``whole=False``)."""
         self._send({"do": "preload_rest", "modules": list(modules)})
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
     ) -> None:
-        """Have the fork server fork a process that is no round's, and call a function there; if it may not fork, the
-        process is an interpreter of its own (``forkserver/service.py``). ServiceStarted or ServiceFailed will come, and
-        ServiceEnded when it has returned, exited or been killed.
+        """Have the fork server fork a process that calls a function; if it may not fork, start a fresh interpreter
+        (``forkserver/service.py``). ServiceStarted or ServiceFailed will come, and at its end ServiceEnded.
 
-        A stop does not touch it. It has the fork server's environment and streams, and leads a session of its own.
+        A stop does not end it. It has the fork server's environment and streams, and leads a session.
 
         Args:
             tag: The caller's name for it, among services.
             entry: ``package.module:function``.
             arguments: The function's keyword arguments; JSON.
-            descriptors: More keyword arguments: descriptors that are passed on, 15 at most, which the caller may close
-                at once.
+            descriptors: More keyword arguments: at most 15 descriptors, which the caller may close at once.
         """
         given = dict(descriptors or {})
         request: Message = {"tag": tag, "entry": entry, "arguments": dict(arguments), "descriptors": list(given)}
@@ -197,27 +192,26 @@ class Warden:
         """Stop all: ``signum`` to the workers' process groups, SIGKILL to whatever is left after ``grace`` seconds.
 
         SIGTERM follows another ``signum`` in the last fifth of the grace, at most 5 s before its end.
-        What outlives the last worker is killed at once, services apart. Gone will come, once for all stops under way,
-        of which the earliest deadline holds.
+        Processes that outlive the last worker are killed at once, except services. One StopCompleted answers all stops
+        under way, of which the earliest deadline holds.
         """
         self._stops += 1
         self._unanswered = self._stops
         self._send({"do": "stop", "signum": int(signum), "grace": grace, "serial": self._stops})
 
     def fence(self, seconds: float | None) -> None:
-        """Kill everything ``seconds`` from now, unless this is called again before; Fenced will come. None: never."""
+        """Kill all workers ``seconds`` from now, unless called again before; Fenced will come. None: never."""
         self._send({"do": "fence", "seconds": seconds})
 
-    def is_over(self, event: Gone | Fenced) -> bool:
-        """Whether all workers that were asked for are gone, as an event says; to be asked once, by who deals with it.
+    def is_over(self, event: StopCompleted | Fenced) -> bool:
+        """Whether all requested workers have ended, as an event says; call it once for each event, when it is handled.
 
-        Events come by the batch, and something else may have been asked for since. A start that crosses a Fenced is
-        refused. A stop that crosses one is answered by itself, so nothing is over before that; nor is it by the answer
-        to an earlier stop.
+        Events come in batches, and other requests may have been sent since. A start that crosses a Fenced is refused.
+        A stop that crosses one has its own answer, and only the answer to the newest stop counts.
         """
-        from elastic_core.warden.messages import Gone  # see the top
+        from elastic_core.warden.messages import StopCompleted  # see the top
 
-        if not isinstance(event, Gone):
+        if not isinstance(event, StopCompleted):
             self._fences += 1
         elif event.serial == self._unanswered:
             self._unanswered = None
@@ -228,16 +222,16 @@ class Warden:
         self._send({"do": "sweep", "path": path})
 
     def wake(self) -> None:
-        """Let a stopped warden go on, or it could not follow any order."""
+        """Send SIGCONT, since a warden that SIGSTOP has stopped handles no request."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Give up on it: Died will come, and its workers die with it."""
+        """Kill the warden: WardenDied will come, and its workers die with it."""
         self._process.kill()
 
     def receive(self) -> list[WardenEvent]:
-        """Return what has happened since the last call; [] when nothing has."""
+        """Return the events since the last call."""
         self._channel.flush()
         events = [self._event(message) for message, _ in self._channel.receive()]
         if self._channel.closed and not self._died:
@@ -245,20 +239,19 @@ class Warden:
             self._ready.unregister(self._channel)
             from elastic_core.warden.messages import warden_death  # see the top
 
-            events.append(warden_death(self._bury()))
+            events.append(warden_death(self._kill_orphans()))
         self._watch()
         return events
 
     def close(self, timeout: float) -> None:
         """Kill everything below the warden, and wait for its end, for ``timeout`` seconds at most.
 
-        After that it goes on by itself: it holds what it was given to hold until a process that does not die has died.
-        Calling it again does nothing.
+        After that it goes on alone: it holds the slot until its last descendant has ended. A second call does nothing.
         """
         if self._channel.closed and self._ready.closed:
             return
-        self._send({"do": "spare"})  # what was to be swept is the agent's to remove: it has lived to do it
-        self._channel.close()  # end-of-file is the order
+        self._send({"do": "spare"})  # the agent is alive, and removes the directories itself
+        self._channel.close()  # end-of-file has it kill its descendants
         try:
             self.wake()
             self._await_end(timeout)
@@ -274,33 +267,28 @@ class Warden:
             self._ready.modify(self._channel, select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0))
 
     def _event(self, message: Message) -> WardenEvent:
-        from elastic_core.warden.messages import Gone, Spawned, parse_message  # see the top
+        from elastic_core.warden.messages import Spawned, StopCompleted, parse_message  # see the top
 
-        told = parse_message(message)
-        if isinstance(told, Spawned):
-            self._workers.add(told.pid)
-        elif isinstance(told, Gone):  # no process is left in the sessions of this round's workers
+        event = parse_message(message)
+        if isinstance(event, Spawned):
+            self._workers.add(event.pid)
+        elif isinstance(event, StopCompleted):  # no process is left in the sessions of this round's workers
             self._workers.clear()
-        return told
+        return event
 
-    def _bury(self) -> int | None:
-        """Kill what a dead warden has left to us, a subreaper; its exit code, or None if it only hung up.
-
-        (Its workers died with it.)
-        """
-        self._await_end(_BURIAL)
+    def _kill_orphans(self) -> int | None:
+        """Kill the orphans of a dead warden, whose workers died with it; its exit code, None if it lives."""
+        self._await_end(_DEATH_MAX_SECONDS)
         code = self._process.returncode
         killed = set(self._others)
-        while fresh := [
-            process for process in descendants(os.getpid()) if process not in killed and self._left(process)
-        ]:
+        while fresh := [found for found in descendants(os.getpid()) if found not in killed and self._is_orphan(found)]:
             for process in fresh:
                 kill(process)
             killed.update(fresh)
         return code
 
-    def _left(self, process: Process) -> bool:
-        """Whether a process below us was the warden's."""
+    def _is_orphan(self, process: Process) -> bool:
+        """Whether a descendant of this process was the warden's."""
         if self._alone:
             return True
         try:

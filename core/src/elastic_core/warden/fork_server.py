@@ -5,9 +5,7 @@ imported, it imports the modules to preload, and from then on it forks. A fork c
 would (``elastic_core.forkserver``).
 
 Modules that programs import late should not delay the first start. So once the fork server is idle, it forks a
-successor that imports these modules too and replaces it.
-
-The warden process imports this module: it must stay cheap. Nothing in here blocks.
+successor that imports these modules too and replaces it. Nothing in here blocks.
 """
 
 from __future__ import annotations
@@ -46,15 +44,13 @@ main()
 """
 """The program of a service that starts fresh: it does not search the current directory, and our package last."""
 IMPORT_MAX_SECONDS = 60.0  # from the start of a fork server; after that, workers start fresh
-FORK_MAX_SECONDS = 10.0
-"""From the request for a fork to its pid. It takes milliseconds."""
+FORK_MAX_SECONDS = 10.0  # from the request for a fork to its pid; it takes milliseconds
 FORK_MAX_SECONDS_WHILE_STOPPING = 1.0  # instead of :data:`FORK_MAX_SECONDS` while the workers are being stopped
 SUCCESSOR_DELAYS_SECONDS = (2.0, 10.0, 30.0, 120.0, 600.0)
 """After the newest fork of a worker, when the fork server is asked for a successor: the first imports the named
 modules, the following ones also those that workers have imported by then."""
 SUCCESSOR_MAX_SECONDS = 600.0  # for the imports of a successor; the fork server serves meanwhile
 NOTHING_NEW = "nothing is left to be imported"  # the fork server's answer if a successor would be the same
-SendEvent = Callable[..., None]
 
 
 class ForkServerClient:
@@ -63,14 +59,9 @@ class ForkServerClient:
     Args:
         send_event: Sends an event to the agent.
         clock: Seconds on the monotonic clock.
-
-    Attributes:
-        process: The fork server; None if there is none and will be none.
-        refusal: Why no child starts warm; '' if children may.
-        waiting: The children that wait for the end of its imports.
     """
 
-    def __init__(self, send_event: SendEvent, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, send_event: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send_event = send_event
         self._clock = clock
         self._settings: Message = {}
@@ -81,9 +72,9 @@ class ForkServerClient:
         self._forked_at, self._grown = math.inf, 0
         self._successor: Child | None = None
         self._successor_channel: Channel | None = None
-        self.process: Child | None = None
-        self.refusal = "there is no preloaded process"
-        self.waiting: list[Child] = []
+        self.process: Child | None = None  # the fork server; None if there is none and will be none
+        self.refusal = "there is no preloaded process"  # why no child starts warm; '' if children may
+        self.waiting: list[Child] = []  # the children that wait for the end of its imports
 
     @property
     def channels(self) -> list[Channel]:
@@ -175,8 +166,7 @@ class ForkServerClient:
         try:
             self._channel.send(request, list(given.values()))
         except OSError:
-            os.close(child.pipe)
-            child.pipe = None
+            child.close_pipe()
             raise
         finally:
             os.close(given["pipe"])
@@ -185,10 +175,9 @@ class ForkServerClient:
         """Make a service that starts fresh out of ``child``; None if no settings have come."""
         if not self._settings:
             return None
-        argv = [*self._settings["python"], "-c", SERVICE]
-        request: Message = {**child.request, "argv": argv, "env": dict(self._settings["env"])}
+        argv, environment = [*self._settings["python"], "-c", SERVICE], dict(self._settings["env"])
         descriptors, child.descriptors = child.descriptors, []
-        return Child(child.kind, {**request, "cwd": None, "cpus": None, "worker": False}, descriptors)
+        return Child(child.kind, {**child.request, "argv": argv, "env": environment}, descriptors)
 
     def next_deadline(self) -> float:
         """Return when :meth:`take_released` or :meth:`fork_successor` has something to do."""
@@ -298,14 +287,14 @@ class ForkServerClient:
         environment[STAGE], environment[ROOM] = "probe", " " * ROOM_SIZE
         python = self._settings["python"]
         argv = [*python, "-c", PROBE, *python, *self._settings["program"]]
-        request: Message = {"argv": argv, "env": environment, "cwd": None, "cpus": None, "worker": False}
+        request: Message = {"argv": argv, "env": environment, "descriptors": ["stdin", "control"]}
         descriptors: list[int] = []
         try:
             ours, theirs = socket.socketpair()
             descriptors = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), theirs.detach()]
             channel = Channel(ours)
             channel.send({name: self._settings[name] for name in ("modules", "whole", "env")})
-            child = Child(Kind.FORK_SERVER, {**request, "descriptors": ["stdin", "control"]}, descriptors)
+            child = Child(Kind.FORK_SERVER, request, descriptors)
             start(child)
         except OSError as exc:
             close_all(descriptors)

@@ -1,7 +1,4 @@
-"""Processes of this host: who descends from whom, and signals that reach exactly those that are meant. Linux only.
-
-Imported by the warden process, so by few and cheap means.
-"""
+"""Processes of this host: their descendants, and signals to exactly one process or group. Linux only."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias, TypeVar
 
 Process: TypeAlias = "tuple[int, int]"
-"""A process, whatever becomes of its number: (pid, start time in ticks since boot)."""
+"""(pid, start time in ticks since boot), which stays unique when the number is used again."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -33,7 +30,7 @@ def become_subreaper() -> None:
 
 @contextlib.contextmanager
 def subreaping() -> Iterator[None]:
-    """Be a subreaper for as long as the block runs: a process that has other code must not stay one."""
+    """Be a subreaper while the block runs: a process that also runs other code must not stay one."""
     before = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     become_subreaper()
@@ -55,17 +52,14 @@ def keep_a_spare() -> None:
 
 
 def open_standard_streams() -> None:
-    """Give descriptors 0, 1 and 2 a meaning if nobody did, lest another file be taken for a standard stream."""
+    """Open descriptors 0, 1 and 2 if they are closed, lest another file become a standard stream."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
 def ignore_requests_to_end() -> None:
-    """Ignore the signals that somebody may send to all processes of a job at once, as systemd and Slurm do.
-
-    For those that end with the job's workers, after them, and for no other reason.
-    """
+    """Ignore signals that systemd or Slurm send to all processes of a job: this one ends only after the workers."""
     for signum in _REQUESTS_TO_END:
         signal.signal(signum, signal.SIG_IGN)
 
@@ -76,9 +70,9 @@ def die_with_parent() -> None:
 
 
 def die_once_adopted(parent: int, by: int) -> bool:
-    """Wait until ``parent``, which forked this process, has died; then see to it that it dies with ``by`` instead.
+    """Wait until ``parent``, which forked this process, has died; then have it die with ``by``, its new parent.
 
-    Needs a process of one thread that has every signal blocked. Returns whether it was ``by`` that adopted it.
+    Needs a process of one thread that has every signal blocked. Returns whether ``by`` has adopted it.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)  # sent once the new parent is in place
     while os.getppid() == parent:
@@ -91,8 +85,8 @@ def die_once_adopted(parent: int, by: int) -> bool:
 def children() -> list[int]:
     """Return the processes whose parent is this one, among them those that have ended and were not waited for.
 
-    Unlike :func:`descendants` it misses nobody: a child of ours leaves the list only when we wait for it, and whoever
-    becomes our child while we look had an ancestor that is on it.
+    Unlike :func:`descendants` it misses none: a child leaves the list only when this process waits for it, and a
+    process that is adopted while the list is read had an ancestor on it.
     """
     own = os.getpid()
     try:
@@ -126,8 +120,7 @@ def kill(process: Process) -> bool:
     Raises:
         OSError: No descriptor is left, not even a spare one, to look at the process.
     """
-    pid, start = process
-    pidfd = None
+    (pid, start), pidfd = process, None
     try:
         with contextlib.suppress(OSError):  # gone, or no descriptor is left, or a sandbox forbids pidfds
             pidfd = os.pidfd_open(pid)
@@ -146,9 +139,9 @@ def kill(process: Process) -> bool:
 
 
 def signal_group(leader: int, signum: int) -> None:
-    """Send a signal to the process group that our child ``leader`` leads. A group of another user is left alone.
+    """Send a signal to the process group that our child ``leader`` leads, unless it is another user's.
 
-    The child may have been reaped a moment ago, by who is only now told of its number.
+    The child may already be reaped: its number can arrive after its death.
     """
     with contextlib.suppress(PermissionError, ProcessLookupError):
         try:
@@ -180,7 +173,7 @@ def running_process(pid: int) -> Process | None:
 
 
 def _all() -> dict[int, tuple[int, int, bool]]:
-    """Every process of this host, as :func:`_stat` tells of it."""
+    """Return the :func:`_stat` of every process of this host."""
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
     return {pid: stat for pid in pids if (stat := _stat(pid)) is not None}
 
@@ -212,7 +205,7 @@ def _read(pid: int, name: str) -> str:
 
 
 def _with_a_descriptor(action: Callable[[], _T]) -> _T:
-    """Do what opens one descriptor, and take the spare one if there is no other."""
+    """Run an action that opens one descriptor, and free the spare one for it if there is no other."""
     try:
         return action()
     except OSError as exc:

@@ -22,13 +22,12 @@ class Spawned:
     tag: int
     pid: int
     warm: bool = False  # whether the fork server forked it
-    unlearned: int = 0
-    """How many modules an earlier worker has imported that the fork server has neither imported nor tried to."""
+    unlearned: int = 0  # modules that an earlier worker imported and the fork server has not, nor tried to
 
 
 @dataclass(frozen=True, slots=True)
 class StartedFresh:
-    """A worker that the fork server should have forked starts as a fresh process, for the reason ``why``: a line."""
+    """A worker that the fork server should have forked starts as a fresh process; ``why`` is one line."""
 
     tag: int
     why: str
@@ -50,7 +49,7 @@ class Exited:
     pid: int
     returncode: int
     at: float = field(default=0.0, compare=False)
-    """When the warden reaped it, in seconds on the monotonic clock, which all processes of a host share."""
+    """When the warden reaped it, in seconds on the monotonic clock of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +61,10 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """The answer to a ``Warden.stop`` and to those before it: only services are left below the warden.
+class StopCompleted:
+    """The answer to a ``Warden.stop`` and to those before it: only services are left below the warden."""
 
-    Attributes:
-        serial: The number of the stop, counted from 1.
-    """
-
-    serial: int
+    serial: int  # the number of the stop, counted from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +80,8 @@ class Stuck:
 class Fenced:
     """The dead-man's switch has killed all workers: only services are left below the warden.
 
-    No Exited is sent for these workers, and no SpawnFailed for those that were still to be started. A stop that was
-    requested meanwhile is answered by a Gone after this event.
+    No Exited is sent for these workers, and no SpawnFailed for those that were still to be started. The StopCompleted
+    of a stop that was requested meanwhile comes after this event.
     """
 
 
@@ -101,7 +96,7 @@ class ForkServerReady:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerFailed:
-    """There is no fork server and will be none; ``reason`` is the traceback of the import that raised, or a line."""
+    """There is no fork server and will be none; ``reason`` is the traceback of an import that raised, or a line."""
 
     reason: str
 
@@ -133,7 +128,6 @@ class ForkServerStayed:
 
 
 ForkServerEvent: TypeAlias = ForkServerReady | ForkServerFailed | ForkServerDied | ForkServerGrown | ForkServerStayed
-"""An event of the fork server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +154,18 @@ class ServiceEnded:
     returncode: int
 
 
-WorkerEvent: TypeAlias = Spawned | StartedFresh | SpawnFailed | Exited | Signalled | Gone | Stuck | Fenced
+WorkerEvent: TypeAlias = Spawned | StartedFresh | SpawnFailed | Exited | Signalled | StopCompleted | Stuck | Fenced
 ServiceEvent: TypeAlias = ServiceStarted | ServiceFailed | ServiceEnded
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class WardenDied:
     """The warden itself is dead, and every process below it was killed. The last event; the warden does not send it."""
 
     reason: str
 
 
-WardenEvent: TypeAlias = WorkerEvent | ForkServerEvent | ServiceEvent | Died
+WardenEvent: TypeAlias = WorkerEvent | ForkServerEvent | ServiceEvent | WardenDied
 
 _CLASSES = {
     re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind
@@ -194,6 +188,6 @@ def parse_message(message: Message) -> WardenEvent:
     return parsed
 
 
-def warden_death(returncode: int | None) -> Died:
+def warden_death(returncode: int | None) -> WardenDied:
     """Make the event of the warden's own end; ``returncode`` is None if it only closed its connection."""
-    return Died("it closed its connection" if returncode is None else f"it {describe_exit(returncode)}")
+    return WardenDied("it closed its connection" if returncode is None else f"it {describe_exit(returncode)}")

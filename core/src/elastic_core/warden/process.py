@@ -1,19 +1,10 @@
 """The warden process: the parent of all workers of a node. It kills every process that they have started.
 
 It runs as ``python -I -S process.py SOCKET_FD``, has one thread, and imports little. It is a child subreaper, so every
-process that a worker forks, in whatever session, stays among its descendants: *no child left* means *no descendant
-left*. It outlives the agent in order to clean up: on end-of-file of the socket it kills all processes and exits. It
-holds the node's slot until then. Each worker inherits a copy of the slot's descriptor, so the slot also stays taken if
-the warden itself is killed and a process that a worker has started lives on (rule S8).
-
-Workers start fresh (``spawn``) or are forked by the fork server (``fork_server``). A stop does not touch the fork
-server and *services*, processes that outlive a round; they are ended by name, or after the agent is gone.
-
-Nothing in here blocks: the sockets are buffered on both sides, and a child that hangs before its program runs is one
-more descriptor to poll. So the dead-man's switch works while the agent is frozen.
-
-Requests are ``hold``, ``spawn``, ``stop``, ``fence``, ``sweep``, ``spare``, ``preload``, ``preload_rest``, ``serve``
-and ``end_service`` (``client``); the events that it sends are in ``messages``.
+descendant of a worker stays among its own: *no child left* means *no descendant left*. On end-of-file of the socket it
+kills all processes and exits; until then it holds the node's slot, of which each worker inherits a copy (rule S8).
+Nothing in here blocks, so the dead-man's switch works while the agent is frozen. Requests come from ``client``, events
+are in ``messages``; ``docs/agent.md`` has the details.
 """
 
 from __future__ import annotations
@@ -89,7 +80,11 @@ class WardenProcess:
             for child in self._starting[:]:
                 self._read_start(child)
             self._run_deadlines()
-        self._remove_directories()
+        if self._directories:  # a killed agent could not remove them
+            import shutil  # five times the size of all other modules of the warden
+
+            for path in self._directories:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _wait(self) -> None:
         """Block until a message, the death of a child, progress of a start, room to send, or the next deadline."""
@@ -158,24 +153,22 @@ class WardenProcess:
                 self._starting.append(child)
 
     def _start_unforked(self, child: Child, why: str) -> None:
-        """Start it fresh, because the fork server does not fork it."""
+        """Start it fresh, because the fork server does not fork it.
+
+        A service is not started once its fork has run and failed, it was cancelled, or the agent is gone.
+        """
         if child.kind is Kind.SERVICE:
-            self._start_service_fresh(child, why)
+            over = child.cancelled or self._channel.closed or child.pid is not None
+            if over or (service := self._fork_server.fresh_service(child)) is None:
+                self._report_failure(child, why)
+            else:
+                self._start_fresh(service)
         elif self._is_obsolete(child):
             self._report_failure(child, STOPPING_REASON)
         else:
             self._send_event("started_fresh", tag=child.tag, why=why)
             fresh = Child(child.kind, child.request, child.descriptors[:], child.slot)
             child.descriptors.clear()
-            self._start_fresh(fresh)
-
-    def _start_service_fresh(self, child: Child, why: str) -> None:
-        """Start a service fresh, unless its fork has run and failed, it was cancelled, or the agent is gone."""
-        over = child.cancelled or self._channel.closed or child.pid is not None
-        fresh = None if over else self._fork_server.fresh_service(child)
-        if fresh is None:
-            self._report_failure(child, why)
-        else:
             self._start_fresh(fresh)
 
     def _start_fresh(self, child: Child) -> None:
@@ -265,7 +258,7 @@ class WardenProcess:
             self._read_start(child)
             if child in self._starting and child.pid is None:  # a killed fork server may not die, and keep the pipe
                 self._starting.remove(child)
-                child.give_up()
+                child.close_pipe()
                 self._handle_failed_start(child, "the preloaded process does not answer")
         self._reap()
         stop = self._stopping
@@ -279,9 +272,10 @@ class WardenProcess:
             if stop.fenced:
                 self._send_event("fenced")
             if stop.serial is not None:
-                self._send_event("gone", serial=stop.serial)
-            if self._channel.closed:
-                self._kill_services()
+                self._send_event("stop_completed", serial=stop.serial)
+            if self._channel.closed:  # only services are left; the next stop finds the processes that they have started
+                for pid in self._services():
+                    signal_group(pid, signal.SIGKILL)
         elif stop.killed is not None or not (self._workers() or self._unforked()) or now >= stop.deadline:
             self._kill_all(stop, now)
 
@@ -372,19 +366,6 @@ class WardenProcess:
         for child in self._starting[:]:  # the pid of a service forked just now is still in its pipe
             self._read_start(child)
         return [process for process in found if process[0] not in self._services()]
-
-    def _kill_services(self) -> None:
-        """Kill the services, which are the last processes left. The next stop finds what they have started."""
-        for pid in self._services():
-            signal_group(pid, signal.SIGKILL)
-
-    def _remove_directories(self) -> None:
-        """Remove the directories that a killed agent could not remove."""
-        if self._directories:
-            import shutil  # five times the size of all other modules of the warden
-
-            for path in self._directories:
-                shutil.rmtree(path, ignore_errors=True)
 
     def _send_event(self, event: str, **facts: object) -> None:
         self._channel.send({"event": event, **facts})

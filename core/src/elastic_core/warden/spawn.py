@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import signal
+from collections.abc import Mapping, MutableMapping
 from typing import NoReturn
 
 from elastic_core.warden.channel import Message, close_all
@@ -38,58 +39,23 @@ class Kind(enum.Enum):
 
 
 class Child:
-    """A requested process, from the request until it is reaped.
-
-    Attributes:
-        kind: What it is.
-        request: The message of the agent.
-        descriptors: The descriptors for it, for as long as a fresh start may need them.
-        slot: The warden's descriptor of the node's slot, of which a worker inherits a copy; None without one (S8).
-        forked: Whether the fork server forks it. It then reports ``pid N``, and in the end ``ok N UNLEARNED``, or
-            ``no`` and the reason. A child that the warden forks reports the text of an error, or only end-of-file if
-            its program runs.
-        pid: Its number, once that is known.
-        pipe: The pipe of its reports; None before the request for a fork, and after end-of-file.
-        requested_at: When its fork was last requested.
-        requested_of: The fork server that was asked to fork it.
-        started: Whether its program runs, or has run.
-        unlearned: How many modules an earlier worker has imported that its fork server has neither imported nor
-            tried to.
-        cancelled: Whether it was ended before it began.
-    """
-
-    __slots__ = (
-        "_said",
-        "cancelled",
-        "descriptors",
-        "forked",
-        "kind",
-        "pid",
-        "pipe",
-        "request",
-        "requested_at",
-        "requested_of",
-        "slot",
-        "started",
-        "tag",
-        "unlearned",
-    )
+    """A requested process, from the request until it is reaped."""
 
     def __init__(self, kind: Kind, request: Message, descriptors: list[int], slot: int | None = None) -> None:
         self.kind = kind
-        self.request = request
-        self.descriptors = descriptors
-        self.slot = slot
+        self.request = request  # the agent's message
+        self.descriptors = descriptors  # for as long as a fresh start may need them
+        self.slot = slot  # the warden's descriptor of the node's slot, of which a worker inherits a copy (S8)
         self.tag: int | None = request.get("tag")
-        self.forked = False
-        self.pid: int | None = None
-        self.pipe: int | None = None
-        self.requested_at = 0.0
-        self.requested_of: Child | None = None
-        self.started = False
-        self.unlearned = 0
-        self.cancelled = False
-        self._said = b""
+        self.forked = False  # whether the fork server forks it
+        self.pid: int | None = None  # None until it is known
+        self.pipe: int | None = None  # of its reports; None before the request for a fork, and after end-of-file
+        self.requested_at = 0.0  # when its fork was last requested
+        self.requested_of: Child | None = None  # the fork server that was asked to fork it
+        self.started = False  # whether its program runs, or has run
+        self.unlearned = 0  # modules that an earlier worker imported and its fork server has not, nor tried to
+        self.cancelled = False  # whether it was ended before it began
+        self._report = b""
 
     def named_descriptors(self) -> dict[str, int]:
         """Return its descriptors by name.
@@ -104,30 +70,33 @@ class Child:
         return given if self.slot is None else {**given, "slot": self.slot}
 
     def read_start(self) -> bool:
-        """Read its reports; return whether its start is over."""
+        """Read its reports; return whether its start is over.
+
+        A child that the fork server forks writes ``pid N``, and in the end ``ok N UNLEARNED``, or ``no`` and the
+        reason. One that the warden forks writes the text of an error, or only end-of-file if its program runs.
+        """
         if self.pipe is None:
             return False
         while True:
             try:
-                said = os.read(self.pipe, 65536)
+                received = os.read(self.pipe, 65536)
             except BlockingIOError:
                 return False
-            self._said += said
+            self._report += received
             ok = False
-            while self.forked and self._said.startswith((b"pid ", b"ok ")) and b"\n" in self._said:
-                line, self._said = self._said.split(b"\n", 1)
+            while self.forked and self._report.startswith((b"pid ", b"ok ")) and b"\n" in self._report:
+                line, self._report = self._report.split(b"\n", 1)
                 word, number, *more = line.split()
                 # Both lines have the same number: the first fork, which writes "pid", may be killed before.
                 # After "ok" no end-of-file is awaited: the fork server may hold the other end a little longer.
                 self.pid, ok = int(number), word == b"ok"
                 self.unlearned = int(more[0]) if more else 0
-            if ok or not said:
-                os.close(self.pipe)
-                self.pipe = None
-                self.started = ok or not (self.forked or self._said)
+            if ok or not received:
+                self.close_pipe()
+                self.started = ok or not (self.forked or self._report)
                 return True
 
-    def give_up(self) -> None:
+    def close_pipe(self) -> None:
         """Close its pipe. A fork that has not yet reported "ok" cannot do so any more, and ends."""
         if self.pipe is not None:
             os.close(self.pipe)
@@ -135,7 +104,7 @@ class Child:
 
     def reason(self) -> str:
         """Return why it did not start, as it has reported, or ''."""
-        return self._said.decode(errors="replace").removeprefix("no ")
+        return self._report.decode(errors="replace").removeprefix("no ")
 
 
 def start(child: Child) -> None:
@@ -145,9 +114,37 @@ def start(child: Child) -> None:
         OSError: No process, or no descriptor, is left.
     """
     try:
-        child.pid, child.pipe = _fork(child.request, child.named_descriptors())
+        given, warden = child.named_descriptors(), os.getpid()
+        child.pipe, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Signals to the child stay blocked until it has its own dispositions: the warden's copy ignores them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            if (pid := os.fork()) == 0:
+                _become(child, given, writing, warden)
+            child.pid = pid
+        except OSError:
+            child.close_pipe()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(writing)
     finally:
         close_all(child.descriptors)
+
+
+def take_descriptors(given: Mapping[str, int], environment: MutableMapping[str, str]) -> None:
+    """In a worker: make the given descriptors its standard streams, its control channel and its copy of the slot.
+
+    Raises:
+        OSError: No descriptor is left.
+    """
+    for number, name in enumerate(STANDARD_STREAMS):
+        if name in given:
+            os.dup2(given[name], number)
+    if "control" in given:
+        environment[CONTROL_VARIABLE] = str(inheritable(given["control"]))
+    if "slot" in given:
+        inheritable(given["slot"], SLOT_DESCRIPTOR)
 
 
 def inheritable(descriptor: int, number: int = OUT_OF_THE_WAY) -> int:
@@ -170,57 +167,32 @@ def volunteer_for_oom() -> None:
         file.write(str(score))
 
 
-def _fork(request: Message, given: dict[str, int]) -> tuple[int, int]:
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    warden = os.getpid()
-    # Signals to the child stay blocked until it has its own dispositions: the warden's copy ignores them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _become(request, given, writing, warden)
-    except OSError:
-        os.close(reading)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(writing)
-    return pid, reading
-
-
-def _become(request: Message, given: dict[str, int], pipe: int, warden: int) -> NoReturn:
+def _become(child: Child, given: Mapping[str, int], pipe: int, warden: int) -> NoReturn:
     """Become the program, or report why not; in the child. Every other descriptor is close-on-exec."""
-    what = request["argv"][0]
+    request = child.request
+    environment, what = request["env"], request["argv"][0]
     try:
         os.setsid()
         die_with_parent()
         if os.getppid() != warden:
             os._exit(127)  # the warden died before the signal was set
-        for number, name in enumerate(STANDARD_STREAMS):
-            if name in given:
-                os.dup2(given[name], number)
-        environment = request["env"]
-        if "control" in given:
-            environment[CONTROL_VARIABLE] = str(inheritable(given["control"]))
-        if "slot" in given:
-            inheritable(given["slot"], SLOT_DESCRIPTOR)
-        if "entry" in request:  # a service
+        take_descriptors(given, environment)
+        if child.kind is Kind.SERVICE:
             numbers = {name: inheritable(fd) for name, fd in given.items()}
             call = {"entry": request["entry"], "arguments": request["arguments"], "descriptors": numbers}
             environment[SERVICE_VARIABLE] = json.dumps(call)
-        if request.get("worker", True):
+        if child.kind is Kind.WORKER:
             volunteer_for_oom()
-        if request["cpus"] is not None:
-            what = f"CPUs {request['cpus']}"
-            os.sched_setaffinity(0, request["cpus"])
-            what = request["argv"][0]
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if request["cwd"] is not None:
+        if request.get("cpus") is not None:
+            what = f"CPUs {request['cpus']}"
+            os.sched_setaffinity(0, request["cpus"])
+        if request.get("cwd") is not None:
             what = request["cwd"]
             os.chdir(what)
-            what = request["argv"][0]
+        what = request["argv"][0]
         os.execvpe(what, request["argv"], environment)
     except OSError as exc:
         os.write(pipe, str(OSError(exc.errno, exc.strerror, what)).encode(errors="replace"))

@@ -1,7 +1,4 @@
-"""The state of a stop in the warden: its signal and deadline, the processes that were killed, and those that stay.
-
-The warden process imports this module: it must stay cheap.
-"""
+"""The state of a stop in the warden: its signal and deadline, the processes that were killed, and those that stay."""
 
 from __future__ import annotations
 
@@ -17,28 +14,17 @@ TERM_MAX_SECONDS = 5.0
 
 
 class StopInProgress:
-    """A stop in progress.
-
-    Attributes:
-        signum: The signal for the workers: at first the one that the agent named, in the end SIGTERM.
-        deadline: When the remaining processes are killed.
-        serial: The agent's number of the stop, if the agent requested it.
-        fenced: Whether the dead-man's switch went off.
-        sigterm_at: When SIGTERM follows a different signal.
-        killed: The processes that were sent SIGKILL and still exist, with the time; None before the first SIGKILL.
-        reported: The killed processes that were reported as stuck.
-    """
-
-    __slots__ = ("deadline", "fenced", "killed", "reported", "serial", "signum", "sigterm_at")
+    """A stop in progress. Times are of the monotonic clock."""
 
     def __init__(self, signum: int, grace: float, now: float, fenced: bool = False) -> None:
-        self.signum = signum
-        self.deadline = now + grace
+        self.signum = signum  # the signal for the workers: at first the one that the agent named, in the end SIGTERM
+        self.deadline = now + grace  # when the remaining processes are killed
         self.sigterm_at = self.deadline - min(TERM_SHARE * grace, TERM_MAX_SECONDS)
-        self.serial: int | None = None
-        self.fenced = fenced
+        self.serial: int | None = None  # the agent's number of the stop, if the agent requested it
+        self.fenced = fenced  # whether the dead-man's switch went off
         self.killed: dict[Process, float] | None = None
-        self.reported: set[Process] = set()
+        """The processes that were sent SIGKILL and still exist, with the time; None before the first SIGKILL."""
+        self.reported: set[Process] = set()  # the killed processes that were reported as stuck
 
     def next_deadline(self) -> float:
         """Return when the stop needs its next step, if no event comes before."""

@@ -1,7 +1,7 @@
-"""``@record``: a worker writes down the exception that ends it, where its agent looks for the root cause.
+"""``@record``: a worker writes the exception that ends it to a file, where its agent looks for the root cause.
 
-The file is torch's (``torch.distributed.elastic.multiprocessing.errors``): scripts may use either decorator. Whoever
-knows how far the training is can have that written down with it (:func:`attach`).
+The file is torch's (``torch.distributed.elastic.multiprocessing.errors``): scripts may use either decorator. A library
+that knows the progress of the training can have it written, too (:func:`attach`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-NO_MESSAGE = "<NONE>"  # torch's word for the message of a failure that nobody has recorded
+NO_MESSAGE = "<NONE>"  # torch's message of a failure that was not recorded
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -26,7 +26,7 @@ _attached: list[Callable[[], Mapping[str, object]]] = []
 
 
 def attach(facts: Callable[[], Mapping[str, object]]) -> None:
-    """Have what ``facts()`` returns written down with the exception: by name, in the order in which it returns them.
+    """Have the result of ``facts()`` written with the exception, in its order.
 
     They stand behind the message, as ``ValueError: no such layer (step 120, epoch 3)``, and each in ``extraInfo``.
     """
@@ -34,12 +34,11 @@ def attach(facts: Callable[[], Mapping[str, object]]) -> None:
 
 
 def record(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a worker's main function: what it raises is written to the error file, and raised on.
+    """Decorate a worker's main function: an exception is written to the error file, and raised again.
 
-    Of a job that was launched in here and has failed (``ChildFailedError``), it is what its first failing worker has
-    written. Without ``TORCHELASTIC_ERROR_FILE`` in the environment, as outside of a launcher, nothing is written.
-    SystemExit is a way to end and no error. A fatal signal, such as SIGSEGV, has Python write the stacks of all threads
-    to stderr.
+    For a job that was launched in the function and has failed (``ChildFailedError``), the error of its first failing
+    worker is written. Without ``TORCHELASTIC_ERROR_FILE`` in the environment, as without a launcher, nothing is
+    written; SystemExit is no error. On a fatal signal, such as SIGSEGV, Python writes all threads' stacks to stderr.
     """
 
     @functools.wraps(function)
@@ -60,20 +59,20 @@ def record(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def error_data(
     message: str, callstack: str, exit_code: int | None = None, facts: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return what torch's handlers write of an error; ``exit_code`` is negative for a signal that ended a worker."""
+    """Return an error in the form of torch's handlers; ``exit_code`` is negative for a signal that ended a worker."""
     extra = {"py_callstack": callstack, "timestamp": str(int(time.time())), **(facts or {})}
     code = {} if exit_code is None else {"errorCode": exit_code}
     return {"message": {"message": message, **code, "extraInfo": extra}}
 
 
 def with_exit_code(data: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
-    """Return a worker's error file with its exit code, which it could not know; as it is, if it is of another form."""
+    """Return a worker's error file with its exit code, which it could not know; unchanged if its form is another."""
     message = data.get("message")
     return {**data, "message": {**message, "errorCode": exit_code}} if isinstance(message, dict) else {**data}
 
 
 def write_error_file(path: Path, data: Mapping[str, Any]) -> bool:
-    """Write the file in one piece; whether that was possible, since it must not hide the error."""
+    """Write the file atomically; whether that succeeded, since a failure to write must not hide the error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
@@ -85,26 +84,16 @@ def write_error_file(path: Path, data: Mapping[str, Any]) -> bool:
 
 
 def _data(exc: BaseException) -> dict[str, Any]:
-    with contextlib.suppress(Exception):  # a failed job's, ours or torch's: the error of the worker that failed first
+    with contextlib.suppress(Exception):  # a ChildFailedError, ours or torch's
         _, first = exc.get_first_failure()  # type: ignore[attr-defined]
         if first.error_file_data["message"] != NO_MESSAGE:
             return with_exit_code(first.error_file_data, first.exitcode)
-    facts = _facts()
-    where = ", ".join(f"{name} {value}" for name, value in facts.items())
-    text = f"{type(exc).__name__}: {_words(exc)}" + (f" ({where})" if where else "")
-    return error_data(text, "".join(traceback.format_exception(exc)), facts=facts)
-
-
-def _words(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception:  # of another library's ``__str__``; nothing may hide the exception
-        return "<its text cannot be made>"
-
-
-def _facts() -> dict[str, str]:
-    facts: dict[str, str] = {}
+    message, facts = "<its text cannot be made>", dict[str, str]()
+    with contextlib.suppress(Exception):  # of another library's ``__str__``; nothing may hide the exception
+        message = str(exc)
     for source in _attached:
-        with contextlib.suppress(Exception):  # nothing may hide the exception
+        with contextlib.suppress(Exception):
             facts.update({name: str(value) for name, value in source().items()})
-    return facts
+    where = ", ".join(f"{name} {value}" for name, value in facts.items())
+    text = f"{type(exc).__name__}: {message}" + (f" ({where})" if where else "")
+    return error_data(text, "".join(traceback.format_exception(exc)), facts=facts)

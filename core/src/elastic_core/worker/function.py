@@ -1,17 +1,9 @@
-"""Workers that are Python functions: how a function gets into a fresh interpreter, and its result out of it.
+"""Workers that are Python functions (``docs/migrating.md``): sends a function to an interpreter, and its result back.
 
-The launcher writes a *call* (function, arguments, and how to find the main program) into a directory of its own;
-each worker runs ``python -m elastic_core.worker.function DIRECTORY ROUND RANK``, finds the function, calls it, and
-leaves the result beside it. As with :mod:`multiprocessing`'s ``spawn``, functions travel by name, and a function of
-the main program is found by running that program again, under the name ``__mp_main__``. Unlike there, no guard is
-needed: where the program would launch again, its repetition ends, since whatever stands above that line is there by
-then. (A child of :mod:`multiprocessing` repeats it, too, and cannot be stopped there: a worker that has such children
-needs a guard.)
-
-A notebook, an interactive session and a program from standard input cannot be run again. Their functions, with the
-globals that these use, and their classes travel by value, if cloudpickle is installed; so do the results.
-
-Nothing that is unpickled here has come over a network: the directory is the user's own, with nobody else's access.
+The launcher writes a *call* into a private directory, so nothing unpickled comes from a network. Each worker runs
+``python -m elastic_core.worker.function DIRECTORY ROUND RANK``, and leaves the result beside the call. Functions of the
+main program are found by running it again, as :mod:`multiprocessing`'s ``spawn`` does, up to the line that launches.
+Functions of a notebook, which cannot be run again, and their results travel by value, with cloudpickle.
 """
 
 from __future__ import annotations
@@ -32,7 +24,7 @@ from elastic_core.errors import UsageError
 from elastic_core.worker.error_file import record
 
 MAIN = "__mp_main__"
-"""What the main program is called while it is run again; a guard ``if __name__ == "__main__"`` holds there too."""
+"""The main program's name while it is run again; a guard ``if __name__ == "__main__"`` holds there too."""
 _CALL = "call.pickle"
 
 _repeating = False
@@ -44,7 +36,7 @@ class _LaunchReached(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class MainProgram:
-    """How to run the main program again; it cannot be where it is neither a file nor a module."""
+    """How to run the main program again, which is not possible if it is neither a file nor a module."""
 
     path: str | None  # a file, or a directory or an archive with a ``__main__.py``
     module: str | None  # its name, with ``python -m``
@@ -54,18 +46,17 @@ class MainProgram:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a worker calls."""
+    """The call of a worker."""
 
     function: Callable[..., object]
     arguments: tuple[object, ...] = ()
     by_local_rank: Mapping[int, tuple[object, ...]] = field(default_factory=dict)
-    """Arguments of their own for some local ranks."""
-    by_value: bool = False
-    """Whether functions and classes of the main program travel by value; :func:`write` decides it."""
+    """Other arguments for some local ranks."""
+    by_value: bool = False  # whether functions and classes of the main program travel by value; write() decides it
 
 
 def write(call: Call, directory: Path) -> None:
-    """Write a call down, for :func:`main` to read in another process.
+    """Write a call to a file, for :func:`main` to read in another process.
 
     Raises:
         UsageError: The function or an argument cannot be sent to another process.
@@ -92,9 +83,9 @@ def results(directory: Path) -> dict[int, Any]:
     """Return what the workers of the newest round returned, by global rank; all of them have exited with 0.
 
     Raises:
-        UsageError: A worker did not come to its function's end, or returned what cannot be sent back.
+        UsageError: A worker did not come to its function's end, or its result cannot be sent back.
     """
-    # What is an instance of the main program's classes there is to be one here, under either name.
+    # Instances of the main program's classes are found here under either name.
     sys.modules.setdefault(MAIN, sys.modules["__main__"])
     found: dict[int, dict[int, Path]] = {}
     for path in directory.glob("result_*_*"):
@@ -123,14 +114,14 @@ def _result(rank: int, path: Path) -> object:
 
 
 def launching() -> None:
-    """End a repeated main program here: everything that launches calls this first.
+    """End a repeated main program here: each function that launches calls this first.
 
     Raises:
-        UsageError: It is :mod:`multiprocessing` that repeats the main program, which has to get to its end there.
+        UsageError: :mod:`multiprocessing` repeats the main program, which then has to run to its end.
     """
     if _repeating:
         raise _LaunchReached
-    module: Any = sys.modules.get("multiprocessing.process")  # nobody's child where nobody has imported it
+    module: Any = sys.modules.get("multiprocessing.process")  # not imported: no child
     if module is not None and getattr(module.current_process(), "_inheriting", False):
         raise UsageError(
             "A child process that multiprocessing has started runs the main program again, and that would launch.",
@@ -150,7 +141,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 @record
 def _read(directory: Path) -> Call:
-    """Return what :func:`write` has written there, in an interpreter that has everything which that names."""
+    """Return the call that :func:`write` has written, once the main program's definitions are here."""
     program, body = pickle.loads((directory / _CALL).read_bytes())
     _repeat(program)
     call: Call = pickle.loads(body)
@@ -158,7 +149,7 @@ def _read(directory: Path) -> Call:
 
 
 def _called(call: Call, local_rank: int) -> object:
-    """Return what the function returns; None where it ends well by ``sys.exit()``."""
+    """Return the function's result; None if it ends with ``sys.exit()`` and code 0."""
     try:
         return record(call.function)(*call.by_local_rank.get(local_rank, call.arguments))
     except SystemExit as end:
@@ -200,7 +191,7 @@ def _main_program() -> MainProgram:
 
 
 def _repeat(program: MainProgram) -> None:
-    """Make this interpreter's main program the launcher's, as far as functions and classes go."""
+    """Define the functions and classes of the launcher's main program in this interpreter's main program."""
     global _repeating
     sys.path[:], sys.argv[:] = program.search, program.argv
     module = types.ModuleType(MAIN)
@@ -249,4 +240,4 @@ def _name(function: object) -> str:
 if __name__ == "__main__":
     from elastic_core.worker import function as calls
 
-    calls.main(sys.argv[1:])  # the imported module, which everybody else sees, and not this copy of it
+    calls.main(sys.argv[1:])  # in the module that other modules import, not in this copy

@@ -1,9 +1,7 @@
-"""What ``elastic`` offers to a training script and a library brings: by the hooks of family 4 that workers ask.
+"""Finds the library that implements ``elastic_core.TrainState`` and ``init_process_group`` when they are first used.
 
-``elastic_core.TrainState`` and ``elastic_core.init_process_group`` are looked up when they are first used. The plugins
-that the run names are asked, and elastic-torch at last. What that one answers is taken from it by name: pluggy, and a
-reading of what is installed, would take a worker as long as all else of its start from a fork. Its sampler is reached
-from here, too, and no plugin is asked for it.
+The plugins that the run names are asked by the worker's hooks, and elastic-torch comes last. It is imported by name:
+pluggy, and a search of what is installed, would double the time of a start from a fork.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
     init_process_group: Any
 
 OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_init_process_group"}
-"""What a library brings, ``elastic_torch`` by default, and the hook that is asked for it."""
-OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)  # what is ``elastic_torch``'s alone
+"""The names that a library implements, ``elastic_torch`` by default, and the hook that is asked for each."""
+OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)  # names of ``elastic_torch``, which no plugin is asked for
 
 
 def __getattr__(name: str) -> Any:
@@ -38,9 +36,9 @@ def __getattr__(name: str) -> Any:
 
 
 def plugins_in_worker(named: Sequence[str]) -> Plugins:
-    """Return the plugins that a worker asks, of those that its run names: those of the group ``elastic.worker``.
+    """Return the plugins of the group ``elastic.worker`` among those that the run names.
 
-    A name that nothing here has is warned of once: agents of ``elastic run`` refuse it, other launchers know nothing.
+    An unknown name leads to one warning: agents of ``elastic run`` refuse it, but other launchers do not.
 
     Raises:
         PluginError: One of them cannot be imported, or does not fit the hook specs.
@@ -60,13 +58,13 @@ def plugins_in_worker(named: Sequence[str]) -> Plugins:
 
 @functools.cache
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=6)  # the line that asks for what a library brings
+    warnings.warn(text, stacklevel=6)  # the line that uses the name
 
 
 @functools.cache
 def _offered(name: str) -> Any:
     named = [word for text in os.environ.get("ELASTIC_PLUGINS", "").split(",") if (word := text.strip())]
-    if named and (answer := plugins_in_worker(named).offered(OFFERED[name])) is not None:
+    if named and (answer := plugins_in_worker(named).first_answer(OFFERED[name])) is not None:
         return answer
     return from_elastic_torch(name)
 

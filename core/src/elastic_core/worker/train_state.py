@@ -1,4 +1,4 @@
-"""What a script may expect of ``elastic_core.TrainState``, whichever library brings it (``elastic_train_state``)."""
+"""The interface of ``elastic_core.TrainState``, whichever library implements it (``elastic_train_state``)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,26 @@ _T = TypeVar("_T")
 
 
 class TrainingState(Protocol):
-    """A model, and everything else that its training depends on: saved after steps, restored when a round begins.
+    """A model and the rest of its training's state: saved after steps, restored when a round begins.
 
-    It is made with keywords, on all ranks with the same: ``model``, and as far as there are any ``optimizer``,
-    ``scheduler``, ``sampler`` and ``extra``, a mapping of names to other things with ``state_dict()`` and
-    ``load_state_dict()``. A library may take more than these, and says so if it does not take one of them.
+    It is made with keywords, alike on all ranks: ``model``, and if there are any ``optimizer``, ``scheduler``,
+    ``sampler`` and ``extra``, a mapping of names to other objects with ``state_dict()`` and ``load_state_dict()``. A
+    library may take more keywords, and raises an error for one that it does not take.
     """
 
     step: int  # steps committed so far
     epoch: int  # the epoch in progress, from 0
     stopping: bool
-    """Whether all ranks stop after this step, which is kept, so that nodes may join or leave: the script ends."""
+    """Whether all ranks stop after this step, which is saved, so that nodes may join or leave: the script ends."""
 
     def restore(self) -> Any:
-        """Become the newest state that all ranks have; None if there is none, and something true otherwise.
+        """Load the newest state that all ranks have; None if there is none, a true value otherwise.
 
         All ranks call it, once, before the first step.
         """
 
     def commit(self) -> None:
-        """Count a step, save the state if it is time, and learn whether to stop here
-        (``elastic_core.worker.graceful_stop``).
-
-        All ranks call it after the same steps.
-        """
+        """Count a step, save the state if it is due, and set ``stopping``. All ranks call it after the same steps."""
 
     def epochs(self, count: int) -> Iterator[int]:
         """Return the epochs that are left of ``count``, from the one in progress, until ``stopping``."""

@@ -13,10 +13,9 @@ import click
 
 from elastic_core.cli.option import FlagCommand
 from elastic_core.cli.options import FLAGS, Flags
-from elastic_core.cli.run import meeting_place, plugins_named, warn, with_sources, without_effect
+from elastic_core.cli.run import hints_with_sources, meeting_place, plugins_named, warn, without_effect
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.rdzv_conf import NUMBERED, check_reach, parse
-from elastic_core.errors import PluginError, UsageError
 from elastic_core.exit_codes import signalled
 
 if TYPE_CHECKING:
@@ -67,11 +66,8 @@ def doctor(*, as_json: bool, **given: Any) -> int:
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
-    try:
+    with hints_with_sources():
         subject = subject_of(flags)
-    except (UsageError, PluginError) as exc:
-        exc.hint = with_sources(exc, click.get_current_context(silent=True))
-        raise
     backend, endpoint = subject.params.backend, subject.params.endpoint
     findings: list[Finding] = []
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from elastic_core.cli.options import Flags
+from elastic_core.cli.options import Flags, RunCommand
 from elastic_core.cli.run import configure, outline, plugins_named, warn
-from elastic_core.cli.run_command import RunCommand
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_torchrun.flags import flags_of, written_in
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
@@ -56,7 +55,9 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     if flags.logs_specs is not None:
         raise UsageError(f"--logs_specs {flags.logs_specs!r} names a class of torch's, which Elastic does not use.")
     known, catalogue, named = outline(flags, os.environ), Catalogue.read(), plugins_named(flags, os.environ)
-    return configure(known, flags, os.environ, lambda name: manager.rendezvous_options(name, catalogue, named), warn)
+    return configure(
+        known, flags, os.environ, lambda name: manager.load_backend(name, catalogue, named).rendezvous_options(), warn
+    )
 
 
 def replace(module: Any) -> None:

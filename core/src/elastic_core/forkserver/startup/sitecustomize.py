@@ -1,14 +1,8 @@
-"""Where the fork server leaves the usual way of a starting interpreter, and a worker forked from it comes back to it.
+"""The fork server's hook: ``site`` imports a module of this name just before the interpreter runs the program.
 
-``site`` imports a module of this name when everything else is set up and the program's turn has not come. Whoever put
-this directory onto PYTHONPATH says in ``ELASTIC_FORK_SERVER`` why:
-
-* ``probe``: to see that this file is found at all;
-* ``hooked``: it was, and this process is the fork server.
-
-To everybody else, a process that somebody starts at the wrong moment, it is as if it were not there. That is also what
-a worker shall find: the last act is an ``ImportError`` that says that no such module exists, which ``site`` takes for
-the most usual thing in the world.
+``ELASTIC_FORK_SERVER`` is ``probe`` in the interpreter that shows that this file is found, and ``hooked`` in the fork
+server, where the import returns in workers only. In other processes, and afterwards in a worker, this module hides: it
+ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
 """
 
 import os
@@ -16,7 +10,7 @@ import sys
 
 
 def _stand_aside() -> None:
-    """Take this directory out of the way, and let ``site`` import the ``sitecustomize`` that is there besides."""
+    """Remove this directory from the path, and let ``site`` import another ``sitecustomize`` if there is one."""
     here = os.path.dirname(__file__)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     sys.path_importer_cache.pop(here, None)
@@ -32,7 +26,7 @@ def _stand_aside() -> None:
 
 
 def _be_the_fork_server() -> None:
-    """Return in workers only. Without them no way leads out: the interpreter would run the user's program here."""
+    """Return in workers only: in any other process the interpreter would go on to run the user's program."""
     try:
         _stand_aside()
         usual = frozenset(sys.modules)
@@ -46,7 +40,7 @@ def _be_the_fork_server() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "elastic_core" and name not in usual]:
             del sys.modules[name]
         server.run(int(os.environ.pop("ELASTIC_CONTROL_FD")), usual)
-    except KeyboardInterrupt:  # in a worker whose program has not begun, which need not be told where it was
+    except KeyboardInterrupt:  # in a worker whose program has not begun; no traceback
         import signal
 
         signal.signal(signal.SIGINT, signal.SIG_DFL)

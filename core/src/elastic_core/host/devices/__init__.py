@@ -1,13 +1,11 @@
-"""What a node is made of, as far as a launcher must know: its accelerators and its CPUs, and which worker gets which.
+"""The accelerators and CPUs of a node, and which worker gets which. Only reads, without torch or CUDA.
 
 General layout:
 
-* ``machine``: where all of it is read; tests give it a tree of their own. ``nvml`` asks NVIDIA's library.
-* ``device``: one accelerator. ``inventory``: those that are there. ``visible``: those of them that the environment
-  leaves visible, how many workers they make (``--nproc_per_node``), and each worker's own (``--virtual_local_rank``).
+* ``machine``: reads files; tests give it another tree. ``nvml`` asks NVIDIA's library.
+* ``device``: one accelerator. ``inventory``: all accelerators. ``visible``: the visible ones, how many workers they
+  make (``--nproc_per_node``), and each worker's own (``--virtual_local_rank``).
 * ``topology``: CPUs, cores, caches, sockets and NUMA nodes. ``numa``: each worker's CPUs (``--numa_binding``).
-
-Nothing here imports torch or initialises CUDA, and nothing here changes anything: the warden binds, workers obey.
 """
 
 from __future__ import annotations

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_INTEGRATED = "0000:00:02."  # where every Intel GPU that is part of its processor sits
+_INTEGRATED = "0000:00:02."  # the address of every Intel GPU that is part of its processor
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """An accelerator.
+    """An accelerator."""
 
-    Attributes:
-        address: Where it is on the PCI bus, as sysfs writes it: ``0000:3b:00.0``.
-        uuid: ``GPU-…``, or '' where nobody tells.
-        partitions: The UUIDs of its MIG devices, ``MIG-…``.
-        tiles: How many devices Level Zero makes of it (Intel); 1 for others.
-    """
-
-    address: str
-    uuid: str = ""
-    partitions: tuple[str, ...] = ()
-    tiles: int = 1
+    address: str  # on the PCI bus, as sysfs writes it: ``0000:3b:00.0``
+    uuid: str = ""  # ``GPU-…``, or '' if it is not known
+    partitions: tuple[str, ...] = ()  # the UUIDs of its MIG devices, ``MIG-…``
+    tiles: int = 1  # how many devices Level Zero makes of it (Intel); 1 for others
 
     @property
     def integrated(self) -> bool:
@@ -30,5 +23,5 @@ class Device:
 
 
 def pci_address(domain: int, bus: int, device: int, function: int = 0) -> str:
-    """``0000:3b:00.0``."""
+    """Return an address as sysfs writes it: ``0000:3b:00.0``."""
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"

@@ -1,7 +1,7 @@
-"""The accelerators that are in this machine, whatever the environment hides.
+"""The accelerators of this machine, also those that the environment hides.
 
-Each list is made once per process: hardware does not change under an agent, and NVML can take a second to start where
-the driver is not persistent.
+Each list is made once per process: hardware does not change under an agent, and NVML can take a second to start if the
+driver is not persistent.
 """
 
 from __future__ import annotations
@@ -12,22 +12,18 @@ import re
 from elastic_core.host.devices.device import Device, pci_address
 from elastic_core.host.devices.machine import Machine
 
-NVIDIA_PLACE = "/proc/driver/nvidia/gpus"
-AMD_PLACE = "/sys/class/kfd"
-INTEL_PLACE = "/sys/class/drm"
-
-_GPUS = "proc/driver/nvidia/gpus"
-_KFD = "sys/class/kfd/kfd/topology/nodes"
-_DRM = "sys/class/drm"
+NVIDIA_PLACE = "proc/driver/nvidia/gpus"
+AMD_PLACE = "sys/class/kfd"
+INTEL_PLACE = "sys/class/drm"
+_AMD_NODES = f"{AMD_PLACE}/kfd/topology/nodes"
 _INTEL = "0x8086"
 
 
 @functools.cache
 def nvidia(machine: Machine) -> tuple[Device, ...]:
-    """NVIDIA's GPUs in order of their addresses: from NVML, or from its driver's files where NVML does not answer.
+    """Return NVIDIA's GPUs in order of their addresses: from NVML, or from the driver's files if NVML does not answer.
 
-    CUDA numbers them in the same order with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. Its default puts the fastest first, which
-    makes no difference where all are of one kind.
+    It is CUDA's order with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, and CUDA's default if all are of one kind.
     """
     if (library := machine.nvml()) is not None:
         from elastic_core.host.devices.nvml import nvml_devices
@@ -35,8 +31,8 @@ def nvidia(machine: Machine) -> tuple[Device, ...]:
         if (found := nvml_devices(library)) is not None:
             return found
     return tuple(
-        Device(address.lower(), _nvidia_uuid(machine.read(f"{_GPUS}/{address}/information") or ""))
-        for address in machine.names(_GPUS)
+        Device(address.lower(), _nvidia_uuid(machine.read(f"{NVIDIA_PLACE}/{address}/information") or ""))
+        for address in machine.names(NVIDIA_PLACE)
     )
 
 
@@ -47,12 +43,12 @@ def _nvidia_uuid(information: str) -> str:
 
 @functools.cache
 def amd(machine: Machine) -> tuple[Device, ...]:
-    """AMD's GPUs, as the kernel's compute driver (KFD) numbers them, and ROCm after it.
+    """Return AMD's GPUs, as the kernel's compute driver (KFD) and ROCm number them.
 
-    Of nodes that a container may not use, the driver refuses the properties; nodes without SIMD units are processors.
+    The driver refuses the properties of nodes that a container may not use; nodes without SIMD units are processors.
     """
-    nodes = sorted(int(name) for name in machine.names(_KFD) if name.isdecimal())
-    properties = [_properties(machine.read(f"{_KFD}/{node}/properties") or "") for node in nodes]
+    nodes = sorted(int(name) for name in machine.names(_AMD_NODES) if name.isdecimal())
+    properties = [_properties(machine.read(f"{_AMD_NODES}/{node}/properties") or "") for node in nodes]
     return tuple(_amd_device(given) for given in properties if given.get("simd_count", 0) > 0)
 
 
@@ -69,10 +65,11 @@ def _amd_device(given: dict[str, int]) -> Device:
 
 @functools.cache
 def intel(machine: Machine) -> tuple[Device, ...]:
-    """Intel's GPUs in order of their addresses, the one that is part of the processor last, as Level Zero has them."""
+    """Return Intel's GPUs in Level Zero's order: by address, the one that is part of the processor last."""
     found = set()
-    for name in machine.names(_DRM):
-        if name.startswith("renderD") and machine.read(f"{_DRM}/{name}/device/vendor") == _INTEL:
-            tiles = [entry for entry in machine.names(f"{_DRM}/{name}/device") if re.fullmatch(r"tile\d+", entry)]
-            found.add(Device(machine.target(f"{_DRM}/{name}/device"), tiles=max(1, len(tiles))))
+    for name in machine.names(INTEL_PLACE):
+        place = f"{INTEL_PLACE}/{name}/device"
+        if name.startswith("renderD") and machine.read(f"{place}/vendor") == _INTEL:
+            tiles = [entry for entry in machine.names(place) if re.fullmatch(r"tile\d+", entry)]
+            found.add(Device(machine.target(place), tiles=max(1, len(tiles))))
     return tuple(sorted(found, key=lambda device: (device.integrated, device.address)))

@@ -1,4 +1,4 @@
-"""The machine, as the kernel and NVIDIA's library tell of it. All reading of this package goes through here."""
+"""Reads the machine's files and loads NVIDIA's library, for all of this package."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NVML = "libnvidia-ml.so.1"
 
 
 def load_nvml() -> Any | None:
-    """NVIDIA's management library, which comes with the driver; None on a machine that has none."""
-    import ctypes  # so that a run that counts no devices need not pay for it
+    """Load NVIDIA's management library, which comes with the driver; None on a machine without it."""
+    import ctypes  # most runs do not need it
 
     try:
         return ctypes.CDLL(NVML)
@@ -28,39 +28,33 @@ def own_affinity() -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine, or a tree of files that stands for one.
+    """The machine, or a tree of files that stands for one."""
 
-    Attributes:
-        root: Where ``proc`` and ``sys`` lie.
-        nvml: Loads NVML; returns None where there is none.
-        affinity: The CPUs that the agent may run on.
-    """
-
-    root: Path = Path("/")
-    nvml: Callable[[], Any | None] = load_nvml
-    affinity: Callable[[], frozenset[int]] = own_affinity
+    root: Path = Path("/")  # the directory of ``proc`` and ``sys``
+    nvml: Callable[[], Any | None] = load_nvml  # loads NVML; returns None without it
+    affinity: Callable[[], frozenset[int]] = own_affinity  # returns the CPUs that the agent may run on
 
     def read(self, path: str) -> str | None:
-        """Return a file's text without the white space around it; None where it is missing or not ours to read."""
+        """Return a file's text without the white space around it; None if it is missing or unreadable."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
 
     def number(self, path: str) -> int | None:
-        """Return a file's whole number; None where there is none."""
+        """Return a file's whole number; None if it has none."""
         try:
             return int(self.read(path) or "")
         except ValueError:
             return None
 
     def names(self, path: str) -> list[str]:
-        """Return what a directory holds, in alphabetical order; [] where it is missing."""
+        """Return the names in a directory, in alphabetical order; [] if it is missing."""
         try:
             return sorted(os.listdir(self.root / path))
         except OSError:
             return []
 
     def target(self, path: str) -> str:
-        """Return the last part of where a path leads once its links are followed: a device's address on its bus."""
+        """Return the last part of a path once its links are followed: a device's address on its bus."""
         return (self.root / path).resolve().name

@@ -1,16 +1,9 @@
 """``--numa_binding``: which CPUs each worker runs on, close to its accelerator and so to its memory.
 
-The modes are torchrun's (2.13, ``torch.numa.binding``), where a worker's accelerator is the visible one whose number is
-its local rank, and its home that one's NUMA node:
-
-* ``node``: every CPU of its home. If in doubt, this one.
-* ``socket``: every CPU of the sockets that its home is on; the same as ``node`` where a socket is one node.
-* ``exclusive``: the cores of its home, shared out evenly; no two workers have a core in common.
-* ``core-complex``: the CPUs under one last cache of its home, another for each worker as long as there are any.
-
-``docs/migrating.md`` lists the differences from torchrun. Memory is not bound: Linux takes a page from the node of the
-CPU that touches it first, and that is home by then. A policy (``set_mempolicy``) would only add that a full node kills
-a worker instead of lending from its neighbour.
+The modes are torchrun's (2.13, ``torch.numa.binding``); ``docs/migrating.md`` lists the differences. A worker's *home*
+is the NUMA node of the visible accelerator whose number is its local rank. Memory is not bound: Linux takes a page from
+the node of the CPU that touches it first. With a policy (``set_mempolicy``) a full node would kill a worker instead of
+borrowing from another node.
 """
 
 from __future__ import annotations
@@ -24,15 +17,20 @@ from elastic_core.host.devices.topology import Cpu, Topology
 
 
 def worker_cpus(mode: str, local_rank: int, local_world_size: int, topology: Topology) -> frozenset[int]:
-    """Return the CPUs that a worker is to run on; never empty, and never more than the agent has.
+    """Return the CPUs of a worker: at least one, and only CPUs that the agent has.
+
+    * ``node``: every CPU of its home. If in doubt, this one.
+    * ``socket``: every CPU of the sockets that its home is on; like ``node`` if a socket is one node.
+    * ``exclusive``: the cores of its home, shared out evenly; no two workers have a core in common.
+    * ``core-complex``: the CPUs under one last cache of its home, another for each worker as long as there are any.
 
     Raises:
-        UsageError: ``mode`` is none of ``NUMA_BINDINGS``, or its home has fewer cores than exclusive workers.
+        UsageError: ``mode`` is none of ``NUMA_BINDINGS``, or the home has fewer cores than exclusive workers.
     """
     homes = [_home(rank, local_world_size, topology) for rank in range(local_world_size)]
     home = homes[local_rank]
     cpus = [cpu for cpu in topology.cpus if cpu.node == home]
-    place = homes[:local_rank].count(home)  # among the workers that live there
+    place = homes[:local_rank].count(home)  # among the workers with this home
     match mode:
         case "node":
             chosen = cpus
@@ -61,7 +59,7 @@ def _home(local_rank: int, local_world_size: int, topology: Topology) -> int:
 
 
 def _share(cpus: Iterable[Cpu], place: int, workers: int, home: int) -> list[Cpu]:
-    """Whole cores in order, with all their threads; the first workers have one more where they do not come out even."""
+    """Return the CPUs of whole cores, in order; the first workers have one core more if the division leaves some."""
     cores = _groups(cpus, lambda cpu: cpu.core)
     if len(cores) < workers:
         raise UsageError(
@@ -75,13 +73,13 @@ def _share(cpus: Iterable[Cpu], place: int, workers: int, home: int) -> list[Cpu
 
 
 def _complex(cpus: Iterable[Cpu], place: int) -> list[Cpu]:
-    """Return the CPUs under one last cache: those with the most that the agent may use come first."""
+    """Return the CPUs under one last cache: the caches with the most CPUs come first."""
     complexes = sorted(_groups(cpus, lambda cpu: cpu.cache), key=len, reverse=True)
     return complexes[place % len(complexes)]
 
 
 def _groups(cpus: Iterable[Cpu], key: Callable[[Cpu], int]) -> list[list[Cpu]]:
-    """CPUs that have ``key`` in common, in the order of those numbers."""
+    """Return the CPUs in groups with a common ``key``, in the order of those numbers."""
     found: dict[int, list[Cpu]] = defaultdict(list)
     for cpu in cpus:
         found[key(cpu)].append(cpu)

@@ -1,7 +1,7 @@
-"""NVIDIA's devices, from the management library (NVML), which counts those that this container may use.
+"""NVIDIA's devices that this container may use, from the management library (NVML).
 
-NVML is not CUDA: no ``cuInit``, no context on a GPU; its descriptors are closed again by ``nvmlShutdown``. Source of
-the functions and structures: https://docs.nvidia.com/deploy/nvml-api.
+NVML is not CUDA: it makes no context on a GPU, and ``nvmlShutdown`` closes its descriptors. Source of the functions and
+structures: https://docs.nvidia.com/deploy/nvml-api.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class PciInfo(ctypes.Structure):
 
 
 def nvml_devices(library: Any) -> tuple[Device, ...] | None:
-    """Every GPU in order of its PCI address, without those that do not answer; None where NVML itself does not."""
+    """Return the GPUs that answer, in order of PCI addresses; None if NVML itself does not answer."""
     try:
-        if library.nvmlInit_v2() != _SUCCESS:  # the library of one driver beside the module of another, say
+        if library.nvmlInit_v2() != _SUCCESS:  # such as with another driver's module
             return None
         try:
             count = ctypes.c_uint()
@@ -57,7 +57,7 @@ def _device(library: Any, index: int) -> Device | None:
 
 
 def _uuid(library: Any, handle: ctypes.c_void_p) -> str:
-    """``GPU-…`` or ``MIG-…``; '' where it is not told."""
+    """Return ``GPU-…`` or ``MIG-…``; '' if it is not known."""
     buffer = ctypes.create_string_buffer(_UUID_BYTES)
     if library.nvmlDeviceGetUUID(handle, buffer, ctypes.c_uint(_UUID_BYTES)) != _SUCCESS:
         return ""
@@ -65,14 +65,14 @@ def _uuid(library: Any, handle: ctypes.c_void_p) -> str:
 
 
 def _partitions(library: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
-    """Return the UUIDs of its MIG devices; () for a GPU that is not, or cannot be, cut into such."""
+    """Return the UUIDs of its MIG devices; () for a GPU that is not divided into such."""
     most = ctypes.c_uint()
     if library.nvmlDeviceGetMaxMigDeviceCount(handle, ctypes.byref(most)) != _SUCCESS:
         return ()
     uuids = []
     for index in map(ctypes.c_uint, range(most.value)):
         part = ctypes.c_void_p()
-        # Places may be empty: there may be fewer devices than the most that fit.
+        # Some indices are empty if there are fewer devices than the maximum.
         if library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index, ctypes.byref(part)) == _SUCCESS:
             uuids.append(_uuid(library, part))
     return tuple(filter(None, uuids))

@@ -1,4 +1,4 @@
-"""How the CPUs that the agent may use lie: which share a core, a cache, a socket, a NUMA node; and the accelerators'.
+"""Which CPUs of the agent share a core, a cache, a socket, a NUMA node; and the NUMA nodes of the accelerators.
 
 Sources: the kernel's ``Documentation/admin-guide/cputopology.rst`` and ``Documentation/ABI/stable/sysfs-devices-node``.
 """
@@ -19,43 +19,32 @@ _PCI = "sys/bus/pci/devices"
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """One hardware thread, by the kernel's numbers.
-
-    Attributes:
-        number: Its own.
-        node: Its NUMA node's.
-        socket: Its package's.
-        core: The lowest number of a thread of the same physical core.
-        cache: The lowest number of a CPU that shares its last cache.
-    """
+    """One hardware thread, by the kernel's numbers."""
 
     number: int
-    node: int
-    socket: int
-    core: int
-    cache: int
+    node: int  # the number of its NUMA node
+    socket: int  # the number of its package
+    core: int  # the lowest number of a thread of the same physical core
+    cache: int  # the lowest number of a CPU that shares its last cache
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The CPUs that workers may run on, and where the accelerators are.
+    """The CPUs that workers may run on, and the places of the accelerators."""
 
-    Attributes:
-        cpus: By number. Those outside of the agent's own affinity are not among them.
-        accelerators: The NUMA node of every visible accelerator in the order of local ranks; None where it is unknown.
-    """
-
-    cpus: tuple[Cpu, ...]
+    cpus: tuple[Cpu, ...]  # by number, only CPUs of the agent's affinity
     accelerators: tuple[int | None, ...] = ()
+    """The NUMA node of every visible accelerator in the order of local ranks; None if it is unknown."""
 
 
 def read_topology(environ: Mapping[str, str], machine: Machine) -> Topology:
-    """Return what sysfs says of this machine.
+    """Return the topology from sysfs.
 
-    Where nothing is told, as in some virtual machines and containers, all CPUs are on node 0, in one socket and under
-    one cache, and each is a core.
+    Without data, as in some virtual machines and containers, all CPUs are on node 0, in one socket and under one cache,
+    and each is a core.
     """
-    nodes = {cpu: node for node in _node_numbers(machine) for cpu in _list(machine, f"{_NODES}/node{node}/cpulist")}
+    numbers = sorted(int(name[4:]) for name in machine.names(_NODES) if re.fullmatch(r"node\d+", name))
+    nodes = {cpu: node for node in numbers for cpu in _list(machine, f"{_NODES}/node{node}/cpulist")}
     cpus = tuple(_cpu(number, nodes.get(number, 0), machine) for number in sorted(machine.affinity()))
     known = {cpu.node for cpu in cpus} | set(nodes.values())
     homes = (_home(visible.device.address, machine, known) for visible in accelerators(environ, machine))
@@ -77,10 +66,6 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 def _list(machine: Machine, path: str) -> frozenset[int]:
     return parse_cpus(machine.read(path) or "")
-
-
-def _node_numbers(machine: Machine) -> list[int]:
-    return sorted(int(name[4:]) for name in machine.names(_NODES) if re.fullmatch(r"node\d+", name))
 
 
 def _cpu(number: int, node: int, machine: Machine) -> Cpu:
@@ -107,7 +92,7 @@ def _last_cache(about: str, machine: Machine) -> frozenset[int]:
 
 
 def _home(address: str, machine: Machine, nodes: set[int]) -> int | None:
-    """Return an accelerator's NUMA node; firmware leaves -1 mostly on machines that have only one."""
+    """Return an accelerator's NUMA node; firmware says -1 mostly on machines with only one node."""
     node = machine.number(f"{_PCI}/{address}/numa_node")
     if node is None or node < 0:
         return next(iter(nodes)) if len(nodes) == 1 else None

@@ -1,4 +1,4 @@
-"""Which accelerators the environment leaves visible, how many workers that makes, and which of them is whose.
+"""Which accelerators the environment leaves visible, how many workers they make, and which worker gets which.
 
 ``docs/migrating.md`` says what each word of ``--nproc_per_node`` counts, and how torchrun counts.
 """
@@ -18,15 +18,10 @@ from elastic_core.host.devices.machine import NVML, Machine
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """An accelerator that the workers' environment shows.
+    """An accelerator that the workers' environment shows."""
 
-    Attributes:
-        name: What selects it alone, written where the environment says which are visible.
-        device: It, or the GPU that it is a part of.
-    """
-
-    name: str
-    device: Device
+    name: str  # the value of the variable of visible devices that leaves only this one
+    device: Device  # the accelerator, or the GPU that it is a part of
 
 
 def local_world_size(text: str, environ: Mapping[str, str], machine: Machine) -> int:
@@ -55,7 +50,7 @@ def local_world_size(text: str, environ: Mapping[str, str], machine: Machine) ->
 
 
 def accelerators(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
-    """Return what workers compute on, in the order of their local ranks; () for a node that has only CPUs."""
+    """Return the workers' accelerators, in the order of their local ranks; () for a node with only CPUs."""
     return gpus(environ, machine) or xpus(environ, machine)
 
 
@@ -63,7 +58,7 @@ def gpus(environ: Mapping[str, str], machine: Machine) -> tuple[Visible, ...]:
     """Return the GPUs that torch's ``cuda`` devices are, in order."""
     if found := nvidia(machine):
         return select(_listed(environ, machine), found)
-    # ROCr, the lower layer, chooses first; HIP chooses among what is left, and numbers that anew.
+    # ROCr, the lower layer, filters first; HIP filters the remaining devices, and numbers them anew.
     left = [seen.device for seen in select(environ.get("ROCR_VISIBLE_DEVICES"), amd(machine))]
     return select(_listed(environ, machine), left)
 
@@ -83,9 +78,9 @@ def visible_devices(local_rank: int, environ: Mapping[str, str], machine: Machin
     """Return the value of CUDA_VISIBLE_DEVICES that leaves a worker only its own GPU, as device 0 (its LOCAL_RANK is
     then 0).
 
-    As torchrun does, it takes the entry that stands at ``local_rank`` in the agent's own list, as it is written there,
-    or without such a list the number ``local_rank``. Where torchrun hands out entries that name no device, this knows
-    the devices: a list that hides all of them stays as it is, for workers on CPUs, and a worker too many is an error.
+    As in torchrun, it is the entry at ``local_rank`` in the agent's list, as it is written there, or without a list the
+    number ``local_rank``. Unlike torchrun this knows the devices: a list that hides all of them stays as it is, for
+    workers on CPUs, and a worker without a device is an error.
 
     Raises:
         UsageError: There is no such GPU.
@@ -98,14 +93,14 @@ def visible_devices(local_rank: int, environ: Mapping[str, str], machine: Machin
             return str(local_rank)
         if nvidia(machine) or amd(machine) or not listed.strip():
             return listed
-        names = [name.strip() for name in listed.split(",")]  # of a kind of GPU that we cannot see
+        names = [name.strip() for name in listed.split(",")]  # GPUs of an unknown kind
     return _own(names, local_rank, "GPU", environ)
 
 
 def only_device(local_rank: int, environ: Mapping[str, str], machine: Machine) -> dict[str, str]:
-    """Every variable that leaves a worker only its own accelerator, as device 0: CUDA_VISIBLE_DEVICES and its kin.
+    """Return the variables that leave a worker only its own accelerator, as device 0.
 
-    torchrun sets that one alone. HIP does not look at it where HIP_VISIBLE_DEVICES is set, and Level Zero never does.
+    torchrun sets CUDA_VISIBLE_DEVICES only. HIP ignores it if HIP_VISIBLE_DEVICES is set, and Level Zero always does.
 
     Raises:
         UsageError: There is no such accelerator.
@@ -120,7 +115,7 @@ def only_device(local_rank: int, environ: Mapping[str, str], machine: Machine) -
 
 
 def select(listed: str | None, devices: Sequence[Device]) -> tuple[Visible, ...]:
-    """Return the devices that a list as that of CUDA_VISIBLE_DEVICES leaves, in its order; None for no list leaves all.
+    """Return the devices that a list as in CUDA_VISIBLE_DEVICES leaves, in its order; None, no list, leaves all.
 
     Entries are numbers, or beginnings of UUIDs (``GPU-…``, ``MIG-…``) that fit one device only; all are of the first
     one's kind. As in CUDA and torch, the first that names no device ends the list, and a device named twice empties it.
@@ -141,7 +136,7 @@ def select(listed: str | None, devices: Sequence[Device]) -> tuple[Visible, ...]
 
 
 def _listed(environ: Mapping[str, str], machine: Machine) -> str | None:
-    """Return the list of visible GPUs that counts here: HIP takes CUDA's where it has none of its own."""
+    """Return the list of visible GPUs: HIP takes CUDA's if HIP_VISIBLE_DEVICES is not set."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     return listed if nvidia(machine) else environ.get("HIP_VISIBLE_DEVICES", listed)
 
@@ -155,10 +150,10 @@ def _kind(entry: str) -> str:
 
 
 def _find(entry: str, devices: Sequence[Device]) -> tuple[str, Device] | None:
-    """Return the only device, or part of one, that an entry fits, with its unique name; None without such."""
+    """Return the only device, or part of one, that an entry fits, with its unique name; None if there is none."""
     match _kind(entry):
         case "number":
-            digits = re.match(r"\+?\d+", entry)  # CUDA reads it with strtoul: what follows the digits is ignored
+            digits = re.match(r"\+?\d+", entry)  # CUDA reads it with strtoul, which ignores the rest
             number = int(digits[0]) if digits else len(devices)
             return (str(number), devices[number]) if number < len(devices) else None
         case "GPU-":
@@ -172,13 +167,13 @@ def _find(entry: str, devices: Sequence[Device]) -> tuple[str, Device] | None:
 
 
 def _masked(mask: str, devices: Sequence[Device]) -> tuple[Visible, ...]:
-    """Return the devices that ZE_AFFINITY_MASK leaves, in their own order: a set of numbers, perhaps with a tile's.
+    """Return the devices that ZE_AFFINITY_MASK leaves, in their order: a set of numbers, perhaps with tiles.
 
     Other numbers are ignored; an empty mask masks nothing. Source: the Level Zero specification, "Affinity Mask".
     """
     entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
     if not entries:
-        return tuple(Visible(str(number), device) for number, device in enumerate(devices))
+        return select(None, devices)
     parts: dict[int, list[str]] = {}
     for entry in entries:
         root = entry.partition(".")[0]
@@ -197,14 +192,14 @@ def _own(names: Sequence[str], local_rank: int, kind: str, environ: Mapping[str,
 
 
 def _none(kind: str, environ: Mapping[str, str], machine: Machine) -> UsageError:
-    """Return what was looked for, and what was there before the environment hid it."""
+    """Return the error that says what was looked for, and what the machine has besides hidden devices."""
     if kind == "gpu":
         there = (
-            f"NVIDIA's by {NVML} and in {NVIDIA_PLACE} (there: {len(nvidia(machine))}), "
-            f"AMD's in {AMD_PLACE} (there: {len(amd(machine))})"
+            f"NVIDIA's by {NVML} and in /{NVIDIA_PLACE} (there: {len(nvidia(machine))}), "
+            f"AMD's in /{AMD_PLACE} (there: {len(amd(machine))})"
         )
     else:
-        there = f"Intel's in {INTEL_PLACE} (there: {len(intel(machine))})"
+        there = f"Intel's in /{INTEL_PLACE} (there: {len(intel(machine))})"
     return UsageError(
         f"--nproc_per_node {kind!r}: none was found. Looked for {there}; {_shown(0, environ)}.",
         hint="Give a number, or cpu, or auto, which counts CPUs where there is nothing else.",
@@ -212,7 +207,7 @@ def _none(kind: str, environ: Mapping[str, str], machine: Machine) -> UsageError
 
 
 def _shown(count: int, environ: Mapping[str, str]) -> str:
-    """``2 visible, with CUDA_VISIBLE_DEVICES='0,1'``."""
+    """Return ``2 visible, with CUDA_VISIBLE_DEVICES='0,1'``."""
     filters = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
     given = [f"{name}={environ[name]!r}" for name in filters if name in environ]
     return f"{count} visible, with {', '.join(given)}" if given else f"{count} visible"

@@ -1,8 +1,7 @@
-"""Asks every failure policy about an incident, without depending on any one of them.
+"""Asks all plugins that implement a hook of family 2, and combines their answers into one.
 
-A policy is foreign code. Each is asked on a thread of its own, all at once, and one that raises, returns a value of
-another type or is not done in time is reported and abstains. The threads are daemons: a policy that hangs does not keep
-the agent alive.
+A plugin is foreign code. All are called at once, each on a daemon thread. A plugin that raises, returns a value of
+another type or takes too long is reported, and its answer does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import asked
 
-LONGEST_REASON = 500  # characters of a verdict's reason: it becomes part of the ledger, and of what every node prints
+LONGEST_REASON = 500  # characters of a verdict's reason, which is written to the ledger and printed by every node
 
 
 def judge(
@@ -31,14 +30,14 @@ def judge(
 ) -> Verdict:
     """Return the strictest verdict of all policies that give one within ``timeout`` seconds; blocks until then at most.
 
-    Among equals the first in the order of ``policies`` gives its reason. ``report`` is told of each policy that failed.
+    Among equals the first in the order of ``policies`` gives its reason. ``report`` is called for each policy that
+    failed.
 
     Raises:
         ValueError: No policy gave a verdict. (Core's own always does.)
     """
-    answers = {
-        policy: asked(partial(_ask, policy, incident, history), name=f"policy {policy.plugin}") for policy in policies
-    }
+    ask = partial(_verdict_of, incident=incident, history=history)
+    answers = {policy: asked(partial(ask, policy), name=f"policy {policy.plugin}") for policy in policies}
     wait(answers.values(), timeout=timeout)
     verdicts = []
     for policy, answer in answers.items():
@@ -63,11 +62,11 @@ def node_gone(
 ) -> bool:
     """Whether some plugin vouches within ``timeout`` seconds that a node is gone for good; blocks until then at most.
 
-    ``report`` is told of each plugin that failed. A plugin that has not answered an earlier question, also one about
-    another node, is not asked again before it has; ``unanswered`` has these plugins from one call to the next.
+    ``report`` is called for each plugin that failed. A plugin that has not answered an earlier question, also one about
+    another node, is not asked again before it has; ``unanswered`` keeps these plugins from one call to the next.
     """
     free = [plugin for plugin in plugins if plugin not in unanswered or unanswered[plugin].done()]
-    answers = {plugin: asked(partial(_ask_gone, plugin, node), name=f"plugin {plugin.plugin}") for plugin in free}
+    answers = {plugin: asked(partial(_is_gone, plugin, node), name=f"plugin {plugin.plugin}") for plugin in free}
     wait(answers.values(), timeout=timeout)
     vouches = False
     for plugin, answer in answers.items():
@@ -86,20 +85,16 @@ def node_gone(
     return vouches
 
 
-def _ask(policy: Implementation, incident: Incident, history: History) -> Verdict | None:
-    return _checked(policy(incident=incident, history=history))
-
-
-def _ask_gone(plugin: Implementation, node: NodeInfo) -> bool | None:
+def _is_gone(plugin: Implementation, node: NodeInfo) -> bool | None:
     said: bool | None = plugin(node=node)
     if said not in (True, False, None):
         raise TypeError(f"{reprlib.repr(said)} is neither True, False nor None")
     return said
 
 
-def _checked(verdict: object) -> Verdict | None:
-    """Check the types of a policy's verdict: a dataclass takes values of any type."""
-    if verdict is None:
+def _verdict_of(policy: Implementation, incident: Incident, history: History) -> Verdict | None:
+    """Return a policy's verdict, once its fields are known to have the right types: a dataclass takes any value."""
+    if (verdict := policy(incident=incident, history=history)) is None:
         return None
     if not isinstance(verdict, Verdict):
         raise TypeError(f"{reprlib.repr(verdict)} is neither a Verdict nor None")

@@ -9,8 +9,8 @@ import pytest
 from elastic_core.events import Event, Level
 from elastic_core.host.versions import installed_versions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.plugins.failure_policies import LONGEST_REASON, judge, node_gone
 from elastic_core.plugins.observers import Implementation
+from elastic_core.plugins.verdicts import LONGEST_REASON, judge, node_gone
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 

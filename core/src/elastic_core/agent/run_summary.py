@@ -1,0 +1,114 @@
+"""What a run came to: the counters that its last line and ``verdict.json`` tell.
+
+``verdict.json`` stands beside the logs, for the scripts of schedulers. Nodes that share the directory write the same,
+but for ``node``; ``docs/exit_codes.md`` describes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic_core.events import describe_duration
+from elastic_core.incidents import Failure, Incident
+from elastic_core.protocol.entries import Closed
+
+FILE_NAME = "verdict.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The counters of a run, as this node knows them.
+
+    Attributes:
+        job: The job's id.
+        run: The run's own id.
+        node: The name of this node.
+        rounds: How many rounds began.
+        restarts: Restarts spent.
+        max_restarts: Of how many.
+        nodes_lost: How often nodes were lost.
+        seconds: Since the run was opened.
+        interrupted_seconds: Of these, how long the workers of this node did not run between two rounds.
+        failures: The newest failures that spent a restart, oldest first.
+        logs: Where the logs are; None where none are kept.
+    """
+
+    job: str
+    run: str
+    node: str
+    rounds: int
+    restarts: int
+    max_restarts: int
+    nodes_lost: int
+    seconds: float
+    interrupted_seconds: float
+    failures: Sequence[Failure] = ()
+    logs: Path | None = None
+
+    def describe(self) -> str:
+        """Return it in one line: ``2 restarts, 1 node lost, 11.2 s of 3.0 h lost (99.9 % ran), logs in /logs/run``."""
+        counts = [(self.restarts, "restart"), (self.nodes_lost, "lost node")]
+        parts = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
+        if self.interrupted_seconds > 0 and self.seconds > 0:
+            share = 100 * (1 - min(1.0, self.interrupted_seconds / self.seconds))
+            lost, total = describe_duration(self.interrupted_seconds), describe_duration(self.seconds)
+            parts.append(f"{lost} of {total} interrupted ({share:.1f} % ran)")
+        if self.logs is not None:
+            parts.append(f"logs in {self.logs}")
+        return ", ".join(parts)
+
+
+def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
+    """Return the contents of ``verdict.json``."""
+    facts = asdict(summary)
+    del facts["logs"]
+    failures = facts.pop("failures")
+    ended_at = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    return {
+        "success": closed.success,
+        "exit_code": int(closed.exit_code),
+        "requeue": closed.requeue,
+        "why": closed.why,
+        **facts,
+        "ended_at": ended_at,
+        "incident": None if closed.incident is None else describe_incident(closed.incident),
+        "failures": failures,
+    }
+
+
+def describe_incident(incident: Incident) -> Mapping[str, Any]:
+    """Return an incident as a record for programs, with its class and what is derived from its texts."""
+    from elastic_core.known_failures import classify, recognize  # here, since only a job that failed needs it
+
+    known = recognize(incident)
+    return {
+        **asdict(incident),
+        "kind": incident.kind.value,
+        "exception": incident.exception,
+        "class": classify(incident).value,
+        "known_failure": None if known is None else known.name,
+    }
+
+
+def write_verdict(summary: RunSummary, closed: Closed) -> OSError | None:
+    """Write ``verdict.json`` beside the logs, if any are kept, as a whole or not at all; return why it could not be."""
+    if summary.logs is None:
+        return None
+    target = summary.logs / FILE_NAME
+    unnamed = target.with_name(f".{FILE_NAME}.{os.getpid()}")
+    try:
+        summary.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unnamed.write_text(json.dumps(verdict(summary, closed), indent=1) + "\n", encoding="utf-8")
+        os.replace(unnamed, target)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            unnamed.unlink()
+        return exc
+    return None

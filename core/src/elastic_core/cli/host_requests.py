@@ -1,0 +1,73 @@
+"""``elastic drain`` and ``elastic release``: requests about a host to the agents of a job, through its store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elastic_core.cli.job_store import STORE_FLAGS, job_store
+from elastic_core.cli.option import FlagCommand
+
+if TYPE_CHECKING:
+    from elastic_core.rendezvous.backend import RendezvousBackend
+
+
+class RequestCommand(FlagCommand):
+    """A command that asks the nodes of a job for something about a host; flags of ``elastic run`` name the job."""
+
+    def __init__(self, name: str, callback: Callable[..., int], text: str, epilog: str) -> None:
+        super().__init__(
+            name,
+            callback=callback,
+            params=[click.Argument(["host"]), *STORE_FLAGS],
+            help=text,
+            epilog=epilog,
+        )
+
+
+def _drain(*, host: str, **given: Any) -> int:
+    """Ask the agents of ``host`` to leave as on SIGTERM, wait until they have answered, and return the exit code."""
+    from elastic_core.session import drain_request  # not for --help
+
+    count = _request(drain_request.ask, host, given)
+    click.echo(f"{count} agent{'s' if count > 1 else ''} on {host} leave{'' if count > 1 else 's'}.")
+    return 0
+
+
+def _release(*, host: str, **given: Any) -> int:
+    """Confirm that ``host`` is gone (rule S4), wait until the job has accepted it, and return the exit code."""
+    from elastic_core.session import drain_request
+
+    count = _request(drain_request.release, host, given)
+    click.echo(f"The job goes on without the {count} agent{'s' if count > 1 else ''} that {host} had.")
+    return 0
+
+
+def _request(request: Callable[[RendezvousBackend, str, str], int], host: str, given: Mapping[str, Any]) -> int:
+    """Return the result of ``request``, called with the store that the flags name, the host and the job's id."""
+    with job_store(given) as (store, job):
+        return request(store, host, job)
+
+
+drain = RequestCommand(
+    "drain",
+    _drain,
+    "Have all agents of HOST leave the job that these flags of `elastic run` name, as if they had got "
+    "SIGTERM.\n\nWorkers that call should_checkpoint() then stop together, and no step is lost; others get "
+    "SIGTERM. The job goes on without HOST, if --nnodes allows it. The host of the job's own store (c10d) "
+    "is refused while there are others.",
+    "HOST is the host's name, as agents print it. It takes write access to the job's store. The command ends as soon "
+    "as the agents have answered that they leave.",
+)
+release = RequestCommand(
+    "release",
+    _release,
+    "Say that HOST is gone for good, with all processes of the job that these flags of `elastic run` name.\n\n"
+    "A job that has lost all nodes of a round waits until their workers have stopped themselves, ten minutes "
+    "(--rdzv_conf fence_after), since they may still be training. Where you know that they are not, because the "
+    "machine is off or the pod is deleted, this ends the wait. If you are wrong, two rounds train at once.",
+    "HOST is the host's name, as agents print it. Refused while the heartbeats of its agents go on. The command ends "
+    "as soon as the job has accepted it, for which an agent of the job must run.",
+)

@@ -1,0 +1,55 @@
+"""The store of a running job, for commands that look at the job or ask something of it, as ``elastic status``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.cli.options import FLAGS, Flags
+from elastic_core.cli.run import hints_with_sources, meeting_place, plugins_named
+from elastic_core.config.parse import NodeRange
+from elastic_core.config.run import DEFAULT_ID
+from elastic_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from elastic_core.rendezvous.backend import RendezvousBackend
+
+_NAMES = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
+STORE_FLAGS = tuple(flag for flag in FLAGS if flag.name in _NAMES)  # those of ``elastic run`` that name the job
+_SEVERAL = NodeRange(1, 2)
+
+
+@contextmanager
+def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str]]:
+    """Yield a connection to the store that ``given``, the values of :data:`STORE_FLAGS`, names, and the job's id.
+
+    Raises:
+        UsageError: The flags name no job's store.
+        PluginError: The backend's plugin cannot be loaded.
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    from elastic_core.config.rdzv_conf import parse
+    from elastic_core.plugins import manager  # none of this for --help
+    from elastic_core.rendezvous import job_token
+    from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.rendezvous.handler import RendezvousParameters
+
+    flags = Flags(nnodes=_SEVERAL, **given)
+    with hints_with_sources():
+        backend, endpoint = meeting_place(flags)
+        loaded = manager.load_backend(backend, named=plugins_named(flags, os.environ))
+        options = loaded.rendezvous_options()
+        if options.handler or options.single_node:
+            why = "is a rendezvous handler of others" if options.handler else "serves one node"
+            raise UsageError(
+                f"The {backend} backend {why}, so there is no store in which other processes find the job.",
+                hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. An agent leaves on SIGTERM.",
+            )
+        conf = parse(flags.rdzv_conf, backend=backend, options=options)
+    token, job = job_token.read_token(os.environ, conf.token_file), flags.rdzv_id or DEFAULT_ID
+    store = loaded.make_rendezvous(RendezvousParameters(backend, endpoint, job, 1, 2, token=token, config=conf.backend))
+    assert isinstance(store, RendezvousBackend)
+    with closing(store):
+        yield store, job

@@ -1,0 +1,172 @@
+"""``elastic logs``: print the workers' output that ``--log_dir`` has kept, of a round or a rank, and follow it.
+
+The directory of a run is ``LOG_DIR/JOB_RUN/round_N/rank_R/{stdout,stderr}.log``; several nodes may share it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from elastic_core.errors import UsageError
+from elastic_core.exit_codes import ExitCode
+
+FOLLOW_INTERVAL_SECONDS = 0.2
+_LOG = re.compile(r"round_(?P<round>\d+)/rank_(?P<rank>\d+)/(?P<stream>stdout|stderr)\.log")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Log:
+    """One file of output, ordered as ``elastic logs`` prints them."""
+
+    round: int
+    rank: int
+    stream: str
+    path: Path
+
+    @property
+    def label(self) -> str:
+        """What stands before each of its lines."""
+        return f"[round {self.round}, rank {self.rank}, {self.stream}] "
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What to print; None for all."""
+
+    round: int | None = None
+    rank: int | None = None
+    stream: str | None = None
+
+    def takes(self, log: Log) -> bool:
+        """Whether a file is to be printed."""
+        return all(
+            wanted in (None, found)
+            for wanted, found in ((self.round, log.round), (self.rank, log.rank), (self.stream, log.stream))
+        )
+
+
+def find_run(directory: Path) -> Path:
+    """Return the directory of a run: this one, or the run below it that wrote last.
+
+    Raises:
+        UsageError: There is no such directory, or no run's output is in it.
+    """
+    try:
+        entries = [Path(entry.path) for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+    except OSError as exc:
+        raise UsageError(
+            f"The log directory {str(directory)!r} cannot be read: {exc.strerror}.",
+            hint="Name the --log_dir of the run, or the run's directory in it, which the agent prints when it starts.",
+        ) from exc
+    if any(entry.name.startswith("round_") for entry in entries):
+        return directory
+    runs = [entry for entry in entries if any(entry.glob("round_*"))]
+    if not runs:
+        raise UsageError(
+            f"No run has kept output in {str(directory)!r}.",
+            hint="Output is kept when elastic run has --log_dir together with --redirects or --tee, as in --tee 3.",
+        )
+    return max(runs, key=_written_at)
+
+
+def find_logs(run: Path, selection: Selection) -> list[Log]:
+    """Return the files of a run that are to be printed, in order."""
+    found = []
+    for path in run.glob("round_*/rank_*/*.log"):
+        if (match := _LOG.fullmatch(path.relative_to(run).as_posix())) is not None:
+            log = Log(int(match["round"]), int(match["rank"]), match["stream"], path)
+            if selection.takes(log):
+                found.append(log)
+    return sorted(found)
+
+
+class Follower:
+    """Prints what is new in the files of a run, each line with its label. A file is read once, from its beginning.
+
+    Args:
+        run: The run's directory.
+        selection: What to print.
+        out: Where to print it.
+    """
+
+    def __init__(self, run: Path, selection: Selection, out: BinaryIO) -> None:
+        self._run, self._selection, self._out = run, selection, out
+        self._read: dict[Path, int] = {}
+
+    def print_new(self, *, last: bool) -> bool:
+        """Print the new whole lines of all files; with ``last`` also a line that has no end. Whether there were any."""
+        printed = False
+        for log in find_logs(self._run, self._selection):
+            for line in self._new_lines(log.path, last=last):
+                self._out.write(log.label.encode() + line)
+                printed = True
+        self._out.flush()
+        return printed
+
+    def _new_lines(self, path: Path, *, last: bool) -> Iterator[bytes]:
+        try:
+            file = open(path, "rb")  # noqa: SIM115  (the with follows)
+        except OSError:  # removed meanwhile
+            return
+        with file:
+            file.seek(self._read.get(path, 0))
+            while line := file.readline():
+                if not line.endswith(b"\n"):
+                    if not last:
+                        return
+                    line += b"\n"
+                self._read[path] = file.tell()
+                yield line
+
+
+def _written_at(run: Path) -> float:
+    """Return when something was last written below a run's directory, as far as its rounds show."""
+    return max(path.stat().st_mtime for path in (run, *run.glob("round_*"), *run.glob("round_*/rank_*/*.log")))
+
+
+def _default_directory(environ: Mapping[str, str] = os.environ) -> str | None:
+    return environ.get("PET_LOG_DIR")
+
+
+@click.command("logs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("directory", type=click.Path(path_type=Path), default=_default_directory, required=False)
+@click.option("--round", "number", type=click.IntRange(1), metavar="N", help="Only the output of round N.")
+@click.option("--rank", type=click.IntRange(0), metavar="R", help="Only the output of rank R.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
+def command(directory: Path | None, number: int | None, rank: int | None, stream: str | None, follow: bool) -> int:
+    """Print the output of workers that `elastic run --log_dir=DIRECTORY --tee=3` has kept.
+
+    DIRECTORY is the --log_dir, whose newest run is printed, or the directory of one run. PET_LOG_DIR is its default.
+    """
+    if directory is None:
+        raise UsageError("No log directory is named.", hint="Write elastic logs DIRECTORY, or set PET_LOG_DIR.")
+    run = find_run(directory)
+    follower = Follower(run, Selection(number, rank, stream), sys.stdout.buffer)
+    try:
+        if not follower.print_new(last=not follow) and not follow:
+            raise UsageError(
+                f"No output in {str(run)!r} is of that round, rank and stream.", hint=f"There is: {_describe(run)}."
+            )
+        while follow:
+            time.sleep(FOLLOW_INTERVAL_SECONDS)
+            follower.print_new(last=False)
+    except BrokenPipeError:  # `elastic logs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(ExitCode.SUCCESS)
+
+
+def _describe(run: Path) -> str:
+    """Return which rounds and ranks have output."""
+    logs = find_logs(run, Selection())
+    rounds, ranks = sorted({log.round for log in logs}), sorted({log.rank for log in logs})
+    return f"rounds {rounds[0]} to {rounds[-1]}, ranks {ranks[0]} to {ranks[-1]}" if logs else "none"

@@ -1,0 +1,94 @@
+"""``elastic status``: what a job does, from any host that reaches its store."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elastic_core.cli.job_store import STORE_FLAGS, job_store
+from elastic_core.cli.option import FlagCommand
+from elastic_core.errors import UsageError
+from elastic_core.events import describe_duration
+from elastic_core.exit_codes import ExitCode, describe_exit
+
+if TYPE_CHECKING:
+    from elastic_core.incidents import Failure
+    from elastic_core.session.job_view import JobStatus, NodeStatus
+
+WATCH_INTERVAL_SECONDS = 2.0
+FAILURES_SHOWN = 5  # of those that spent a restart, the newest
+
+
+def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
+    """Print what the job does, once or every two seconds, and return the exit code."""
+    from elastic_core.session.job_view import look  # not for --help
+
+    if job is not None:
+        given["rdzv_id"] = job
+
+    with job_store(given) as (store, job_id):
+        while True:
+            if (seen := look(store, job_id)) is None:
+                raise UsageError(
+                    f"There is no job {job_id!r} in this store.",
+                    hint="Name it as its nodes do: JOB or --rdzv_id, with their --rdzv_backend and --rdzv_endpoint.",
+                )
+            text = json.dumps(asdict(seen)) if as_json else "\n".join(describe(seen))
+            if watch and not as_json:
+                click.clear()
+            click.echo(text)
+            if not watch or seen.state in ("succeeded", "failed"):
+                return int(ExitCode.SUCCESS)
+            time.sleep(WATCH_INTERVAL_SECONDS)
+
+
+def describe(seen: JobStatus) -> Iterator[str]:
+    """Yield the lines for people."""
+    yield f"job {seen.job!r} is {seen.state}" + (f": {seen.why}" if seen.why else "")
+    yield f"  run       {seen.run}, for {describe_duration(seen.age_s)}"
+    if seen.round:
+        members = sum(node.ranks is not None for node in seen.nodes)
+        yield f"  round     {seen.round}: {seen.world_size} worker(s) on {members} node(s)"
+    yield f"  restarts  {seen.restarts} of {seen.max_restarts} spent" + (":" if seen.failures else "")
+    for failure in seen.failures[-FAILURES_SHOWN:]:
+        yield f"            {_failure(failure)}"
+    if lost := sum(seen.host_losses.values()):
+        yield f"  lost      {lost} node(s), on {len(seen.host_losses)} host(s)"
+    for node in seen.nodes:
+        yield f"  node      {_node(node)}"
+    yield f"  store     answers in {1000 * seen.store_s:.0f} ms"
+
+
+def _failure(failure: Failure) -> str:
+    what = failure.exception or ("no start" if failure.exit_code is None else describe_exit(failure.exit_code))
+    who = "" if failure.rank is None else f"rank {failure.rank} on "
+    step = "" if failure.step is None else f" at step {failure.step}"
+    return f"round {failure.round}: {what}, {who}{failure.host}{step}, {describe_duration(failure.seconds_ago)} ago"
+
+
+def _node(node: NodeStatus) -> str:
+    ranks = "" if node.ranks is None else f", ranks {node.ranks[0]} to {node.ranks[1]}"
+    if node.ranks is not None and node.ranks[0] == node.ranks[1]:
+        ranks = f", rank {node.ranks[0]}"
+    marks = [*(["decides"] if node.leads else []), *(["leaves"] if node.leaving else [])]
+    return f"{node.host}{ranks}: {node.phase}" + (f" ({', '.join(marks)})" if marks else "")
+
+
+command = FlagCommand(
+    "status",
+    callback=status,
+    params=[
+        click.Argument(["job"], required=False),
+        *STORE_FLAGS,
+        click.Option(["--watch"], is_flag=True, help="Look again every 2 s, until the job is over or Ctrl-C."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs."),
+    ],
+    help="Say what JOB does: its nodes, ranks, restarts and why they were spent.\n\nJOB is the job's --rdzv_id. The "
+    "flags of `elastic run` name its store. Nothing in the store is changed.",
+    epilog="Any host that reaches the store may ask. The exit code is 0 where there is such a job, whatever it does.",
+)

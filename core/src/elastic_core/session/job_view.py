@@ -1,0 +1,159 @@
+"""A look at a job from outside: what its store says of it, without taking part. ``elastic status`` prints it.
+
+It costs the store one read of the newest entry and of the few on which that stands, and one of the roster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from elastic_core.incidents import Failure
+from elastic_core.protocol.counters import past_failures
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.failure_detector import Observation
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.ranks import place
+from elastic_core.protocol.roster import NodeRow
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.leave import readable
+from elastic_core.session.ledger_reader import load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node of the job.
+
+    Attributes:
+        node_id: Its id.
+        host: The name of its host.
+        ranks: The first and the last rank that it has in the newest round; None for a node without a place in it.
+        phase: ``running``, ``waiting``, ``stopped`` or ``finished``; ``silent`` for a member without a row.
+        leads: Whether it decides for the job.
+        leaving: Whether it has said that it leaves.
+    """
+
+    node_id: str
+    host: str
+    ranks: tuple[int, int] | None
+    phase: str
+    leads: bool
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """A job as its store shows it.
+
+    Attributes:
+        job: Its id.
+        run: The run's own id.
+        state: In one word: ``forming``, ``running``, ``restarting``, ``succeeded`` or ``failed``.
+        why: Why it is in that state, for a failure or a halt; '' for none.
+        round: The number of the newest round; 0 before the first.
+        world_size: Its workers.
+        age_s: Seconds since the run was opened, to a few seconds: that of the newest entry, or as many as a node has
+            counted heartbeats.
+        restarts: Restarts spent.
+        max_restarts: Of how many.
+        failures: The newest failures that spent a restart, the oldest first.
+        host_losses: How often each host was lost, by host id.
+        nodes: Members in rank order, then the others.
+        store_s: Seconds that one look took.
+    """
+
+    job: str
+    run: str
+    state: str
+    why: str
+    round: int
+    world_size: int
+    age_s: float
+    restarts: int
+    max_restarts: int
+    failures: tuple[Failure, ...]
+    host_losses: dict[str, int]
+    nodes: tuple[NodeStatus, ...]
+    store_s: float
+
+
+def look(store: RendezvousBackend, job: str, now: Callable[[], float] = time.monotonic) -> JobStatus | None:
+    """Return the status of a job; None where the store has none under its id.
+
+    Raises:
+        RendezvousConnectionError: The store cannot be reached.
+        RendezvousStateError: The store holds something invalid.
+    """
+    began = now()
+    ledger = load(store, began)
+    if ledger is None:
+        return None
+    rows = readable(store.roster())
+    return describe(job, ledger, rows, began, now() - began)
+
+
+def describe(job: str, ledger: Ledger, rows: list[Observation], now: float, took: float) -> JobStatus:
+    """Return the status of the job with this ledger and these roster rows."""
+    current = ledger.round
+    nodes = {seen.row.info.node_id: seen.row for seen in rows if seen.row.run == ledger.head.run}
+    ranked = (
+        () if current is None else tuple(_member(ledger, current, node_id, nodes) for node_id in current.group_ranks)
+    )
+    if ledger.closed is None:
+        beats = max((seen.heartbeat for seen in rows if seen.row.info.node_id in nodes), default=0)
+        unseen = max(0.0, beats * ledger.settings.timing.beat_interval - ledger.head.age)
+        ledger = replace(ledger, head_at=now - unseen)
+    others = (_other(ledger, row) for node_id, row in nodes.items() if not ledger.is_member(node_id))
+    state, why = _state(ledger)
+    return JobStatus(
+        job=job,
+        run=ledger.head.run,
+        state=state,
+        why=why,
+        round=0 if current is None else current.number,
+        world_size=0 if current is None else sum(member.local_world_size for member in current.members),
+        age_s=ledger.age(now),
+        restarts=ledger.counters.restarts,
+        max_restarts=ledger.settings.agreement.max_restarts,
+        failures=past_failures(ledger, now),
+        host_losses={host: losses.count for host, losses in ledger.counters.losses.items()},
+        nodes=(*ranked, *sorted(others, key=lambda node: node.host)),
+        store_s=took,
+    )
+
+
+def _state(ledger: Ledger) -> tuple[str, str]:
+    if ledger.closed is not None:
+        return ("succeeded" if ledger.closed.success else "failed"), ledger.closed.why
+    if ledger.halt is not None:
+        return "restarting", ledger.halt.why
+    return ("forming", "") if ledger.round is None else ("running", ledger.round.why)
+
+
+def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, NodeRow]) -> NodeStatus:
+    mine, row = place(current.members, node_id), nodes.get(node_id)
+    return NodeStatus(
+        node_id=node_id,
+        host=str(row.info) if row is not None else current.host_of(node_id) or node_id,
+        ranks=(mine.first_rank, mine.first_rank + mine.local_world_size - 1),
+        phase="silent" if row is None else _phase(row, current),
+        leads=ledger.leader == node_id,
+        leaving=row is not None and row.leaving,
+    )
+
+
+def _phase(row: NodeRow, current: Round) -> str:
+    """Return the phase of a member in the newest round; ``starting`` before it has workers of that round."""
+    return row.phase.value if row.round == current.number else "starting"
+
+
+def _other(ledger: Ledger, row: NodeRow) -> NodeStatus:
+    return NodeStatus(
+        node_id=row.info.node_id,
+        host=str(row.info),
+        ranks=None,
+        phase=row.phase.value,
+        leads=ledger.leader == row.info.node_id,
+        leaving=row.leaving,
+    )

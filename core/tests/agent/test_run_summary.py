@@ -1,0 +1,77 @@
+"""What a run came to, in its last line and in ``verdict.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from views import incident
+
+from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
+from elastic_core.incidents import as_failure
+from elastic_core.protocol.entries import Closed
+
+SUMMARY = RunSummary(
+    job="job42",
+    run="c48a123563c5",
+    node="node0",
+    rounds=4,
+    restarts=2,
+    max_restarts=3,
+    nodes_lost=1,
+    seconds=10_800.0,
+    interrupted_seconds=11.2,
+    failures=(as_failure(incident("a")),),
+    logs=Path("/logs/run"),
+)
+FAILED = Closed(
+    success=False,
+    why="it was stopped",
+    exit_code=79,
+    requeue=True,
+    incident=replace(incident("a"), message="ConnectionResetError: [Errno 104] Connection reset by peer", exit_code=1),
+)
+
+
+@pytest.mark.parametrize(
+    ("summary", "text"),
+    [
+        (SUMMARY, "2 restarts, 1 lost node, 11.2 s of 3.0 h interrupted (99.9 % ran), logs in /logs/run"),
+        (replace(SUMMARY, restarts=1, nodes_lost=0, logs=None), "1 restart, 11.2 s of 3.0 h interrupted (99.9 % ran)"),
+        (replace(SUMMARY, restarts=0, nodes_lost=2, interrupted_seconds=0.0, logs=None), "2 lost nodes"),
+        (replace(SUMMARY, restarts=0, nodes_lost=0, interrupted_seconds=0.0, logs=None), ""),
+        (
+            replace(SUMMARY, restarts=0, nodes_lost=0, seconds=2.0, interrupted_seconds=3.0, logs=None),
+            "3.0 s of 2.0 s interrupted (0.0 % ran)",
+        ),
+    ],
+)
+def test_a_run_in_one_line(summary: RunSummary, text: str) -> None:
+    assert summary.describe() == text
+
+
+def test_a_verdict_is_written_beside_the_logs(tmp_path: Path) -> None:
+    assert write_verdict(replace(SUMMARY, logs=tmp_path / "run"), FAILED) is None
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE_NAME], "nothing else is left"
+    told = json.loads((tmp_path / "run" / FILE_NAME).read_text())
+    assert (told["exit_code"], told["requeue"], told["restarts"], told["nodes_lost"]) == (79, True, 2, 1)
+    assert (told["incident"]["exception"], told["incident"]["class"]) == ("ConnectionResetError", "peer")
+    assert [failure["round"] for failure in told["failures"]] == [1]
+
+
+def test_a_verdict_replaces_the_one_of_another_node_as_a_whole(tmp_path: Path) -> None:
+    for node in ("node0", "node1"):
+        assert write_verdict(replace(SUMMARY, node=node, logs=tmp_path), FAILED) is None
+    assert json.loads((tmp_path / FILE_NAME).read_text())["node"] == "node1"
+
+
+def test_a_verdict_that_cannot_be_written_is_an_error_and_no_exception(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    error = write_verdict(replace(SUMMARY, logs=tmp_path / "file"), FAILED)
+    assert isinstance(error, OSError)
+
+
+def test_without_logs_there_is_no_file() -> None:
+    assert write_verdict(replace(SUMMARY, logs=None), FAILED) is None

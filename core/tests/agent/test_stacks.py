@@ -1,0 +1,168 @@
+"""Where processes are, found out without stopping them: real processes that hang in each of the usual ways."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_core.agent.stacks import ProcessStacks, collect, describe_ranks, main_stack, summarize
+from elastic_core.worker.stack_dump import SIGNAL
+
+HANGS = {
+    "a queue": ("import queue\nprint('ready', flush=True)\nqueue.Queue().get()", r"in get \(queue.py:\d+\) > wait"),
+    "a lock": (
+        "import threading\nlock = threading.Lock()\nlock.acquire()\nprint('ready', flush=True)\nlock.acquire()",
+        r"in <module> \(train.py:\d+\)",
+    ),
+    "the interpreter's lock is held in native code": (
+        "import re\nprint('ready', flush=True)\nre.match(r'(a+)+b', 40 * 'a')",
+        r"in match \(re.*:\d+\), called at train.py:\d+",
+    ),
+    "a child that does not end": (
+        "import subprocess, sys\nprint('ready', flush=True)\n"
+        "subprocess.run([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=sys.stdin)",
+        r"in run \(subprocess.py:\d+\) > _try_wait",
+    ),
+    "another thread has the work": (
+        "import queue, threading\nthread = threading.Thread(target=queue.Queue().get, name='loader')\nthread.start()\n"
+        "print('ready', flush=True)\nthread.join()",
+        r"in join \(threading.py:\d+\)",
+    ),
+}
+PREPARE = "from elastic_core.worker.stack_dump import prepare\nprepare()\n"
+
+
+@contextlib.contextmanager
+def running(program: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs ``program`` and has printed that it is ready."""
+    script = directory / "train.py"
+    script.write_text(program)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_the_place_of_a_process_that_hangs(hang: str, tmp_path: Path) -> None:
+    program, place = HANGS[hang]
+    with running(PREPARE + program, tmp_path) as process:
+        reached = ""
+        for _ in range(100):  # it may not have come to the call by which it hangs
+            reached = collect([process.pid])[process.pid].place
+            if re.search(place, reached):
+                break
+        assert re.search(place, reached), reached
+        assert process.poll() is None, "it goes on"
+
+
+def test_a_process_that_is_stopped_is_named_so_and_answers_when_it_goes_on(tmp_path: Path) -> None:
+    program = PREPARE + "import sys\nprint('ready', flush=True)\nsys.stdin.read()"
+    with running(program, tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        found = collect([process.pid], 0.2)[process.pid]
+        assert found.text == ""
+        assert "SIGSTOP" in found.place
+        process.send_signal(signal.SIGCONT)
+        assert "train.py" in collect([process.pid])[process.pid].place
+
+
+def test_a_process_that_was_not_prepared_is_sent_nothing(tmp_path: Path) -> None:
+    with running("import sys\nprint('ready', flush=True)\nsys.stdin.read()", tmp_path) as process:
+        assert process.stdout is not None
+        found = collect([process.pid])[process.pid]
+        assert found.place.startswith("no Python stack: sleeping")
+        assert not select.select([process.stdout], [], [], 0)[0], "its end would be readable"
+        assert process.poll() is None
+
+
+def test_a_process_that_has_replaced_its_program_is_sent_nothing(tmp_path: Path) -> None:
+    replaced = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', "
+    program = PREPARE + replaced + "\"import sys; print('ready', flush=True); sys.stdin.read()\"])"
+    with running(program, tmp_path) as process:
+        assert collect([process.pid])[process.pid].text == ""
+        assert process.poll() is None
+
+
+def test_a_process_that_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert collect([process.pid])[process.pid].place == "the process is gone"
+
+
+def test_a_fatal_signal_leaves_the_python_stack_on_stderr(tmp_path: Path) -> None:
+    program = PREPARE + "import os, signal\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"
+    with running(program, tmp_path) as process:
+        _, err = process.communicate()
+    assert process.returncode == -signal.SIGSEGV
+    assert b"Fatal Python error: Segmentation fault" in err
+    assert b"train.py" in err
+
+
+def test_the_signal_is_one_that_would_end_a_process_without_a_handler() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        process.send_signal(SIGNAL)
+        assert process.wait() == -SIGNAL
+
+
+@pytest.mark.parametrize(
+    ("text", "frames"),
+    [
+        ("", []),
+        ("Current thread 0x01 (most recent call first):\n  <no Python frame>\n", []),
+        (
+            'Thread 0x02 (most recent call first):\n  File "/a.py", line 1 in f\n\n'
+            'Current thread 0x01 [python] (most recent call first):\n  File "/b.py", line 2 in g\n'
+            '  File "/b.py", line ??? in <module>\n',
+            ["/b.py:2 g", "/b.py:0 <module>"],
+        ),
+        ('Thread 0x02 (most recent call first):\n  File "/a b.py", line 1 in f\n', ["/a b.py:1 f"]),
+        ('  File "/cut.py", line 1 in f\nCurrent thread', []),
+    ],
+    ids=["nothing", "no frame", "the current thread counts", "no current thread", "cut off"],
+)
+def test_the_main_stack_of_a_dump(text: str, frames: list[str]) -> None:
+    assert [f"{frame.file}:{frame.line} {frame.function}" for frame in main_stack(text)] == frames
+
+
+def test_the_call_that_a_person_knows_is_named_and_the_line_that_made_it() -> None:
+    text = """Current thread 0x01 (most recent call first):
+  File "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
+  File "/v/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/model.py", line 7 in step
+  File "/home/me/train.py", line 41 in <module>
+"""
+    place = ProcessStacks(1, main_stack(text), text).place
+    assert place == "in all_reduce (torch/distributed/distributed_c10d.py:2810), called at model.py:7"
+
+
+def test_the_ranks_at_the_rarest_place_come_first() -> None:
+    places = dict.fromkeys(range(8), "in all_reduce (torch)") | {
+        3: "in __next__ (dataloader)",
+        9: "the process is gone",
+    }
+    assert summarize(places) == [
+        "rank 3 is in __next__ (dataloader)",
+        "rank 9: the process is gone",
+        "ranks 0-2, 4-7 are in all_reduce (torch)",
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([0, 1], "0-1"), ([0, 2, 3, 4, 9], "0, 2-4, 9"), ([], "")])
+def test_ranks_are_written_as_ranges(ranks: list[int], text: str) -> None:
+    assert describe_ranks(ranks) == text

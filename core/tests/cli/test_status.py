@@ -1,0 +1,54 @@
+"""The lines of ``elastic status``."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_core.cli.status import describe
+from elastic_core.events import describe_duration
+from elastic_core.incidents import Failure
+from elastic_core.session.job_view import JobStatus, NodeStatus
+
+RUNNING = JobStatus(
+    job="job42",
+    run="c48a123563c5",
+    state="running",
+    why="rank 9 on node1 was killed by SIGKILL",
+    round=3,
+    world_size=16,
+    age_s=3726.4,
+    restarts=2,
+    max_restarts=3,
+    failures=(
+        Failure(round=1, rank=9, host="node1", exception="ValueError", exit_code=1, step=812, seconds_ago=3000.0),
+        Failure(round=2, rank=3, host="node0", exception="", exit_code=-9, step=None, seconds_ago=12.5),
+    ),
+    host_losses={"h": 2},
+    nodes=(
+        NodeStatus(node_id="a", host="node0", ranks=(0, 7), phase="running", leads=True, leaving=False),
+        NodeStatus(node_id="b", host="node1", ranks=(8, 8), phase="running", leads=False, leaving=True),
+        NodeStatus(node_id="c", host="node2", ranks=None, phase="waiting", leads=False, leaving=False),
+    ),
+    store_s=0.0012,
+)
+
+
+def test_a_running_job() -> None:
+    assert "\n".join(describe(RUNNING)) == (
+        "job 'job42' is running: rank 9 on node1 was killed by SIGKILL\n"
+        "  run       c48a123563c5, for 62 min\n"
+        "  round     3: 16 worker(s) on 2 node(s)\n"
+        "  restarts  2 of 3 spent:\n"
+        "            round 1: ValueError, rank 9 on node1 at step 812, 50 min ago\n"
+        "            round 2: was killed by SIGKILL, rank 3 on node0, 12.5 s ago\n"
+        "  lost      2 node(s), on 1 host(s)\n"
+        "  node      node0, ranks 0 to 7: running (decides)\n"
+        "  node      node1, rank 8: running (leaves)\n"
+        "  node      node2: waiting\n"
+        "  store     answers in 1 ms"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (119.9, "119.9 s"), (125, "2 min"), (7300, "2.0 h")])
+def test_a_duration(seconds: float, text: str) -> None:
+    assert describe_duration(seconds) == text

@@ -1,0 +1,42 @@
+"""Parts of a session by themselves, without its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from views import info
+
+from elastic_core.incidents import Action, Verdict
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.roster import NodeRow
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.confirmation import Confirmation
+from elastic_core.session.connections import SessionConnections
+from elastic_core.session.heartbeat import Heartbeat
+from elastic_core.session.join import Joined
+from elastic_core.session.row_writer import RowWriter
+from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.session.state import SessionCalls, SessionState
+
+
+def ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+def state_of(name: str, ledger: Ledger, store: RendezvousBackend, runtime: Runtime = RUNTIME) -> SessionState:
+    """Return the state of a session that no other part acts on."""
+    calls = SessionCalls(ignore, ignore, lambda _incident, _history: Verdict(Action.RESTART, ""), ignore)
+    return SessionState(store, Joined(ledger, NodeRow(info=info(name))), runtime, calls, ignore)
+
+
+def writer_of(state: SessionState, connections: SessionConnections) -> RowWriter:
+    """Return the session's writer."""
+    return RowWriter(state, connections, NodeRow(info=info(state.node_id)), compare=ignore, reported=ignore)
+
+
+def heartbeat_of(state: SessionState, take_leader: Callable[..., Any] = ignore) -> Heartbeat:
+    """Return the session's heartbeat, over a connection that it has made."""
+    connections = SessionConnections(state)
+    writer, confirmation = writer_of(state, connections), Confirmation(state, connections)
+    return Heartbeat(state, connections, writer, confirmation, compare=ignore, take_leader=take_leader)
