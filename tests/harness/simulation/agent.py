@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from elastic_core.agent.event_loop import SignalReceived
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
@@ -225,6 +226,7 @@ class SimAgent:
             warden=self.hands,
             group=self.hands,
             unreachable=partial(peers.unreachable, self.host),
+            summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )
         look = partial(self.host.look, self.slot)
         self.supervisor = Supervisor(cast("Any", resources), means, store, applicant, found, cast("Any", stores), look)
