@@ -1,4 +1,4 @@
-"""A node that joins a round whose workers save nothing when they are stopped (rule L11)."""
+"""A node that joins a round whose workers save nothing when they are stopped (rule L13)."""
 
 from __future__ import annotations
 

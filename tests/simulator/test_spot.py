@@ -1,4 +1,4 @@
-"""Rule L11 on traces of spot instances: it keeps more work than a resize at once, or after a minute, does."""
+"""Rule L13 on traces of spot instances: it keeps more work than a resize at once, or after a minute, does."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_the_age_of_a_run_is_that_of_its_newest_entry_and_the_time_since() -> No
     assert [LeaderView(ledger=ledger, watch=watch(), now=now).age for now in (9.0, 10.0, 10.5)] == [10.0, 10.0, 10.5]
 
 
-# What ended rounds (rule L11) -----------------------------------------------------------------------------------------
+# What ended rounds (rule L13) -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reason", list(HaltReason))

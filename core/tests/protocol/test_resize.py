@@ -1,4 +1,4 @@
-"""Rule L11: when a round makes room for waiting nodes, and what it weighs."""
+"""Rule L13: when a round makes room for waiting nodes, and what it weighs."""
 
 from __future__ import annotations
 

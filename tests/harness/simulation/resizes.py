@@ -1,4 +1,4 @@
-"""Rule L11: a resize of workers that save nothing when they are stopped comes at a time when it loses little.
+"""Rule L13: a resize of workers that save nothing when they are stopped comes at a time when it loses little.
 
 What is checked here is weaker than the rule, and does without its formula: a node has waited for as long as it must,
 the round is young, or the script has just saved.
@@ -49,18 +49,18 @@ def check_resize(world: World, replica: Replica, entry: Entry) -> None:
     waited, age = now - max(round_at, min(arrivals)), now - round_at
     if not known:
         early = waited < SHARE * plan.resize_wait and age > plan.resize_wait + SLACK
-        world.count("L11 a node has waited for others" if age > plan.resize_wait else "L11 a young round is resized")
+        world.count("L13 a node has waited for others" if age > plan.resize_wait else "L13 a young round is resized")
         if early:
-            world.truth.violated("L11", f"a resize of a round of {age:.1f} s, for which a node waited {waited:.1f} s")
+            world.truth.violated("L13", f"a resize of a round of {age:.1f} s, for which a node waited {waited:.1f} s")
         return
     interval, training = max(checkpoint.interval for checkpoint in known), world.training(entry.run, current)
     began = training.saved_at or training.whole_at or world.hub.now
     at_stake, most = world.hub.now - began, len(arrivals) * interval / (len(members) + len(arrivals)) + SETTLED
     if not interval:
-        world.count("L11 a round is resized whose next checkpoint is not expected at any time")
+        world.count("L13 a round is resized whose next checkpoint is not expected at any time")
     elif waited >= SHARE * MOST_WAITS * plan.resize_wait:
-        world.count("L11 a node has waited for as long as it must")
+        world.count("L13 a node has waited for as long as it must")
     elif at_stake > most + SLACK:
-        world.truth.violated("L11", f"{at_stake:.1f} s of work are lost to a resize, at most {most:.1f} s may be")
+        world.truth.violated("L13", f"{at_stake:.1f} s of work are lost to a resize, at most {most:.1f} s may be")
     elif training.saved_at is not None:
-        world.count("L11 a round is resized right after a checkpoint")
+        world.count("L13 a round is resized right after a checkpoint")

@@ -31,7 +31,7 @@ FREED = 2.0
 
 
 def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
-    """L1: who is healthy is not lost. L4: resizes are batched. L11: they lose little."""
+    """L1: who is healthy is not lost. L4: resizes are batched. L13: they lose little."""
     check_cause(world, entry, body.incident)
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and calm(world, lost.node_id) is not None:

@@ -15,8 +15,8 @@ INTERVALS = (300.0, 900.0, 1800.0)
 STRATEGIES: dict[str, Callable[[float, float], Job]] = {
     "at once": lambda interval, start: Job(at_once, interval, start=start),
     "after 60 s": lambda interval, start: Job(wait_a_minute, interval, start=start),
-    "L11, checkpoints unknown": lambda interval, start: LedJob(interval=interval, start=start, known=False),
-    "L11, checkpoints known": lambda interval, start: LedJob(interval=interval, start=start),
+    "L13, checkpoints unknown": lambda interval, start: LedJob(interval=interval, start=start, known=False),
+    "L13, checkpoints known": lambda interval, start: LedJob(interval=interval, start=start),
 }
 """Each makes the job for an interval of checkpoints, and seconds until its workers train."""
 

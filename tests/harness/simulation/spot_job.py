@@ -80,12 +80,12 @@ def wait_a_minute(case: ResizeCase) -> float:
 
 
 def unknown(case: ResizeCase) -> float:
-    """Return what rule L11 says of a script whose checkpoints are not known."""
+    """Return what rule L13 says of a script whose checkpoints are not known."""
     return seconds_until_resize(replace(case, at_stake=None, checkpoint_interval=0.0))
 
 
 def rule(case: ResizeCase) -> float:
-    """Return what rule L11 says of a script whose checkpoints are known."""
+    """Return what rule L13 says of a script whose checkpoints are known."""
     return seconds_until_resize(case)
 
 

@@ -82,7 +82,7 @@ def _add_failure(before: tuple[SpentRestart, ...], incident: Incident, age: floa
 
 
 def add_change(before: tuple[float, ...], age: float) -> tuple[float, ...]:
-    """Return the ages of the newest changes after a loss, a departure or a failure (rule L11).
+    """Return the ages of the newest changes after a loss, a departure or a failure (rule L13).
 
     One incident may take several rounds; those within SAME_CHANGE_SECONDS count once.
     """

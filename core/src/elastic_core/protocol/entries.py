@@ -49,7 +49,7 @@ class Counters:
     """The newest failures that spent a restart, oldest first, at most ``MAX_FAILURES`` (rule L10)."""
     changes: tuple[float, ...] = field(default=(), metadata=SKIPPABLE)
     """The run's ages, in seconds, at the newest ROUNDs that followed a loss, a departure or a failure, oldest first, at
-    most ``MAX_CHANGES`` (rule L11)."""
+    most ``MAX_CHANGES`` (rule L13)."""
 
     def bad_hosts(self) -> set[str]:
         """Return the host ids to leave out while other nodes are enough: excluded, or lost too often (L4, L5)."""

@@ -118,7 +118,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     if ledger.plan is not None:
         return graceful_stop.continue_plan(view, current, ledger.plan, finished)
     looks, put_off = [suspect_at] if late else [], ""
-    # A node waits and there is room: resize as soon as L4 and L11 allow it, unless a member has finished, so that the
+    # A node waits and there is room: resize as soon as L4 and L13 allow it, unless a member has finished, so that the
     # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
     if view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids):
         resize_at, put_off = next_resize(view, current, resize_cost=_resize_cost(view))

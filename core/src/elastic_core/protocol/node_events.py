@@ -86,7 +86,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """The workers of the round have saved a checkpoint at ``now``, or the node begins to watch for one (rule L11)."""
+    """The workers of the round have saved a checkpoint at ``now``, or the node begins to watch for one (rule L13)."""
 
     round: int
     now: float

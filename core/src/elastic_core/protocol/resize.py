@@ -1,4 +1,4 @@
-"""When a round makes room for waiting nodes: the rule of resizes (L11), which counts the work that they throw away.
+"""When a round makes room for waiting nodes: the rule of resizes (L13), which counts the work that they throw away.
 
 A script that takes no notices saves nothing when it is stopped, so a resize repeats all work since its last checkpoint
 on every node. :func:`seconds_until_resize` weighs that work against what the waiting nodes would add until they get
