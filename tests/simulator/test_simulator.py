@@ -96,6 +96,8 @@ REACHED = (
     "S4 somebody vouches for a node that lives",
     "S8 a node that was out of touch is taken for gone, and lives",
     "S8 a round trains on that is taken for over",
+    "L11 a round is delayed",
+    "L12 a host is admitted again",
     "L7 a node that has finished heartbeats until CLOSED",
     "L7 nobody joins after the first has finished",
     "L7 a failure starts those again that had finished",

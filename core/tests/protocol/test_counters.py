@@ -17,7 +17,7 @@ from elastic_core.protocol.counters import (
     counters_after_restart,
     past_failures,
 )
-from elastic_core.protocol.entries import Counters, Halt, HaltReason, HostLosses, Round, SpentRestart
+from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, HostLosses, Round, SpentRestart
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append
@@ -42,7 +42,7 @@ def after_losing_b(ledger: Ledger, here: str = "a") -> Counters:
     return counters
 
 
-def grown_old(losses: dict[str, HostLosses], excluded: tuple[str, ...] = (), names: str = "ab") -> Ledger:
+def grown_old(losses: dict[str, HostLosses], excluded: tuple[Exclusion, ...] = (), names: str = "ab") -> Ledger:
     """A run that is AGE seconds old at NOW."""
     ledger = with_counters(halted(names, HaltReason.NODE_LOST), losses=losses, excluded=excluded)
     return replace(ledger, head=replace(ledger.head, age=AGE - (NOW - ledger.head_at)))
@@ -66,7 +66,7 @@ def test_the_losses_of_a_host_are_kept_for_an_hour_or_while_it_has_a_row(host: s
 
 def test_a_host_is_bad_that_was_excluded_or_lost_three_times() -> None:
     losses = {f"lost {count} times": HostLosses(count, 0.0) for count in (2, 3, 4)}
-    assert Counters(losses=losses, excluded=("x",)).bad_hosts() == {"lost 3 times", "lost 4 times", "x"}
+    assert Counters(losses=losses, excluded=(Exclusion("x"),)).bad_hosts(AGE) == {"lost 3 times", "lost 4 times", "x"}
 
 
 def test_another_loss_of_a_host_counts_and_is_the_newest() -> None:
@@ -82,19 +82,20 @@ def test_of_too_many_those_with_most_losses_stay_and_then_the_newest() -> None:
 
 
 def test_of_too_many_excluded_hosts_those_stay_that_have_a_row_and_then_the_newest() -> None:
-    excluded = ("id-host-a", *(f"gone {i}" for i in range(MAX_HOSTS - 1)))
+    excluded = (Exclusion("id-host-a"), *(Exclusion(f"gone {i}") for i in range(MAX_HOSTS - 1)))
     view_ledger = grown_old({}, excluded)
     nodes = [seen(name, Phase.STOPPED, head=3) for name in "ab"]
     known = LeaderView(ledger=view_ledger, watch=watch(*nodes, now=NOW), now=NOW)
     assert view_ledger.round is not None
     assert view_ledger.halt is not None
     counters, _ = counters_after_halt(known, view_ledger.round, view_ledger.halt, unreachable="b")
-    assert set(counters.excluded) == {"id-host-a", "id-host-b", *(f"gone {i}" for i in range(1, MAX_HOSTS - 1))}
+    names = {one.host_id for one in counters.excluded}
+    assert names == {"id-host-a", "id-host-b", *(f"gone {i}" for i in range(1, MAX_HOSTS - 1))}
 
 
 @pytest.mark.parametrize("others", [1, MAX_HOSTS - 2])
 def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: int) -> None:
-    excluded = ("id-host-a", *(f"gone {i}" for i in range(others)))
+    excluded = (Exclusion("id-host-a"), *(Exclusion(f"gone {i}") for i in range(others)))
     ledger = grown_old({}, excluded)
     known = LeaderView(
         ledger=ledger, watch=watch(*(seen(name, Phase.STOPPED, head=3) for name in "ab"), now=NOW), now=NOW
@@ -102,7 +103,7 @@ def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: i
     assert ledger.round is not None
     assert ledger.halt is not None
     counters, _ = counters_after_halt(known, ledger.round, ledger.halt, unreachable="b")
-    assert counters.excluded == (*excluded, "id-host-b")
+    assert counters.excluded == (*excluded, Exclusion("id-host-b"))
 
 
 def test_a_round_that_follows_a_resize_spends_no_restart() -> None:

@@ -12,7 +12,7 @@ from views import halted, incident, info, live, members, offer, seen, settings, 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
-from elastic_core.protocol.entries import Closed, Halt, HaltReason, HostLosses, Leader, Round
+from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, HostLosses, Leader, Round
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
@@ -434,7 +434,7 @@ class TestReforming:
         decision = decide(view(ledger, stopped("a"), stopped("b", incident=incident("b")), verdict=exclude))
         assert isinstance(decision, Append)
         assert (ids(body(decision)), body(decision).charged) == ("a", True)
-        assert decision.counters.excluded == ("id-host-b",)
+        assert decision.counters.excluded == (Exclusion("id-host-b"),)
 
 
 class TestFence:

@@ -25,7 +25,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival
 from elastic_core.session.join import Applicant, arrive, join
 from elastic_core.session.runtime import Runtime
-from simulation import forgetting, peers, programs, runtime, strangers
+from simulation import forgetting, peers, programs, runtime, strangers, verdicts
 from simulation.engine import TICK, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
@@ -260,7 +260,7 @@ class SimAgent:
         if world.plan.thinking:
             self._sleep(world.plan.thinking * world.hub.random.random())
         if history.restarts < history.max_restarts:
-            return Verdict(Action.RESTART, "restarts are left")
+            return verdicts.verdict(world, incident, history)
         return Verdict(Action.GIVE_UP, "no restart is left")
 
     def _node_gone(self, info: NodeInfo) -> bool:

@@ -152,6 +152,15 @@ DEFECTS: tuple[Defect, ...] = (
         "agents",
     ),
     Defect("the budget has no end", "SimAgent._judge", "history.restarts < history.max_restarts", "True", "workers"),
+    Defect("a delay is over at once", "_delayed_until", "view.ledger.halted_at + verdict.delay", "0.0", "workers"),
+    Defect(
+        "a delay is only for those who stay",
+        "_decide_failure",
+        "verdict.action is Action.RESTART and not verdict.delay and whole and find_unreachable(view, current) is None",
+        "verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None",
+        "workers",
+    ),
+    Defect("an exclusion never ends", "Counters.excluded_at", "until is None or age < until", "True", "workers"),
     # Who is lost
     Defect(
         "nobody is ever lost",

@@ -70,5 +70,5 @@ def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, l
         if seen is None or row.info.node_id in members or row.phase is not Phase.WAITING or row.leaving:
             continue
         could = max(seen.arrived_at, allowed_at, watch.gap_at)
-        if first > now - could > last + ENOUGH and row.info.host_id not in entry.counters.bad_hosts():
+        if first > now - could > last + ENOUGH and row.info.host_id not in entry.counters.bad_hosts(entry.age):
             world.count("L7 nobody joins after the first has finished")

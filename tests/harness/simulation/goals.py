@@ -74,7 +74,9 @@ def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) 
     """L4, L5: whether its host was lost too often, or excluded, and no member is there."""
     counters = ledger.counters
     losses = counters.losses.get(agent.boot_id)
-    bad = (losses is not None and losses.count >= LOSSES) or agent.boot_id in counters.excluded
+    age = ledger.age(agent.process.clock.now())
+    excluded = {host for host, until in counters.excluded if until is None or age < until}
+    bad = (losses is not None and losses.count >= LOSSES) or agent.boot_id in excluded
     others = {other.boot_id for node_id in members if (other := world.agent(node_id)) is not None}
     return bad and agent.boot_id not in others
 

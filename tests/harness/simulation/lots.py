@@ -325,6 +325,9 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     if plan.liveness and plan.hosts > max(2, plan.min_nodes) and not plan.embedded and lots.random() < 0.25:
         plan = replace(plan, broken=lots.randint(1, 3) if profile != "lonely" else LONELY)
     plan = replace(plan, whole=random.Random(f"whole {profile} {seed}").choice([4, 8, 64]))
+    if profile == "workers":
+        policies = random.Random(f"policies {profile} {seed}")  # not of `lots`, of which other draws depend
+        plan = replace(plan, delay=policies.choice([0.0, 0.0, 2.0, 7.0]), exclude_for=policies.choice([0.0, 0.0, 9.0]))
     drawn = [*_starts(lots, plan), *_trouble(lots, plan, kind)]
     return replace(plan, faults=tuple(sorted([*drawn, *kind.script(lots, plan)])))
 

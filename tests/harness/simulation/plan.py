@@ -55,6 +55,10 @@ class Plan:
     """Seconds between the first node that is done and the last, at most."""
     thinking: float = 0.0
     """Seconds that the failure policies take."""
+    delay: float = 0.0
+    """Seconds by which the failure policies delay the round that follows a failure (L11)."""
+    exclude_for: float = 0.0
+    """Seconds for which they exclude the host of a failure (L12); 0 where they exclude none."""
     uid: bool = True
     """Whether the scheduler gives the run a uid."""
     pace: float = 0.0

@@ -133,6 +133,8 @@ class Supervisor:
             since=self._since,
             workers=group.workers,
             started_at=group.started_at,
+            progress=group.progress.newest(),
+            checkpoint=group.progress.last_checkpoint(),
             contact_at=session.contact.at,
             failing=(*session.contact.failing,),
             node_views=session.watch.nodes,

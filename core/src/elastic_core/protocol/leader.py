@@ -128,6 +128,8 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
             why = f"{who} joins the {len(ids)} node(s) of the round"
             return graceful_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
+    elif len(current.members) < view.agreement.max_nodes and (admitted_at := view.next_admission_at()) is not None:
+        looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
     return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
 
 
@@ -145,7 +147,7 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
     # If all members stay and no node joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
     # round has other members.
     whole = _can_restart_all(view, current) and not view.has_room(current)
-    if verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None:
+    if verdict.action is Action.RESTART and not verdict.delay and whole and find_unreachable(view, current) is None:
         return leader_entries.restart_round(view, current, first)
     return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
 
@@ -286,6 +288,8 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     survivors = [node for i in members.fit if i != out and (node := view.get(i)) is not None]
     nodes = _choose_nodes(view, halt, survivors, members.joining)[: view.agreement.max_nodes]
     if len(nodes) >= view.agreement.min_nodes:
+        if (until := _delayed_until(view, old, halt, members)) is not None and view.now < until:
+            return LookAgain(view.next_look_at(until, nodes=nodes), _describe_delay(view, halt, until))
         why = halt.why if out is None else describe_unreachable(view, old, out)
         return leader_entries.append_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
@@ -322,6 +326,26 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
         reason += f"; {describe_unreachable(view, old, blamed)}"
     requeue = verdict is not None and verdict.requeue
     return leader_entries.close_as_failed(view, reason, _first_cause(view, old, halt), requeue=requeue)
+
+
+def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> float | None:
+    """Return when the next round may begin after a failure, if a verdict delays it; None for at once (rule L11).
+
+    The time counts from the HALT. A leader that takes over asks the policies anew, and counts from the same instant. A
+    job whose workers failed because a member went away does not wait.
+    """
+    verdict = view.verdict(halt.round)
+    if verdict is None or not verdict.delay or not is_charged(halt.incident):
+        return None
+    if members.gone(view, old) or members.leaving:
+        return None
+    return view.ledger.halted_at + verdict.delay
+
+
+def _describe_delay(view: LeaderView, halt: Halt, until: float) -> str:
+    verdict = view.verdict(halt.round)
+    why = "" if verdict is None else f" ({verdict.reason})"
+    return f"the delay after the failure to pass{why}, for up to {until - view.now:.0f} s"
 
 
 def _first_cause(view: LeaderView, old: Round, halt: Halt) -> Incident | None:

@@ -4,8 +4,8 @@ part                                    share                                   
 ======================================  ====================================  =======
 ``MAX_NODES`` members                   8 of id and 1 of kind, each           180,000
 ``MAX_KINDS`` kinds of members          a role of 64 characters, each          25,000
-``MAX_HOSTS`` hosts that were lost      50 each                                13,000
-``MAX_HOSTS`` hosts that are excluded   19 each                                 5,000
+``MAX_HOSTS`` hosts that were lost      40 each                                10,300
+``MAX_HOSTS`` hosts that are excluded   30 each                                 7,700
 ``MAX_FAILURES`` failures               140 each                                4,500
 ``MAX_CHANGES`` changes                 15 each                                   150
 texts for users                         ``WHY_BYTES`` each, four of them        8,000

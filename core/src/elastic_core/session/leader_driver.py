@@ -29,6 +29,7 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
+from elastic_core.session.verdict_event import verdict_event
 
 Judge = Callable[[Incident, History], Verdict]  # asks the failure policies; returns within its own time limit
 NodeGone = Callable[[NodeInfo], bool]
@@ -59,6 +60,7 @@ class LeaderDriver:
     _looked_at: float = 0.0
     _tidies_since: float = 0.0
     _judgement: Judgement | None = None
+    _judged: tuple[Incident, History] | None = None  # what the policies were asked last
     _thinking: Future[Verdict] | None = None
     _asking: Future[list[str]] | None = None
     _ask_at: float = -math.inf
@@ -173,8 +175,11 @@ class LeaderDriver:
 
     def _view(self, store: RendezvousBackend, ledger: Ledger) -> LeaderView:
         if self._thinking is not None and self._thinking.done() and self._judgement is not None:
-            self._judgement = Judgement(round=self._judgement.round, verdict=self._thinking.result())
+            verdict = self._thinking.result()
+            self._judgement = Judgement(round=self._judgement.round, verdict=verdict)
             self._thinking = None
+            if self._judged is not None:
+                self.publish(verdict_event(*self._judged, verdict))
         now, may_forget = self._looked_at, store.may_forget
         return LeaderView(ledger=ledger, watch=self.watch, now=now, judgement=self._judgement, may_forget=may_forget)
 
@@ -246,7 +251,7 @@ class LeaderDriver:
         )
         if self._judgement is None or self._judgement.round != incident.round:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")
-            self._judgement = Judgement(round=incident.round)
+            self._judgement, self._judged = Judgement(round=incident.round), (incident, history)
         if self._thinking is not None:
             with contextlib.suppress(FutureTimeoutError):
                 self._thinking.result(POLICY_WAIT_SECONDS)
