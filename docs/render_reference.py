@@ -74,6 +74,7 @@ WHEN = {
     "listen at all addresses.",
     "output": "The output or a log of a worker cannot be kept or shown.",
     "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
+    "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
     "spare": "The job has all nodes that it takes, and this node waits for a place.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `cause` is `None` for the first round.",
