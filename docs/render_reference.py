@@ -74,12 +74,13 @@ WHEN = {
     "listen at all addresses.",
     "output": "The output or a log of a worker cannot be kept or shown.",
     "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
+    "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
     "spare": "The job has all nodes that it takes, and this node waits for a place.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `cause` is `None` for the first round.",
     "stop_planned": "The workers of a healthy round are to stop together within `deadline_s`.",
     "stop_at": "The step after which the workers of a planned stop end is agreed.",
-    "hang": "Nothing moves: no progress for the window, and no rank's stack changes (rule L15). Every node publishes "
+    "hang": "Nothing moves: no progress for the window, and no rank's stack changes (rule L14). Every node publishes "
     "it, with a line for each place where ranks are in `stacks`, and in `rank` the one that the others wait for.",
     "stacks": "All nodes have said where their ranks are: for `elastic stacks`, or because a suspicion was wrong.",
     "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "

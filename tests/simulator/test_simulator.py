@@ -108,6 +108,9 @@ REACHED = (
     "L7 a failure lets others join again",
     "L7 a node that has finished is lost, and the others finish",
     "L7 who is told to leave may finish as others have",
+    "L13 a young round is resized",
+    "L13 a node has waited for others",
+    "L13 a round is resized right after a checkpoint",
     "an entry is shrunk",
     "over entries that were shrunk",
 )

@@ -27,6 +27,7 @@ def test_a_duration_that_cannot_be_is_refused_by_name_and_value(durations: dict[
 
 def test_the_last_call_may_be_left_out() -> None:
     assert Timing(last_call_timeout=0.0).last_call_timeout == 0
+    assert Timing(resize_wait=0.0).resize_wait == 0
 
 
 def test_ranks_that_a_map_does_not_name_have_its_default() -> None:

@@ -544,7 +544,7 @@ class TestWhatMayBeJudged:
     """Findings that each cost a job its life, or a node its place."""
 
     def test_a_latecomer_and_a_blocked_leader_say_nothing_of_how_fast_members_answer(self) -> None:
-        ledger = live("ab", settings(2, 3), at=10.0)
+        ledger = live("ab", settings(2, 3, resize_wait=0.0), at=10.0)
         late = seen("c", head=2, arrived=90.0, seen_at=90.0)
         decision = decide(view(ledger, running("a", seen_at=10.3), running("b", seen_at=10.1), late))
         assert isinstance(decision, Append)

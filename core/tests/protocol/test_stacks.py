@@ -1,4 +1,4 @@
-"""Where the ranks of a round are, as the leader asks, sums up and judges it, and as a node answers (rule L15)."""
+"""Where the ranks of a round are, as the leader asks, sums up and judges it, and as a node answers (rule L14)."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ def config_of(plan: Plan) -> RunConfig:
         fence_after=plan.fence_after,
         last_call_timeout=plan.last_call,
         plan_timeout=plan.plan_timeout,
+        resize_wait=plan.resize_wait,
     )
     return RunConfig(
         program=Program(ProgramKind.EXECUTABLE, "train"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.ledger import Ledger
+from simulation.resizes import MOST_WAITS
 from simulation.rules import LOSSES
 
 if TYPE_CHECKING:
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
 STEADY = 3.0
 """Seconds that a round must have been whole to count."""
 MARGIN = 60.0
-"""Seconds beyond the fence and the join timeout that a job may take to get there."""
+"""Seconds beyond the fence, the join timeout and the longest wait for a resize that a job may take to get there."""
 MANY = 14
 """Rounds after everything is well that are too many (P5)."""
 
 
 def bound(world: World) -> float:
     """Seconds after which the job must have got there."""
-    return world.plan.fence_after + world.plan.join_timeout + MARGIN
+    return world.plan.fence_after + world.plan.join_timeout + MOST_WAITS * world.plan.resize_wait + MARGIN
 
 
 def reached(world: World) -> bool:

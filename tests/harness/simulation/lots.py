@@ -86,6 +86,11 @@ def _graceful(lots: random.Random) -> dict[str, Any]:
     }
 
 
+def _resizes(lots: random.Random) -> dict[str, Any]:
+    wait, saves, last = lots.choice([(5.0, 0.0, 0), (8.0, 0.0, 0), (0.5, 8.0, 0), (1.0, 12.0, 0), (0.5, 8.0, 2)])
+    return {"resize_wait": wait, "saves": saves, "last_save": last, "min_nodes": 1, "work": 10_000.0, "thinking": 0.0}
+
+
 def _ending(lots: random.Random) -> dict[str, Any]:
     return {"min_nodes": 1, "spread": lots.choice([5.0, 12.0]), "fence_after": 15.0, "work": lots.uniform(3.0, 16.0)}
 
@@ -151,6 +156,13 @@ PROFILES: dict[str, Profile] = {
         {"start": 9, "leave": 6, "drain": 4, "crash": 2, "fail": 2, "freeze": 2, "cut": 1, "lossy": 1, "suspend": 1},
         length=50.0,
         job=_graceful,
+    ),
+    "resizes": Profile(
+        {"start": 12, "leave": 3, "crash": 3, "fail": 2, "freeze": 1, "cut": 1, "lossy": 1},
+        length=60.0,
+        hosts=(2, 3, 3, 4, 5),
+        finishing=0.0,
+        job=_resizes,
     ),
     "fenced": Profile({"cut": 6, "suspend": 2, "freeze": 3, "start": 2}, length=50.0, most=4, job=_fenced),
     "causes": Profile(
@@ -280,6 +292,7 @@ ORDER = (
     "suspended",
     "graceful",
     "questions",
+    "resizes",
 )
 """In which order a campaign takes them, again and again."""
 

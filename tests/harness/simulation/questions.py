@@ -1,4 +1,4 @@
-"""Questions where the ranks are (rule L15): of nodes that see no progress, and of people with ``elastic stacks``."""
+"""Questions where the ranks are (rule L14): of nodes that see no progress, and of people with ``elastic stacks``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def locate(agent: SimAgent, question: int, _ranks: Sequence[LocalRank], full: bo
 
 
 def check(world: World, entry: Entry, body: Stacks) -> None:
-    """L15: one question at a time in a live round, and each report answers the newest question."""
+    """L14: one question at a time in a live round, and each report answers the newest question."""
     kind = "reports" if body.answers else "asks"
     world.count(f"STACKS {kind}")
     before, asked = world.truth.histories.written.get(entry.prev), None
@@ -42,12 +42,12 @@ def check(world: World, entry: Entry, body: Stacks) -> None:
         before = world.truth.histories.written.get(before.prev)
     halted = before is None or isinstance(before.body, Halt | Open)
     if halted and not (before is not None and isinstance(before.body, Resume) and before.body.halt is None):
-        world.truth.violated("L15", f"{entry.author} {kind} where the ranks are, and no round is live")
+        world.truth.violated("L14", f"{entry.author} {kind} where the ranks are, and no round is live")
     question = None if asked is None or not isinstance(asked.body, Stacks) or asked.body.answers else asked
     if not body.answers and question is not None:
-        world.truth.violated("L15", f"{entry.author} asks while question {question.index} is open")
+        world.truth.violated("L14", f"{entry.author} asks while question {question.index} is open")
     if body.answers and (question is None or question.index != body.answers):
-        world.truth.violated("L15", f"{entry.author} reports what {body.answers} has asked, which is not open")
+        world.truth.violated("L14", f"{entry.author} reports what {body.answers} has asked, which is not open")
     if question is not None and body.answers and question.author != entry.author:
         world.count("STACKS another leader reports")
     if body.answers and "has not answered" in body.report:

@@ -177,7 +177,7 @@ class Supervisor:
                 self._exit = Exit(leaving.exit_code, leaving.why)
             case node_events.EntriesRead() | node_events.HistoryReplaced() | node_events.RunReplaced():
                 self._step(event)
-            case node_events.Probed() | node_events.StoreLost() | node_events.AnswerRead():
+            case node_events.Checkpointed() | node_events.Probed() | node_events.StoreLost() | node_events.AnswerRead():
                 self._step(event)
             case node_events.Located():
                 self._step(event)
@@ -236,7 +236,7 @@ class Supervisor:
             self._session.publish_row(replace(self._row, slots=self._slots))
 
     def _check_progress(self, number: int) -> None:
-        """Look whether the workers of a round make progress (rule L15), and look again later."""
+        """Look whether the workers of a round make progress (rule L14), and look again later."""
         watch = self._group.hangs
         if watch is None or number != self._state.round or self._state.work is not Work.RUNNING:
             return

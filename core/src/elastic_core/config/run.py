@@ -94,11 +94,14 @@ class Timing:
     fence_after: float = 600.0
     """How long a round with unreachable members blocks the next one; such members stop their workers at 80 % of it."""
     plan_timeout: float = 300.0  # how long workers get to reach the agreed step of should_checkpoint()
+    resize_wait: float = field(default=60.0, metadata={"skippable": True})
+    """How long a new node waits for others before workers that save nothing when they are stopped make room for it, if
+    their checkpoints are not known; 0 for no wait."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not value > 0 and not (item.name == "last_call_timeout" and value == 0):
+            if not value > 0 and not (item.name in ("last_call_timeout", "resize_wait") and value == 0):
                 raise UsageError(f"--rdzv_conf {item.name}={value:g} is not a positive number of seconds.")
         if self.lost_after < 2 * self.beat_interval:
             raise UsageError(

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias, cast
 
 from elastic_core.incidents import Failure, Incident
+from elastic_core.protocol.schema import SKIPPABLE
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Link
 
@@ -53,6 +54,9 @@ class Counters:
     """Hosts that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
     failures: tuple[SpentRestart, ...] = ()
     """The newest failures that spent a restart, oldest first, at most ``MAX_FAILURES`` (rule L10)."""
+    changes: tuple[float, ...] = field(default=(), metadata=SKIPPABLE)
+    """The run's ages, in seconds, at the newest ROUNDs that followed a loss, a departure or a failure, oldest first, at
+    most ``MAX_CHANGES`` (rule L13)."""
 
     def bad_hosts(self, age: float) -> set[str]:
         """Return the host ids to leave out while other nodes are enough: excluded, or lost too often (L4, L5, L12)."""
@@ -241,7 +245,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """STACKS: the members of a live round are asked where their ranks are; or what they have answered (rule L15)."""
+    """STACKS: the members of a live round are asked where their ranks are; or what they have answered (rule L14)."""
 
     round: int
     why: str

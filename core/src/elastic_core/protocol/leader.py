@@ -19,6 +19,7 @@ from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, 
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
+from elastic_core.protocol.resize import next_resize
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
 
@@ -116,11 +117,12 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # The workers are about to stop together, for a resize or because a member leaves.
     if ledger.plan is not None:
         return graceful_stop.continue_plan(view, current, ledger.plan, finished)
-    looks = [suspect_at] if late else []
-    # A node waits and there is room: resize, unless a member has finished, so that the job is about to end (L7), or a
-    # slot shows that a member is gone, so that a stop would not be a planned one (S8).
+    looks, put_off = [suspect_at] if late else [], ""
+    # A node waits and there is room: resize as soon as L4 and L13 allow it, unless a member has finished, so that the
+    # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
     if view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids):
-        resize_at = _resize_allowed_at(view)
+        resize_at, put_off = next_resize(view, current, resize_cost=_resize_cost(view))
+        resize_at = max(resize_at, _resize_allowed_at(view))
         if view.now >= resize_at:
             who = view.describe_nodes(node.node_id for node in view.newcomers())
             why = f"{who} joins the {len(ids)} node(s) of the round"
@@ -128,12 +130,12 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         looks.append(resize_at)
     elif len(current.members) < view.agreement.max_nodes and (admitted_at := view.next_admission_at()) is not None:
         looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
-    # A node sees no progress, or `elastic stacks` asks where the ranks are (L15).
+    # A node sees no progress, or `elastic stacks` asks where the ranks are (L14).
     asks = stacks.ask_or_report(view, current, finished)
     if isinstance(asks, Append):
         return asks
     looks += [] if asks is None else [asks]
-    return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)))
+    return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
 
 
 def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decision:
@@ -205,16 +207,23 @@ def _describe_loss(view: LeaderView, node: NodeView | None) -> str:
 
 
 def _resize_allowed_at(view: LeaderView) -> float:
-    """Return when the next planned resize may begin (rule L4).
+    """Return when the next planned resize may begin (rule L4)."""
+    ledger, cost = view.ledger, _resize_cost(view)
+    if ledger.resized_at is None:
+        return ledger.round_at
+    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
+
+
+def _resize_cost(view: LeaderView) -> float:
+    """Return what the last planned resize took from its HALT to its ROUND, in seconds; 0 if that is not known.
 
     A leader that was cut off after the last resize began does not know its cost: part of it may have been the time
     without the store.
     """
     ledger = view.ledger
-    if ledger.resized_at is None:
-        return ledger.round_at
-    cost = ledger.resize_cost if view.watch.gap_at < ledger.resized_at - ledger.resize_cost else 0.0
-    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
+    if ledger.resized_at is None or view.watch.gap_at >= ledger.resized_at - ledger.resize_cost:
+        return 0.0
+    return ledger.resize_cost
 
 
 # Halted: a HALT without a later ROUND --------------------------------------------------------------------------------

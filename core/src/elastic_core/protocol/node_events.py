@@ -86,6 +86,15 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The workers of the round have saved a checkpoint at ``now``, or the node begins to watch for one (rule L13)."""
+
+    round: int
+    now: float
+    saved: bool = True  # False: from now on the node will notice each checkpoint; the first one is yet to come
+
+
+@dataclass(frozen=True, slots=True)
 class Probed:
     """The node has probed its peers after the failure of a round (rule L5)."""
 
@@ -110,7 +119,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """Ranks of the round have made no progress for ``seconds`` (rule L15); 0 if all make progress again."""
+    """Ranks of the round have made no progress for ``seconds`` (rule L14); 0 if all make progress again."""
 
     round: int
     seconds: float
@@ -169,8 +178,9 @@ class RunReplaced:
 
 
 NodeEvent: TypeAlias = (
-    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Probed"
-    " | TakesNotices | Answered | Hung | Located | AnswerRead | SteppedDown | Leaving | StoreLost | RunReplaced"
+    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Checkpointed"
+    " | Probed | TakesNotices | Answered | Hung | Located | AnswerRead | SteppedDown | Leaving | StoreLost"
+    " | RunReplaced"
 )
 
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a round are: the question to all nodes, their answers, and the report (rule L15).
+"""Where the ranks of a round are: the question to all nodes, their answers, and the report (rule L14).
 
 The leader asks when a node sees no progress, or when ``elastic stacks`` has entered a request. Each member answers in
 its row; the leader sums the answers up in a second STACKS, which every node prints.

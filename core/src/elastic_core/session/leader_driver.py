@@ -66,6 +66,7 @@ class LeaderDriver:
     _ask_at: float = -math.inf
     waiting_for: str = ""  # the nodes that the job waits for, as far as the last look showed; '' for none
     _tell_at: float | None = None
+    _put_off_in: str = ""  # the offer of the newest round in which users were told that a resize is put off
     unread: tuple[str, ...] = ()  # the ids of the rows that could not be read in the last look, at most MAX_UNREAD_ROWS
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
@@ -116,8 +117,9 @@ class LeaderDriver:
                     ledger, body, entry_id=new_id, author=self.node_id, now=now, counters=counters, kept=kept
                 )
                 return self._append(store, ledger, entry)
-            case LookAgain(at, waiting, silent):
+            case LookAgain(at, waiting, silent, put_off):
                 self._tell(waiting)
+                self._tell_put_off(put_off, ledger)
                 self._ask_who_is_gone(silent)
                 if self._thinking is not None:  # nothing else can be decided before the verdict, which has a time limit
                     self._thinking.exception()
@@ -279,6 +281,12 @@ class LeaderDriver:
         elif key and self._tell_at is not None and now >= self._tell_at:
             self._tell_at = None
             self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": key}))
+
+    def _tell_put_off(self, why: str, ledger: Ledger) -> None:
+        """Tell people once in a round that it is not resized yet, and why."""
+        if why and ledger.round is not None and ledger.round.offer.id != self._put_off_in:
+            self._put_off_in = ledger.round.offer.id
+            self.publish(Event("resize_put_off", why, fields={"round": ledger.round.number}))
 
 
 def _closed_for(ledger: Ledger, entry: Entry, exc: OversizedError) -> Entry:

@@ -1,4 +1,4 @@
-"""``elastic stacks``: a request in the roster, which the leader answers with two STACKS (rule L15)."""
+"""``elastic stacks``: a request in the roster, which the leader answers with two STACKS (rule L14)."""
 
 from __future__ import annotations
 
