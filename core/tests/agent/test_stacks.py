@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.agent.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
+from elastic_core.protocol.node_events import Locate
 from elastic_core.warden.linux import descendants
 from elastic_core.worker.stack_dump import SIGNAL
 
@@ -175,7 +176,7 @@ def test_whether_a_rank_moves_and_computes(case: str, tmp_path: Path) -> None:
     with running(PREPARE + program, tmp_path) as process:
         try:
             for _ in range(20):  # it may not have come there yet
-                found = locate(5, [LocalRank(3, process.pid)], False, 12)
+                found = locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid)], 12)
                 if (found.moved, found.busy) == (moves, computes):
                     break
         finally:
@@ -189,7 +190,7 @@ def test_whether_a_rank_moves_and_computes(case: str, tmp_path: Path) -> None:
 def test_the_whole_stacks_come_on_request_and_ranks_without_a_process_are_named(tmp_path: Path) -> None:
     with running(PREPARE + READY + "import queue; queue.Queue().get()", tmp_path) as process:
         ranks = [LocalRank(0, process.pid), LocalRank(1, None), LocalRank(2, 1, finished=True)]
-        found = locate(5, ranks, True, None)
+        found = locate(Locate(5, full=True, judge=False), ranks, None)
     assert "train.py" in found.texts["0"]
     assert {rank: where for where, ranks in found.places.items() for rank in ranks if rank} == {
         1: "being started",

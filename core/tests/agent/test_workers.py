@@ -281,7 +281,7 @@ def test_only_workers_that_run_can_make_no_progress(node: Node) -> None:
 
     assert node.group.seconds_without_progress() == 0.0, "hangs are not looked for"
     node.group.hangs = Watch(300.0, node.group.progress)
-    while not any(isinstance(event, Exited) for event in node.heard):
+    while not (any(isinstance(e, Exited) for e in node.heard) and all(worker.pid for worker in node.group.workers)):
         assert select.select([node.warden], [], [], PATIENCE)[0]
         node.heard += (events := [*node.warden.receive()])
         for event in events:

@@ -345,7 +345,7 @@ class World:
             case Notify(notice) if notice is not None:
                 self.say(node.name, f"its workers stop at step {notice.step}, save, and exit with 0")
                 return [SteppedDown()]
-            case Locate(index, _):
+            case Locate(index, _, _):
                 assert node.state.ledger.round is not None
                 first = place(node.state.ledger.round.members, node.name).first_rank
                 found: dict[str, tuple[int, ...]] = {}

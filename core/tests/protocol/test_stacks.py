@@ -236,7 +236,7 @@ def located(node: Node, question: int = 3) -> LocalStacks:
 
 def test_a_node_looks_where_its_ranks_are_once_and_answers_in_its_row() -> None:
     node = running_node()
-    assert node.reads(ASKS) == (Locate(3, False),)
+    assert node.reads(ASKS) == (Locate(3, full=False, judge=True),)
     found = located(node)
     assert row_of(node.state).stacks == found
     assert node.reads(replace(ASKS, answers=3, report="x")) == ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_core.agent.stacks import LocalRank
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.protocol.entries import Entry, Halt, Open, Resume, Round, Stacks
-from elastic_core.protocol.node_events import Hung
+from elastic_core.protocol.node_events import Hung, Locate
 from elastic_core.protocol.roster import LocalStacks, NodeInfo, NodeRow
 from simulation.engine import Process
 from simulation.lines import Wire
@@ -24,11 +24,11 @@ WINDOW = 4.0
 """Seconds without progress."""
 
 
-def locate(agent: SimAgent, question: int, _ranks: Sequence[LocalRank], full: bool, step: int | None) -> LocalStacks:
+def locate(agent: SimAgent, asked: Locate, _ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
     """Answer in place of the agent's, after a while, as if nothing moved."""
     agent._sleep(6.0 * agent.host.world.hub.random.random())
-    texts = {agent.node_id: "stack"} if full else {}
-    return LocalStacks(answers=question, places={f"in {agent.node_id}": (0,)}, step=step, texts=texts)
+    texts = {agent.node_id: "stack"} if asked.full else {}
+    return LocalStacks(answers=asked.index, places={f"in {agent.node_id}": (0,)}, step=step, texts=texts)
 
 
 def check(world: World, entry: Entry, body: Stacks) -> None:

@@ -53,7 +53,7 @@ class Resources:
     group: WorkerGroup
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
-    locate: stacks.Locate = stacks.locate  # finds out where its workers are
+    locate: stacks.Answer = stacks.locate  # finds out where its workers are
 
     def summarize(self, **counters: Any) -> RunSummary:
         """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""

@@ -19,6 +19,7 @@ from elastic_core.agent.hangs import uses_cpu
 from elastic_core.agent.python_traceback import Frame, parse_frames
 from elastic_core.agent.worker import Worker
 from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
+from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.roster import LocalStacks
 from elastic_core.protocol.stacks import FINISHED, NO_STACK
 from elastic_core.warden.linux import cpu_seconds_of_trees, state_of, waits_in
@@ -120,32 +121,32 @@ class LocalRank:
         return cls(worker.assignment.rank, worker.pid, worker.exit_code is not None)
 
 
-Locate: TypeAlias = "Callable[[int, Sequence[LocalRank], bool, int | None], LocalStacks]"
-"""Answers a STACKS: takes its index, the ranks, whether the whole stacks are wanted, and the newest step."""
+Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalStacks]"
+"""Answers a STACKS: takes what it asks for, the ranks, and the newest step."""
 
 
-def locate(question: int, ranks: Sequence[LocalRank], full: bool, step: int | None) -> LocalStacks:
-    """Find out where these ranks are, and whether they move. Takes about a second.
+def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+    """Find out where these ranks are, and, if that is wanted, whether they move, which takes about a second more.
 
-    ``question`` is the index of the STACKS that asks; ``step`` is the newest step that a rank is known to have reached.
+    ``step`` is the newest step that a rank is known to have reached.
     """
     pids = {one.rank: one.pid for one in ranks if one.pid is not None and not one.finished}
     began, used_before = time.monotonic(), cpu_seconds_of_trees(pids.values())
     first = collect(pids.values())
     moved, answering = False, [pid for pid, found in first.items() if found.main]
-    for _ in range(SAMPLES - 1):
+    for _ in range(SAMPLES - 1 if asked.judge else 0):
         time.sleep(SAMPLES_SECONDS / (SAMPLES - 1))
         newer = collect(answering, _LATER_ANSWER_SECONDS)
         moved |= any(found.main != first[pid].main for pid, found in newer.items() if found.main)
     elapsed, used = time.monotonic() - began, cpu_seconds_of_trees(pids.values())
-    texts = {str(rank): first[pid].text or first[pid].place for rank, pid in pids.items()} if full else {}
+    texts = {str(rank): first[pid].text or first[pid].place for rank, pid in pids.items()} if asked.full else {}
     places: dict[str, tuple[int, ...]] = {}
     for one in ranks:
         where = first[pids[one.rank]].place if one.rank in pids else FINISHED if one.finished else "being started"
         where = clip(where, PLACE_BYTES)
         places[where] = (*places.get(where, ()), one.rank)
     return LocalStacks(
-        answers=question,
+        answers=asked.index,
         places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
         moved=moved,
         busy=any(uses_cpu(used[pid] - used_before[pid], elapsed) for pid in used),

@@ -304,8 +304,8 @@ class Supervisor:
                 self._stop(grace, why)
             case node_events.Notify(notice):
                 self._notify(notice)
-            case node_events.Locate(index, full):
-                self._locate(index, full)
+            case node_events.Locate():
+                self._locate(effect)
             case node_events.MakeOffer():
                 newest = self._state.ledger.round
                 self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
@@ -325,15 +325,15 @@ class Supervisor:
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
         self._loop.at(self._runtime.now(), HangCheck(current.number))
 
-    def _locate(self, index: int, full: bool) -> None:
+    def _locate(self, asked: node_events.Locate) -> None:
         """Find out where the workers are, on another thread."""
         ranks, step = [LocalRank.of(worker) for worker in self._group.workers], self._group.newest_step()
 
         def run() -> None:
             try:
-                found = self._resources.locate(index, ranks, full, step)
+                found = self._resources.locate(asked, ranks, step)
             except OSError:  # no descriptor is left
-                found = LocalStacks(answers=index, places={})
+                found = LocalStacks(answers=asked.index, places={})
             self._loop.post(node_events.Located(found))
 
         self._runtime.thread(target=run, name="elastic-stacks", daemon=True).start()

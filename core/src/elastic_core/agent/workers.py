@@ -142,7 +142,11 @@ class WorkerGroup:
         if self.hangs is None or self._over:
             return 0.0
         ending, every = self.reports.ending(), self._workers.items()
-        return self.hangs.look(w for tag, w in every if w.pid and w.exit_code is None and tag not in ending)
+        living = [worker for tag, worker in every if worker.pid and worker.exit_code is None and tag not in ending]
+        try:
+            return self.hangs.look(living)
+        except OSError:  # no descriptor is left
+            return 0.0
 
     def newest_step(self) -> int | None:
         """Return the newest step that a local rank is known to have reached; None where none is known."""

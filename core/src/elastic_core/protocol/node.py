@@ -304,7 +304,7 @@ def _open_question(state: NodeState) -> Locate | None:
     ledger, asked = state.ledger, state.ledger.stacks
     if asked is None or asked.answers or asked.round != state.round or ledger.stacks_index == state.located_for:
         return None
-    return Locate(ledger.stacks_index, asked.full)
+    return Locate(ledger.stacks_index, asked.full, asked.window > 0)
 
 
 def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:

@@ -223,6 +223,7 @@ class Locate:
 
     index: int  # of that STACKS
     full: bool  # whether the whole stacks are wanted
+    judge: bool  # whether to find out if anything moves, since a hang is suspected
 
 
 @dataclass(frozen=True, slots=True)
