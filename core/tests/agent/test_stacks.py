@@ -16,7 +16,7 @@ import pytest
 
 from elastic_core.agent.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
 from elastic_core.protocol.node_events import Locate
-from elastic_core.warden.linux import descendants
+from elastic_core.warden.linux import descendants, pauses
 from elastic_core.worker.stack_dump import SIGNAL
 
 HANGS = {
@@ -82,6 +82,15 @@ def test_a_process_that_is_stopped_is_named_so_and_answers_when_it_goes_on(tmp_p
         assert "SIGSTOP" in found.place
         process.send_signal(signal.SIGCONT)
         assert "train.py" in collect([process.pid])[process.pid].place
+
+
+def test_a_process_that_waits_for_a_signal_waits_on(tmp_path: Path) -> None:
+    with running(PREPARE + "import signal\nprint('ready', flush=True)\nsignal.pause()", tmp_path) as process:
+        while not pauses(process.pid):  # it may not have come there yet
+            assert process.poll() is None
+        assert collect([process.pid])[process.pid].place.startswith("no Python stack: sleeping")
+        assert process.stdout is not None
+        assert not select.select([process.stdout], [], [], 0)[0], "its end would be readable"
 
 
 def test_a_process_that_was_not_prepared_is_sent_nothing(tmp_path: Path) -> None:

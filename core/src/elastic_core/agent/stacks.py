@@ -22,7 +22,7 @@ from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BY
 from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.roster import LocalStacks
 from elastic_core.protocol.stacks import FINISHED, NO_STACK
-from elastic_core.warden.linux import cpu_seconds_of_trees, state_of, waits_in
+from elastic_core.warden.linux import cpu_seconds_of_trees, pauses, state_of, waits_in
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
@@ -75,13 +75,14 @@ class ProcessStacks:
 def collect(pids: Iterable[int], seconds: float = ANSWER_SECONDS) -> dict[int, ProcessStacks]:
     """Return the stacks of these processes, which go on meanwhile. Blocks for ``seconds`` at most.
 
-    A process answers if it was prepared (``worker/stack_dump.py``). Of others only their state is known.
+    A process answers if it was prepared (``worker/stack_dump.py``). Of others only their state is known, and of those
+    that wait for a signal, since any signal would end that.
     """
     asked: dict[int, tuple[int, int]] = {}
     found = dict.fromkeys(pids, "")
     try:
         for pid in found:
-            if (file := _open_file(pid)) is not None:
+            if not pauses(pid) and (file := _open_file(pid)) is not None:
                 asked[pid] = file, os.fstat(file).st_size
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, SIGNAL)

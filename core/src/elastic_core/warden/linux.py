@@ -19,6 +19,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+_PAUSES, _PPOLL = {"x86_64": ({"34", "130"}, "271"), "aarch64": ({"133"}, "73")}.get(os.uname().machine, ({"?"}, "?"))
+"""The numbers of pause, rt_sigsuspend and ppoll."""
 _spares: list[int] = []
 _TICKS_PER_SECOND = sysconf("SC_CLK_TCK")
 _T = TypeVar("_T")
@@ -160,6 +162,15 @@ def name_of(pid: int) -> str:
 def waits_in(pid: int) -> str:
     """Return the kernel's function in which a process waits, or '' where that is unknown."""
     return _read(pid, "wchan").strip("0\n")
+
+
+def pauses(pid: int) -> bool:
+    """Whether a process is in ``pause`` or ``sigsuspend``, which any signal that it handles would end."""
+    number, *arguments = _read(pid, "syscall").split() or [""]
+    if number in _PAUSES:
+        return True
+    endless_poll = number == _PPOLL and arguments[:3] == ["0x0"] * 3  # so pause() is made where it is no system call
+    return endless_poll or "sys_pause" in waits_in(pid)
 
 
 def state_of(pid: int) -> str:
