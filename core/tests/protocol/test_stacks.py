@@ -130,7 +130,7 @@ class TestReport:
         nodes = answer("a", {WAITS: (0, 1)}, step=812), answer("b", {WAITS: (2,), LOADS: (3,)}, step=811)
         found = body(decide(view(asked(), *nodes)))
         lines = [f"rank 3 is {LOADS}", f"ranks 0-2 are {WAITS}"]
-        assert found == replace(ASKS, answers=3, report="\n".join(lines), hang=True, culprit=3, step=812)
+        assert found == replace(ASKS, answers=3, report="\n".join(lines), still=True, hang=True, culprit=3, step=812)
         assert isinstance(found, Stacks)
         assert describe_hang(found).splitlines() == [
             "round 1: no progress for 300 s, since step 812:",
@@ -176,22 +176,27 @@ class TestReport:
 
 
 STILL = LocalStacks(answers=3, places={})
+BUSY = replace(STILL, busy=True)
+BEFORE = replace(ASKS, answers=3, still=True, step=7)
 
 
 @pytest.mark.parametrize(
-    ("answers", "hang"),
+    ("answers", "before", "hang"),
     [
-        ([], False),
-        ([STILL, STILL], True),
-        ([STILL, replace(STILL, moved=True)], False),
-        ([STILL, replace(STILL, busy=True)], False),
-        ([replace(STILL, step=7), replace(STILL, busy=True)], True),
-        ([replace(STILL, step=7), replace(STILL, moved=True)], False),
+        pytest.param([], None, False, id="no answer"),
+        pytest.param([STILL, STILL], None, True, id="nothing moves"),
+        pytest.param([STILL, replace(STILL, moved=True)], None, False, id="a stack moves"),
+        pytest.param([STILL, BUSY], None, False, id="a rank computes"),
+        pytest.param([STILL, BUSY], replace(BEFORE, step=None), False, id="a rank computes, and no step is known"),
+        pytest.param([replace(STILL, step=7), BUSY], None, False, id="a rank computes at a known step"),
+        pytest.param([replace(STILL, step=7), BUSY], BEFORE, True, id="as it did a window ago"),
+        pytest.param([replace(STILL, step=8), BUSY], BEFORE, False, id="at another step than a window ago"),
+        pytest.param([replace(STILL, step=7), BUSY], replace(BEFORE, still=False), False, id="it moved then"),
+        pytest.param([replace(STILL, step=7, moved=True)], BEFORE, False, id="a slow step"),
     ],
-    ids=["no answer", "nothing moves", "a stack moves", "it computes", "it computes and steps are known", "slow step"],
 )
-def test_it_is_a_hang_if_nothing_moves(answers: list[LocalStacks], hang: bool) -> None:
-    assert is_hang(answers) is hang
+def test_it_is_a_hang_if_nothing_moves(answers: list[LocalStacks], before: Stacks | None, hang: bool) -> None:
+    assert is_hang(answers, before) is hang
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
 LOOKS_PER_WINDOW = 50
 LOOK_SECONDS = 0.2, 5.0  # the least and the greatest interval between two looks
 CPU_SHARE = 0.01  # of a core: a process that uses less waits
+CPU_SHARE_ASKED = 0.03  # the same while it is asked for its stacks, which takes some CPU time too
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
 
 
@@ -62,9 +63,9 @@ def look_interval(window: float) -> float:
     return min(most, max(least, window / LOOKS_PER_WINDOW))
 
 
-def uses_cpu(seconds: float, elapsed: float) -> bool:
+def uses_cpu(seconds: float, elapsed: float, share: float = CPU_SHARE) -> bool:
     """Whether a process that has used a CPU for so many of the ``elapsed`` seconds does more than wait."""
-    return seconds > max(CPU_SHARE * elapsed, CPU_TICK_SECONDS)
+    return seconds > max(share * elapsed, CPU_TICK_SECONDS)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_core.agent.hangs import uses_cpu
+from elastic_core.agent.hangs import CPU_SHARE_ASKED, uses_cpu
 from elastic_core.agent.python_traceback import Frame, parse_frames
 from elastic_core.agent.worker import Worker
 from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
@@ -150,7 +150,7 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> Local
         answers=asked.index,
         places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
         moved=moved,
-        busy=any(uses_cpu(used[pid] - used_before[pid], elapsed) for pid in used),
+        busy=any(uses_cpu(used[pid] - used_before[pid], elapsed, CPU_SHARE_ASKED) for pid in used),
         step=step,
         texts={rank: clip(text, FULL_STACKS_BYTES // len(texts)) for rank, text in texts.items()},
     )

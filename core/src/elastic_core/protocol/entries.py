@@ -255,7 +255,8 @@ class Stacks:
     nth: int = 0  # how often a suspicion has had members asked in this round; 0 if nothing is suspected
     answers: int = 0  # the index of the STACKS whose answers this one reports; 0 for a STACKS that asks
     report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
-    hang: bool = False  # whether nothing moves
+    still: bool = False  # whether no stack changed within a second, on any node that has answered
+    hang: bool = False  # whether the job hangs
     culprit: int = 0  # the rank that ``--hang_timeout`` ends
     step: int | None = None  # the newest step that any rank is known to have reached
 

@@ -75,11 +75,27 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def is_hang(answers: Iterable[LocalStacks]) -> bool:
-    """Whether nothing moves: every stack stayed as it was, and steps are known, or no process used a CPU."""
+def is_still(answers: Iterable[LocalStacks]) -> bool:
+    """Whether there is an answer, and every stack stayed as it was."""
     every = list(answers)
-    still = bool(every) and not any(answer.moved for answer in every)
-    return still and (any(answer.step is not None for answer in every) or not any(answer.busy for answer in every))
+    return bool(every) and not any(answer.moved for answer in every)
+
+
+def is_hang(answers: Sequence[LocalStacks], before: Stacks | None) -> bool:
+    """Whether nothing moves; ``before`` is the last report of a suspicion in this round.
+
+    A rank that uses a CPU may be computing in one line for long. So it counts as hanging only if steps are known, and
+    it was found in the same state, at the same step, a window ago.
+    """
+    if not is_still(answers) or not any(answer.busy for answer in answers):
+        return is_still(answers)
+    step = newest_step(answers)
+    return step is not None and before is not None and before.still and before.step == step
+
+
+def newest_step(answers: Iterable[LocalStacks]) -> int | None:
+    """Return the newest step that any rank is known to have reached; None if none is known."""
+    return max((answer.step for answer in answers if answer.step is not None), default=None)
 
 
 def describe_hang(report: Stacks) -> str:
@@ -155,7 +171,6 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
     lines = summarize(places)
     for node_id, ranks in silent:
         lines.append(f"{view.describe_nodes([node_id])} (ranks {describe_ranks(ranks)}) has not answered")
-    steps = [answer.step for answer in answers if answer.step is not None]
     return Stacks(
         round=current.number,
         why=asked.why,
@@ -165,9 +180,10 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
         nth=asked.nth,
         answers=view.ledger.stacks_index,
         report=_fit_lines(lines),
-        hang=asked.window > 0 and is_hang(answers),
+        still=is_still(answers),
+        hang=asked.window > 0 and is_hang(answers, view.ledger.suspected),
         culprit=culprit(places),
-        step=max(steps, default=None),
+        step=newest_step(answers),
     )
 
 
