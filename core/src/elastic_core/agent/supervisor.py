@@ -28,7 +28,7 @@ from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
-from elastic_core.protocol.node import NodeState, failed_round, row_of, step
+from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
 from elastic_core.protocol.roster import Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -310,7 +310,10 @@ class Supervisor:
             self._plugins.stop_planned(self._state.round, seconds, why)
         self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
         signum = received if received is not None and grace is Grace.PLANNED else signal.SIGTERM
+        early = self._group.early_exit(known_failure(self._state)) if grace is Grace.BROKEN else None
         self._group.stop(seconds, broken=grace is Grace.BROKEN, signum=signum)
+        if early is not None:
+            self._step(early)
 
     # Reports ---------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from elastic_core.agent.error_files import last_exception_line, read_error_file
+from elastic_core.agent.error_files import last_abort_line, last_exception_line, read_error_file
 from elastic_core.agent.python_traceback import user_line
 from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
@@ -67,9 +67,11 @@ def exit_incident(
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
     """
     message, detail = exception_of(worker)
+    if exit_code == -signal.SIGABRT:
+        message = last_abort_line(worker.streams.tail()) or message
     if oom is not None and exit_code == -signal.SIGKILL:
         message = describe_oom(oom.limit_bytes())
-        detail = f"{detail}\nmemory.events: oom_kill 1"
+        detail = f"{detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
         return worker_incident(info, worker, after, message=message, detail=detail, exit_code=exit_code)
     if timer is not None and exit_code == -timer.signum:
         message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
@@ -84,8 +86,13 @@ def exit_incident(
 
 def describe_oom(limit: int | None) -> str:
     """Return the message of a worker that the kernel killed for want of memory; ``limit`` is its cgroup's, in bytes."""
-    used_up = "the host has no memory left" if limit is None else f"its cgroup has used up {limit / 2**30:.1f} GiB"
+    used_up = "the host has no memory left" if limit is None else f"its cgroup has used up {describe_size(limit)}"
     return f"HostOutOfMemory: the kernel killed the worker, because {used_up}"
+
+
+def describe_size(size: int) -> str:
+    """Return a number of bytes for people: ``1.5 GiB``, ``300 MiB``."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def exception_of(worker: Worker) -> tuple[str, str]:

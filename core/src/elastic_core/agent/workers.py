@@ -28,7 +28,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.oom import OomCounter, find_counter
-from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
+from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round
@@ -216,6 +216,20 @@ class WorkerGroup:
         if self._recovery is None:
             self._recovery = Recovery(began=self.now(), detected=self.now())
         self.warden.stop(grace=grace, signum=signum)
+
+    def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
+        """Return the first local worker that exited with 0 while others ran, if that explains the round's failure.
+
+        ``failure`` follows from the loss of a peer then. A worker that stopped for a notice has not exited early.
+        """
+        done = [worker for worker in self._workers.values() if worker.exit_code == 0 and not worker.leaves]
+        if failure is None or not follows_peer_loss(failure) or not done:
+            return None
+        first = min(done, key=lambda worker: worker.ended_at or 0.0)
+        after = round((first.ended_at or self.now()) - self.started_at, 6)
+        message = describe_early_exit(failure)
+        incident = worker_incident(self.info, first, after, IncidentKind.EXITED_EARLY, message=message, exit_code=0)
+        return self._publish_failure(incident)
 
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, follows_peer_loss
+from elastic_core.incidents import Incident, distance_to_cause
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
@@ -82,6 +82,12 @@ def row_of(state: NodeState) -> NodeRow:
     )
 
 
+def known_failure(state: NodeState) -> Incident | None:
+    """Return the failure that ended the node's round, as far as the node knows: its own, or the one of the HALT."""
+    halt = state.ledger.halt
+    return state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
+
+
 def failed_round(before: NodeState, after: NodeState) -> Round | None:
     """Return the round whose failure has just stopped the workers here, after which peers are probed (L5); or None."""
     current, ledger = before.ledger.round, after.ledger
@@ -145,9 +151,8 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:
     """Whether a failure that was found while workers were being stopped is closer to the root cause."""
-    halt = state.ledger.halt
-    known = state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
-    better = known is not None and follows_peer_loss(known) and not follows_peer_loss(incident)
+    known = known_failure(state)
+    better = known is not None and distance_to_cause(incident) < distance_to_cause(known)
     return better and incident.round == state.round
 
 
