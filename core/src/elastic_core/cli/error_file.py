@@ -42,5 +42,5 @@ def _data(ending: Ending) -> dict[str, Any]:
     what = incident.message or incident.cause()
     if ending.exit_code == ExitCode.STORE_LOST:  # with the store, the job would have gone on after this failure
         return error_data(f"{ending.why}. What failed on this node: {what}", incident.detail, ending.exit_code)
-    code = ending.exit_code if incident.exit_code is None else incident.exit_code
+    code = incident.exit_code or ending.exit_code  # of a worker that exited with 0 too early, the job's
     return with_exit_code(ending.recorded, code) if ending.recorded else error_data(what, incident.detail, code)
