@@ -99,7 +99,7 @@ def warm_up() -> None:
     info = NodeInfo(node_id="", host="", host_id="", slot=0, local_world_size=1, role="", versions=versions)
     decode_row(encode_row(NodeRow(info=info)))
     agreement = Agreement(min_nodes=1, max_nodes=1, max_restarts=0)
-    settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host="")
+    settings = Settings(agreement=agreement, timing=Timing(resize_wait=0.0), versions=versions, host="")
     sealed = Round(number=1, offer=Offer("", 1, ""))
     for body in (Open(scheduler_uid=None, settings=settings), sealed):
         decode_entry(encode_entry(compose(None, body, entry_id="", author="", now=0.0, run="")))
@@ -133,7 +133,9 @@ class ElasticAgent(Agent):
             port=29500,
         )
         agreement = Agreement(min_nodes=nodes[0], max_nodes=nodes[1], max_restarts=1000)
-        settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host=str(self._info))
+        settings = Settings(
+            agreement=agreement, timing=Timing(resize_wait=0.0), versions=versions, host=str(self._info)
+        )
         self._runtime = RUNTIME
         self._applicant = Applicant(info=self._info, settings=settings, offer=self._offer())
         self._turn = threading.Lock()

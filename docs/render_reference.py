@@ -73,12 +73,15 @@ WHEN = {
     "listens_everywhere": "The address that other nodes are given is not an address of this host, so its ports "
     "listen at all addresses.",
     "output": "The output or a log of a worker cannot be kept or shown.",
-    "waiting": "The job waits for nodes. The leader publishes it.",
+    "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
+    "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
     "spare": "The job has all nodes that it takes, and this node waits for a place.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `cause` is `None` for the first round.",
     "stop_planned": "The workers of a healthy round are to stop together within `deadline_s`.",
     "stop_at": "The step after which the workers of a planned stop end is agreed.",
+    "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "
+    "and which policy decided. The leader publishes it. `elastic policy replay` reads it.",
     "round_halted": "A round is over, and its workers are stopped.",
     "workers_started": "The programs of all local workers run.",
     "recovered": "The programs of all local workers run again. Each field is the time from the first trouble to the "
@@ -87,6 +90,9 @@ WHEN = {
     "it is true, `unlearned` counts the modules that workers import by themselves.",
     "initialized": "All local workers have reported that the process group is there. A worker that reports nothing "
     "keeps the event away.",
+    "progress_pattern": "It is known what the workers print, so that their steps are read. Published once per pattern.",
+    "progress": "How far a worker is, every 10 s at most, once for the node; fields that nothing says are `None`.",
+    "progress_unread": "An output is not read for its progress any more: a line took a pattern too long.",
     "report_ignored": "A worker sent its agent something that is not a report. Published once per round and reason.",
     "fork_server_ready": "The fork server has imported the modules of `--preload`.",
     "fork_server_failed": "The fork server cannot be used: every worker starts a fresh interpreter.",

@@ -51,6 +51,23 @@ def test_the_strictest_verdict_wins_and_among_equals_the_first(actions: list[Act
     assert strictest(verdicts) is verdicts[winner]
 
 
+def test_the_longest_delay_of_all_verdicts_counts_and_says_why() -> None:
+    verdicts = [
+        Verdict(Action.RESTART, "restart 1 of 3"),
+        Verdict(Action.RESTART, "back-off", delay=8.0),
+        Verdict(Action.EXCLUDE_HOST, "flaky", delay=1.0, exclude_for=60.0),
+    ]
+    both = Verdict(Action.EXCLUDE_HOST, "flaky; back-off", delay=8.0, exclude_for=60.0)
+    assert strictest(verdicts) == both
+    assert strictest([*verdicts, Verdict(Action.GIVE_UP, "enough")]) == Verdict(Action.GIVE_UP, "enough")
+
+
+@pytest.mark.parametrize(("spans", "longest"), [((60.0, 90.0), 90.0), ((60.0, None), None), ((None, 60.0), None)])
+def test_of_several_exclusions_the_longest_counts(spans: tuple[float | None, ...], longest: float | None) -> None:
+    verdicts = [Verdict(Action.EXCLUDE_HOST, "flaky", exclude_for=span) for span in spans]
+    assert strictest(verdicts).exclude_for == longest
+
+
 def test_no_verdict_at_all_is_a_defect() -> None:
     with pytest.raises(ValueError, match="no failure policy gave a verdict"):
         strictest([])

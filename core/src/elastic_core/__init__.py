@@ -16,8 +16,10 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
-* ``known_failures``: a table of failure texts, with what each means and what to do.
-* ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``exit_codes``: shared vocabulary.
+* ``known_failures``: a table of failure texts, with what each means and what to do. ``progress_patterns``: how steps
+  and losses are read from what scripts print.
+* ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared
+  vocabulary.
 
 The seven stations of a failure (``docs/architecture.md``): the **warden** reaps a dead worker, the **agent**'s event
 loop receives the event, the node's state machine (``protocol.node``) returns what follows, the **session** writes the
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
         TrainState as TrainState,
         init_process_group as init_process_group,
     )
+    from elastic_core.worker.progress import report as report
 
 __all__ = [
     "ElasticError",
@@ -83,6 +86,7 @@ __all__ = [
     "__version__",
     "hookimpl",
     "record",
+    "report",
 ]
 
 _HOME = {
@@ -96,6 +100,7 @@ _HOME = {
     "__version__": "version",
     "hookimpl": "hookspecs",
     "record": "worker.error_file",
+    "report": "worker.progress",
 }  # the module of each public name
 
 _SUBMODULES = {

@@ -1,8 +1,8 @@
 """Every hook that a plugin can implement, with its contract.
 
-Five families: rendezvous, failure, metrics, checkpoint, worker start. A plugin is any object (module, class instance)
-with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` builds one step by step. Core's
-defaults (``elastic_core.plugins.builtin``) are registered through these hooks and nowhere else.
+Six families: rendezvous, failure, metrics, checkpoint, worker start, settings. A plugin is any object (module, class
+instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` builds one step by
+step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and nowhere else.
 
 All hooks run in the agent's process, except the two of family 4 that run in workers. Unless a contract says otherwise,
 a hook that raises fails the run, and the error names the plugin.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 4)
+HOOKSPEC_VERSION = (1, 5)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -81,10 +81,12 @@ def elastic_judge_failure(incident: Incident, history: History) -> Verdict | Non
     """Return the verdict on a failure of workers; None abstains.
 
     Called on the leader, in a separate thread, once per incident that could spend a restart (the protocol itself
-    handles lost and leaving nodes). All policies are called, and the strictest verdict wins. The answer is awaited for
-    10 s; a policy that raises, takes longer, or returns a verdict whose fields are of other types is reported and
-    abstains. A policy must not keep state: another node may judge the next incident. ``history`` comes from the ledger
-    and is the only memory.
+    handles lost and leaving nodes). All policies are called, and the strictest verdict wins, with the longest delay of
+    all. The answer is awaited for 10 s; a policy that raises, takes longer, or returns a verdict whose fields are of
+    other types or out of range is reported and abstains. The event ``verdict`` says what was decided, and why.
+
+    A policy must not keep state: another node may judge the next incident. ``history`` comes from the ledger and is the
+    only memory.
     """
 
 
@@ -214,4 +216,21 @@ def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapp
 
     Called on the agent's loop, as :func:`elastic_worker_command`. Core's own answer is the contract with training
     scripts (RANK, WORLD_SIZE, MASTER_ADDR, …; ``docs/environment.md`` lists them).
+    """
+
+
+# 6. Settings ---------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_configure(config: RunConfig) -> None:
+    """Receive the run's configuration, so that a plugin can read its own settings there.
+
+    Called once, on the main thread, when the plugins of a run are loaded, before anything is started. Plugins are
+    called in the order of their registration.
+
+    Raises:
+        UsageError: A setting is wrong. Ends the run with exit code 2.
+        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
+            2.
     """

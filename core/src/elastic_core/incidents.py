@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 import re
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from elastic_core.exit_codes import describe_exit
 
@@ -232,22 +232,46 @@ class Verdict:
         action: The action to take.
         reason: Why, in one sentence for people; 500 characters are kept.
         requeue: With GIVE_UP, whether the scheduler should run the job again elsewhere; it is kept in the ledger.
+        delay: Seconds between the failure and the next round, at most :data:`MAX_DELAY_SECONDS`: a back-off. A job that
+            gives up does not wait, nor does one that goes on without a node that was lost or left at the same time.
+        exclude_for: With EXCLUDE_HOST, after how many seconds the host may have a place again, at most
+            :data:`MAX_EXCLUSION_SECONDS`; None for never, in this run.
+        policy: The name of the policy that decided, for the event ``verdict``; '' for the name of the plugin.
     """
 
     action: Action
     reason: str
     requeue: bool = False
+    delay: float = 0.0
+    exclude_for: float | None = None
+    policy: str = field(default="", compare=False)
 
 
-def strictest(verdicts: list[Verdict]) -> Verdict:
-    """Return the strictest of the policies' verdicts; among equals the first.
+MAX_DELAY_SECONDS = 3600.0  # the longest delay of a verdict
+MAX_EXCLUSION_SECONDS = 30 * 86_400.0  # the longest time for which a verdict excludes a host, unless it is for good
+
+
+def strictest(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the strictest of the policies' verdicts, among equals the first, with the longest delay of all.
+
+    Of several verdicts that exclude the host, the longest time counts. A verdict whose delay is taken adds its reason.
 
     Raises:
         ValueError: There is no verdict. (Core's own policy always gives one.)
     """
     if not verdicts:
         raise ValueError("no failure policy gave a verdict")
-    return max(verdicts, key=lambda verdict: verdict.action)
+    first = max(verdicts, key=lambda verdict: verdict.action)
+    if first.action is Action.GIVE_UP:
+        return first
+    if first.action is Action.EXCLUDE_HOST:
+        spans = [one.exclude_for for one in verdicts if one.action is Action.EXCLUDE_HOST]
+        longest = None if None in spans else max(span for span in spans if span is not None)
+        first = first if longest == first.exclude_for else replace(first, exclude_for=longest)
+    slowest = max(verdicts, key=lambda verdict: verdict.delay)
+    if slowest.delay > first.delay:
+        first = replace(first, delay=slowest.delay, reason=f"{first.reason}; {slowest.reason}")
+    return first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,12 @@ import pytest
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.output import Output, WorkerStreams
+from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
+from elastic_core.progress import Progress
+from elastic_core.progress_patterns import compile_expressions
 
 PATIENCE = 30.0
 NONE, OUT, ERR, ALL = Stream.NONE, Stream.OUT, Stream.ERR, Stream.ALL
@@ -94,6 +97,7 @@ class Stage:
         several: bool = False,
         shown: Collection[int] | None = None,
         filters: Mapping[Stream, Sequence[str]] | None = None,
+        progress: ProgressReader | None = None,
     ) -> Output:
         """Make the output; what it says is in ``reports``, and its stderr may be given."""
         assert self.output is None
@@ -108,6 +112,7 @@ class Stage:
             filters=filters or {},
             report=self.reports.put,
             several=several,
+            progress=progress,
             console_out=self._consoles[0] if out is None else out,
             console_err=self._consoles[1] if err is None else err,
         )
@@ -209,6 +214,23 @@ def test_a_stdout_that_nobody_asked_for_is_the_agents_own(stage: Stage) -> None:
     streams = stage.open()
     assert streams.stdout is None
     streams.close()
+
+
+def test_an_expression_for_progress_has_the_agent_read_every_stdout(stage: Stage) -> None:
+    progress = ProgressReader(compile_expressions(r"at (?P<step>\d+)"))
+    stage.start(progress=progress)
+    stage.run("sh", "-c", "echo at 7; echo err >&2")
+    assert progress.newest()[3][0] == Progress(step=7)
+    assert stage.shown() == (b"at 7\n", b"err\n")
+
+
+def test_stderr_is_read_for_progress_anyway(stage: Stage) -> None:
+    progress = ProgressReader()
+    stage.start(progress=progress)
+    bars = "".join(f"\r {n}%|##| {n}/9 [00:01<00:09, 1.0it/s]" for n in range(1, 6))
+    stage.run("sh", "-c", f"printf '%s' '{bars}' >&2")
+    assert progress.newest()[3][0] == Progress(step=5)
+    assert stage.shown() == (b"", bars.encode())
 
 
 def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(

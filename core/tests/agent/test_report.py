@@ -21,7 +21,7 @@ from elastic_core.agent.report import (
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, describe_early_exit
-from elastic_core.protocol.entries import Closed, Counters, Halt, HaltReason, HostLosses, Leader, Open, Round
+from elastic_core.protocol.entries import Closed, Counters, Exclusion, Halt, HaltReason, HostLosses, Leader, Open, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.warden.messages import ForkServerDied, warden_death
 
@@ -306,7 +306,7 @@ def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> 
             "this host was lost 3 times: waiting as long as nodes of other hosts are enough",
         ),
         (
-            Counters(excluded=("id-host-c",)),
+            Counters(excluded=(Exclusion("id-host-c"),)),
             3,
             "this host was excluded by a failure policy, or not reached by others: "
             "waiting as long as nodes of other hosts are enough",

@@ -13,6 +13,7 @@ from elastic_core.agent.status import SHOWN_NODES, Status, describe_node
 from elastic_core.agent.worker import Worker
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
+from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Closed, HaltReason, Member, Plan, Round, StopAt
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node import NodeState
@@ -44,8 +45,10 @@ def lines(text: str, label: str) -> list[str]:
 def test_all_of_it_is_said() -> None:
     failed: Incident = incident("b", number=1)
     told = status(
-        workers=[worker(0, pid=11, initialized=True, step=5), worker(1, pid=12, exit_code=-9, ended_at=29.0)],
+        workers=[worker(0, pid=11, initialized=True), worker(1, pid=12, exit_code=-9, ended_at=29.0)],
         started_at=11.0,
+        checkpoint=(4, 3.0),
+        progress={0: (Progress(step=5, loss=0.25), 2.0)},
         contact_at=29.5,
         failing={"writer", "heartbeat"},
         node_views={
@@ -67,8 +70,9 @@ def test_all_of_it_is_said() -> None:
         "  member     ranks 0 to 1 on host-a, this node",
         "  member     ranks 2 to 3 on host-b, running round 1, last sign of life 1.5 s ago",
         "  other node host-c, waiting, leaving, last sign of life 1.5 s ago",
-        "  rank 0     pid 11, started 19.0 s ago, in its process group, at step 5 or before",
+        "  rank 0     pid 11, started 19.0 s ago, in its process group, step 5, loss 0.25, last progress 2.0 s ago",
         "  rank 1     pid 12, was killed by SIGKILL 1.0 s ago",
+        "  checkpoint of step 4, saved 3.0 s ago",
         "  store      last contact 0.5 s ago; failing: heartbeat, writer",
         "  failure    the newest: round 1, rank 0 on host-b: exited with code 1: ValueError: boom",
     ]

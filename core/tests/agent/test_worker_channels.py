@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -14,6 +15,7 @@ from elastic_core.agent.worker_channels import (
     LINGERING,
     PACKETS_MAX,
     WINDOW_SECONDS,
+    Advanced,
     Failed,
     Initialized,
     Lingers,
@@ -24,6 +26,7 @@ from elastic_core.agent.worker_channels import (
     Stepped,
     parse_packet,
 )
+from elastic_core.progress import Progress
 from elastic_core.worker.channel import LONGEST
 
 INITIALIZED = b'{"type": "initialized"}'
@@ -196,6 +199,9 @@ def test_descriptors_that_a_worker_sends_along_are_closed(agent: Agent) -> None:
     [
         (b'{"type": "step", "step": 7}', Stepped(3, 7)),
         (b'{"type": "leaves", "step": 7}', Stepped(3, 7, leaves=True)),
+        (b'{"type": "progress", "step": 7}', Advanced(3, Progress(step=7))),
+        (b'{"type": "progress", "loss": 0.5, "epoch": 1}', Advanced(3, Progress(loss=0.5, epoch=1.0))),
+        (b'{"type": "progress", "loss": -Infinity, "x": 1}', Advanced(3, Progress(loss=-math.inf))),
     ],
 )
 def test_a_step_is_understood(packet: bytes, report: Report) -> None:
@@ -207,6 +213,20 @@ def test_what_is_no_step_is_ignored_for_a_reason(step: bytes) -> None:
     for kind in (b"step", b"leaves"):
         with pytest.raises(ValueError, match="it reports a step, but names none"):
             parse_packet(b'{"type": "%s", "step": %s}' % (kind, step), 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (b"", "it reports none of step, loss, samples, epoch"),
+        (b', "step": "7"', "its step is no whole number"),
+        (b', "step": 7, "loss": true', "its loss is no number"),
+        (b', "samples": -1', "its samples is out of range"),
+    ],
+)
+def test_what_is_no_progress_is_ignored_for_a_reason(fields: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_packet(b'{"type": "progress"%s}' % fields, 3)
 
 
 def test_that_a_program_is_over_is_heard_of_again_much_later_and_once(agent: Agent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ import pytest
 from views import info, offer
 
 from elastic_core.agent.output import Output
+from elastic_core.agent.progress_reader import LossBroken, StepSeen
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.worker_incidents import DETAIL_MAX_CHARACTERS, start_failure
 from elastic_core.agent.workers import WorkerGroup
@@ -27,6 +29,7 @@ from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins.manager import Plugins, core_plugins
+from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Member, Round
 from elastic_core.protocol.node_events import (
     NodeEvent,
@@ -205,6 +208,39 @@ def test_workers_are_alive_from_when_the_last_has_started_until_the_first_has_en
     for event in node.warden.receive():
         assert node.group.handle(event) is None  # the other one still runs
     assert not node.group.alive()
+
+
+# Progress ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_has_the_step_that_the_worker_has_reported(node: Node) -> None:
+    report = '{"type": "progress", "step": 7}'
+    send = f"import socket; socket.socket(fileno=int(os.environ['ELASTIC_CONTROL_FD'])).send(b'{report}')"
+    program = Program(ProgramKind.EXECUTABLE, sys.executable, ("-c", f"import os; {send}; os._exit(3)"))
+    node.start_program(program)
+    assert node.failure().step == 7
+
+
+def test_steps_are_progress_of_the_round_as_long_as_it_runs(node: Node) -> None:
+    node.start("exec sleep 1000")
+    assert node.group.handle(StepSeen(1)) is None, "not all workers are there"
+    node.run()
+    assert node.group.handle(StepSeen(1)) == Progressed(1)
+    node.group.stop(0.0)
+    assert node.group.handle(StepSeen(1)) is None
+
+
+def test_a_broken_loss_fails_a_worker_that_lives(node: Node) -> None:
+    node.start("exec sleep 1000", TWO)
+    node.run()
+    node.group.progress.observe(2, Progress(step=9, loss=math.nan))
+    assert node.group.handle(LossBroken(2, 2, "of another round")) is None
+    news = node.group.handle(LossBroken(1, 2, "NanLoss: the loss is nan since step 9"))
+    assert isinstance(news, WorkerFailed)
+    assert (news.incident.rank, news.incident.step, news.incident.exit_code) == (2, 9, None)
+    assert news.incident.exception == "NanLoss"
+    assert node.group.handle(LossBroken(1, 1, "NanLoss: later")) is None
+    node.group.stop(0.0)
 
 
 # How they end --------------------------------------------------------------------------------------------------------

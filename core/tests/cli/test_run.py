@@ -321,7 +321,7 @@ def test_the_agent_gets_config_and_plugins_and_its_code_is_the_runs(
     supervise: Callable[[Supervise], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def job(config: RunConfig, plugins: Plugins) -> Ending:
-        assert plugins.failure_policies() == ("max-restarts",)
+        assert "max-restarts" in plugins.failure_policies()
         plugins.publish(Event("e", f"running {config.program.target}"))
         return Ending(75, "too few")
 

@@ -27,6 +27,7 @@ def test_a_duration_that_cannot_be_is_refused_by_name_and_value(durations: dict[
 
 def test_the_last_call_may_be_left_out() -> None:
     assert Timing(last_call_timeout=0.0).last_call_timeout == 0
+    assert Timing(resize_wait=0.0).resize_wait == 0
 
 
 def test_ranks_that_a_map_does_not_name_have_its_default() -> None:
@@ -43,6 +44,15 @@ def test_ranks_that_a_map_does_not_name_have_its_default() -> None:
         ({"min_nodes": 3, "max_nodes": 2}, "The minimum of 3 nodes is greater than the maximum, 2."),
         ({"max_restarts": -1}, "max_restarts -1 is not a whole number of at least 0."),
         ({"max_restarts": True}, "max_restarts True is not a whole number of at least 0."),
+        ({"nan_stop": -1}, "nan_stop -1 is not a whole number of at least 0."),
+        (
+            {"progress_pattern": "step"},
+            "progress_pattern 'step' has no named group; it needs one of step, loss, samples, epoch.",
+        ),
+        (
+            {"checkpoint_pattern": "("},
+            "checkpoint_pattern '(' is not a regular expression: missing ), unterminated subpattern at position 0.",
+        ),
         ({"shutdown_timeout": float("nan")}, "shutdown_timeout nan is not a number of seconds."),
         ({"rdzv_id": " "}, "rdzv_id is empty."),
         (

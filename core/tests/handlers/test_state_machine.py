@@ -31,6 +31,7 @@ ROUND = Round(number=1, offer=offer("a"), members=members("ab"))
 FAILURE = incident("a")
 AGAIN = Judged(Verdict(Action.RESTART, "one more"))
 NEVER = Judged(Verdict(Action.GIVE_UP, "enough", requeue=True))
+FOR_A_WHILE = Judged(Verdict(Action.EXCLUDE_HOST, "a bad host", exclude_for=60.0))
 ELSEWHERE = Judged(Verdict(Action.EXCLUDE_HOST, "a bad host"))
 TERM = Leaving.signalled(15, "SIGTERM")
 MEETING = HandlerState()
@@ -118,6 +119,13 @@ def test_a_round_starts_workers_with_the_count_of_the_nodes_that_has_spent_most(
             HandlerWork.OVER,
             0,
             id="without this host",
+        ),
+        pytest.param(
+            [WorkerFailed(FAILURE), FOR_A_WHILE, WorkersGone()],
+            [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0), AskHandler()],
+            HandlerWork.MEETING,
+            1,
+            id="for a while: without a ledger it is restarted",
         ),
         pytest.param([WorkersDone()], [AwaitOthers()], HandlerWork.FINISHING, 0, id="done here"),
         pytest.param(

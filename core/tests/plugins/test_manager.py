@@ -16,6 +16,7 @@ from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins import builtin
+from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, hooks_of, load, load_backend
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -64,7 +65,7 @@ def plugin(**hooks: Callable[..., object]) -> SimpleNamespace:
 
 def test_core_answers_through_the_same_hooks_when_nothing_is_named() -> None:
     plugins = load(config())
-    assert plugins.failure_policies() == ("max-restarts",)
+    assert "max-restarts" in plugins.failure_policies()
     assert isinstance(plugins.make_rendezvous(parameters("local")), RendezvousBackend)
     assert "log-lines" in {impl.plugin for impl in plugins.implementations("elastic_observe")}
     assert {impl.plugin for impl in plugins.implementations("elastic_worker_command")} == {"plain-start"}
@@ -219,7 +220,7 @@ def wrapping() -> SimpleNamespace:
             "elastic_node_gone, elastic_observe, elastic_run_starts, elastic_run_ends, elastic_train_state, "
             "elastic_init_process_group, "
             "elastic_round_starts, elastic_stop_planned, elastic_preload, elastic_worker_command, "
-            "elastic_worker_environment.",
+            "elastic_worker_environment, elastic_configure.",
         ),
         pytest.param(
             plugin(elastic_judge_failure=lambda incident, histry: None),
@@ -380,3 +381,48 @@ def test_observers_hear_of_events_rounds_and_stops_and_of_the_runs_end_last() ->
     assert plugins.close(PATIENCE) == ()
     starts = (run, "uid", node, Path("/logs"))
     assert heard == ["joined", starts, (1, "uid", ["a", "b"]), (1, 30.0, "resize"), "end"]
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_reads_its_settings_in_the_run_s_configuration(install: Install) -> None:
+    install(
+        "dist",
+        {"elastic.plugins": {"reader": "reading_plugin"}},
+        {
+            "reading_plugin": """
+            from elastic_core import UsageError, hookimpl
+
+            @hookimpl
+            def elastic_configure(config):
+                if config.rdzv_id == "wrong":
+                    raise UsageError("--rdzv_id is wrong.")
+            """
+        },
+    )
+    load(config(plugins=("reader",)))
+    with pytest.raises(UsageError, match=r"--rdzv_id is wrong\."):
+        load(config(plugins=("reader",), rdzv_id="wrong"))
+
+
+def test_a_failure_policy_needs_the_plugin_that_reads_it() -> None:
+    with pytest.raises(PluginError) as missing:
+        load(config(failure_policy="budget=1/1h"), Catalogue([*_local()]))
+    assert missing.value.message == "The plugin 'policies' is not installed."
+    assert missing.value.hint == "Install the distribution that brings it: pip install elastic-policies"
+
+
+def test_a_failure_policy_whose_plugin_is_off_or_broken_is_refused(install: Install) -> None:
+    install("dist", {"elastic.autoload": {"policies": "no_such_module_of_policies"}})
+    offers = [offer for offer in Catalogue.read().offers(Group.AUTOLOAD) if offer.distribution == "dist"]
+    catalogue = Catalogue([*_local(), *offers])
+    assert load(config(), catalogue).problems, "without the flag the run goes on without the plugin"
+    with pytest.raises(PluginError, match="fails to load: ModuleNotFoundError"):
+        load(config(failure_policy="budget=1/1h"), catalogue)
+    with pytest.raises(UsageError, match="needs the plugin 'policies', which --no_plugin switches off"):
+        load(config(failure_policy="budget=1/1h", no_plugins=("policies",)), catalogue)
+
+
+def _local() -> list[InstalledPlugin]:
+    return Catalogue.read().offers(Group.RENDEZVOUS)

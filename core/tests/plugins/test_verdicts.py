@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -48,6 +49,13 @@ def test_the_strictest_of_all_verdicts_wins(given: list[Verdict | None], verdict
     assert asked(*map(says, given)) == (verdict, [])
 
 
+def test_a_verdict_names_its_policy_or_else_its_plugin() -> None:
+    verdict, _ = asked(says(RESTART))
+    assert verdict.policy == "RESTART"
+    verdict, _ = asked(policy("policies", lambda _: Verdict(Action.RESTART, "x", delay=2, policy="backoff")))
+    assert (verdict.policy, verdict.delay) == ("backoff", 2.0)
+
+
 def broken(_: Incident) -> Verdict:
     raise KeyError("rank")
 
@@ -78,6 +86,21 @@ def test_one_that_answers_nonsense_abstains() -> None:
         (("give_up", "x"), "TypeError: the verdict's action is 'give_up', which is not an Action"),
         ((True, "x"), "TypeError: the verdict's action is True, which is not an Action"),
         ((7, "x"), "ValueError: 7 is not a valid Action"),
+        ((Action.RESTART, "x", False, "2"), "TypeError: the verdict's delay is '2', which is not a number of seconds"),
+        (
+            (Action.RESTART, "x", False, True),
+            "TypeError: the verdict's delay is True, which is not a number of seconds",
+        ),
+        ((Action.RESTART, "x", False, -1), "ValueError: the verdict's delay is -1; it must be from 0 to 3600 seconds"),
+        (
+            (Action.RESTART, "x", False, nan),
+            "ValueError: the verdict's delay is nan; it must be from 0 to 3600 seconds",
+        ),
+        (
+            (Action.EXCLUDE_HOST, "x", False, 0.0, inf),
+            "ValueError: the verdict's exclude_for is inf; it must be from 0 to 2592000 seconds",
+        ),
+        ((Action.RESTART, "x", False, 0.0, None, 3), "TypeError: the verdict's policy is 3, which is not a str"),
     ],
 )
 def test_a_verdict_that_cannot_be_followed_is_an_abstention(fields: tuple[Any, ...], fault: str) -> None:

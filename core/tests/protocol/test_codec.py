@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from elastic_core.protocol.entries import (
     Closed,
     Counters,
     Drain,
+    Exclusion,
     Halt,
     HaltReason,
     HostLosses,
@@ -54,7 +55,9 @@ BODIES: list[Body] = [
 def test_entries_come_back_as_they_went_in(body: Body) -> None:
     failure = Failure(round=1, rank=3, host="a", exception="E", exit_code=-9, step=7)
     spent = (SpentRestart(failure=failure, age=2.5),)
-    counters = Counters(failures=spent, restarts=2, losses={"id": HostLosses(1, 2.5)}, excluded=("x",), worst_seen=0.5)
+    excluded = (Exclusion("x"), Exclusion("y", 90))
+    counters = Counters(failures=spent, restarts=2, losses={"id": HostLosses(1, 2.5)}, worst_seen=0.5)
+    counters = replace(counters, excluded=excluded)
     written = entry(live("ab"), body, at=20.0, counters=counters)
     assert decode_entry(encode_entry(written)) == written
 

@@ -11,17 +11,19 @@ from views import halted, incident, info, live, offer, seen, then, watch, with_c
 from elastic_core.incidents import Failure, Incident, as_failure
 from elastic_core.protocol.counters import (
     LOSSES_KEPT_SECONDS,
+    SAME_CHANGE_SECONDS,
+    add_change,
     counters_after_halt,
     counters_after_restart,
     past_failures,
 )
-from elastic_core.protocol.entries import Counters, Halt, HaltReason, HostLosses, Round, SpentRestart
+from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, HostLosses, Round, SpentRestart
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import MAX_FAILURES, MAX_HOSTS
+from elastic_core.protocol.limits import MAX_CHANGES, MAX_FAILURES, MAX_HOSTS
 from elastic_core.protocol.roster import Phase
 
 AGE = 50_000.0
@@ -40,7 +42,7 @@ def after_losing_b(ledger: Ledger, here: str = "a") -> Counters:
     return counters
 
 
-def grown_old(losses: dict[str, HostLosses], excluded: tuple[str, ...] = (), names: str = "ab") -> Ledger:
+def grown_old(losses: dict[str, HostLosses], excluded: tuple[Exclusion, ...] = (), names: str = "ab") -> Ledger:
     """A run that is AGE seconds old at NOW."""
     ledger = with_counters(halted(names, HaltReason.NODE_LOST), losses=losses, excluded=excluded)
     return replace(ledger, head=replace(ledger.head, age=AGE - (NOW - ledger.head_at)))
@@ -64,7 +66,7 @@ def test_the_losses_of_a_host_are_kept_for_an_hour_or_while_it_has_a_row(host: s
 
 def test_a_host_is_bad_that_was_excluded_or_lost_three_times() -> None:
     losses = {f"lost {count} times": HostLosses(count, 0.0) for count in (2, 3, 4)}
-    assert Counters(losses=losses, excluded=("x",)).bad_hosts() == {"lost 3 times", "lost 4 times", "x"}
+    assert Counters(losses=losses, excluded=(Exclusion("x"),)).bad_hosts(AGE) == {"lost 3 times", "lost 4 times", "x"}
 
 
 def test_another_loss_of_a_host_counts_and_is_the_newest() -> None:
@@ -80,19 +82,20 @@ def test_of_too_many_those_with_most_losses_stay_and_then_the_newest() -> None:
 
 
 def test_of_too_many_excluded_hosts_those_stay_that_have_a_row_and_then_the_newest() -> None:
-    excluded = ("id-host-a", *(f"gone {i}" for i in range(MAX_HOSTS - 1)))
+    excluded = (Exclusion("id-host-a"), *(Exclusion(f"gone {i}") for i in range(MAX_HOSTS - 1)))
     view_ledger = grown_old({}, excluded)
     nodes = [seen(name, Phase.STOPPED, head=3) for name in "ab"]
     known = LeaderView(ledger=view_ledger, watch=watch(*nodes, now=NOW), now=NOW)
     assert view_ledger.round is not None
     assert view_ledger.halt is not None
     counters, _ = counters_after_halt(known, view_ledger.round, view_ledger.halt, unreachable="b")
-    assert set(counters.excluded) == {"id-host-a", "id-host-b", *(f"gone {i}" for i in range(1, MAX_HOSTS - 1))}
+    names = {one.host_id for one in counters.excluded}
+    assert names == {"id-host-a", "id-host-b", *(f"gone {i}" for i in range(1, MAX_HOSTS - 1))}
 
 
 @pytest.mark.parametrize("others", [1, MAX_HOSTS - 2])
 def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: int) -> None:
-    excluded = ("id-host-a", *(f"gone {i}" for i in range(others)))
+    excluded = (Exclusion("id-host-a"), *(Exclusion(f"gone {i}") for i in range(others)))
     ledger = grown_old({}, excluded)
     known = LeaderView(
         ledger=ledger, watch=watch(*(seen(name, Phase.STOPPED, head=3) for name in "ab"), now=NOW), now=NOW
@@ -100,7 +103,7 @@ def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: i
     assert ledger.round is not None
     assert ledger.halt is not None
     counters, _ = counters_after_halt(known, ledger.round, ledger.halt, unreachable="b")
-    assert counters.excluded == (*excluded, "id-host-b")
+    assert counters.excluded == (*excluded, Exclusion("id-host-b"))
 
 
 def test_a_round_that_follows_a_resize_spends_no_restart() -> None:
@@ -203,3 +206,32 @@ def test_a_restart_that_is_given_back_takes_its_failure_along() -> None:
 def test_the_age_of_a_run_is_that_of_its_newest_entry_and_the_time_since() -> None:
     ledger = live("a", at=10.0)
     assert [LeaderView(ledger=ledger, watch=watch(), now=now).age for now in (9.0, 10.0, 10.5)] == [10.0, 10.0, 10.5]
+
+
+# What ended rounds (rule L13) -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", list(HaltReason))
+def test_the_time_of_every_round_that_follows_a_loss_or_a_failure_is_remembered(reason: HaltReason) -> None:
+    ledger = halted("ab", reason, blame=incident("a"))
+    known = view(ledger, stopped("a"), stopped("b"))
+    assert ledger.round is not None
+    assert ledger.halt is not None
+    counters, _ = counters_after_halt(known, ledger.round, ledger.halt)
+    assert counters.changes == (() if reason is HaltReason.RESIZE else (NOW,))
+
+
+def test_a_restart_of_the_same_members_is_remembered_too() -> None:
+    ledger = live("ab")
+    assert ledger.round is not None
+    counters, _ = counters_after_restart(view(ledger, running("a"), running("b")), ledger.round, incident("a"))
+    assert counters.changes == (NOW,)
+
+
+def test_rounds_of_one_incident_count_once_and_the_newest_are_kept() -> None:
+    changes: tuple[float, ...] = ()
+    for at in range(MAX_CHANGES + 2):
+        for again in (0.0, 1.0, SAME_CHANGE_SECONDS - 0.1):
+            changes = add_change(changes, 100.0 * at + again)
+    assert changes == tuple(100.0 * at for at in range(2, MAX_CHANGES + 2))
+    assert add_change((100.0,), 100.04 + SAME_CHANGE_SECONDS) == (100.0, 130.0)

@@ -12,7 +12,7 @@ from views import halted, incident, info, live, members, offer, seen, settings, 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, IncidentKind, Verdict
-from elastic_core.protocol.entries import Closed, Halt, HaltReason, HostLosses, Leader, Round
+from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, HostLosses, Leader, Round
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
@@ -457,7 +457,7 @@ class TestReforming:
         decision = decide(view(ledger, stopped("a"), stopped("b", incident=incident("b")), verdict=exclude))
         assert isinstance(decision, Append)
         assert (ids(body(decision)), body(decision).charged) == ("a", True)
-        assert decision.counters.excluded == ("id-host-b",)
+        assert decision.counters.excluded == (Exclusion("id-host-b"),)
 
 
 class TestFence:
@@ -567,7 +567,7 @@ class TestWhatMayBeJudged:
     """Findings that each cost a job its life, or a node its place."""
 
     def test_a_latecomer_and_a_blocked_leader_say_nothing_of_how_fast_members_answer(self) -> None:
-        ledger = live("ab", settings(2, 3), at=10.0)
+        ledger = live("ab", settings(2, 3, resize_wait=0.0), at=10.0)
         late = seen("c", head=2, arrived=90.0, seen_at=90.0)
         decision = decide(view(ledger, running("a", seen_at=10.3), running("b", seen_at=10.1), late))
         assert isinstance(decision, Append)

@@ -20,6 +20,7 @@ from elastic_core.protocol.entries import (
     Body,
     Counters,
     Entry,
+    Exclusion,
     Halt,
     HaltReason,
     HostLosses,
@@ -155,8 +156,8 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
     run = settings(lots.choice((1, count)), count, lots.choice((0, 3)), loss, host=str(nodes[0]))
     run = replace(run, agreement=replace(run.agreement, worker_plugins=(words(lots, 500),)))
     counters = Counters(
-        losses={f"{lots.getrandbits(64):016x}": HostLosses(99, 86_400.123456 + i) for i in range(MAX_HOSTS)},
-        excluded=tuple(f"{lots.getrandbits(64):016x}" for _ in range(MAX_HOSTS)),
+        losses={f"{lots.getrandbits(64):016x}": HostLosses(99, 86_400_000.5 + i) for i in range(MAX_HOSTS)},
+        excluded=tuple(Exclusion(f"{lots.getrandbits(64):016x}", 86_400_000) for _ in range(MAX_HOSTS)),
         failures=MAX_FAILURES * (SpentRestart(failure=largest_failure(lots), age=8_640_000.5),),
     )
     blame = failure(lots, nodes[-1])

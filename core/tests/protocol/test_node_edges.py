@@ -15,6 +15,7 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node import ROUNDS_REMEMBERED, failed_round, row_of
 from elastic_core.protocol.node_events import (
     Answered,
+    Checkpointed,
     EntriesRead,
     Exit,
     Grace,
@@ -35,7 +36,7 @@ from elastic_core.protocol.node_events import (
     WorkersDone,
     WorkersGone,
 )
-from elastic_core.protocol.roster import Phase
+from elastic_core.protocol.roster import LastCheckpoint, Phase
 
 PEER = replace(incident("a"), message="RuntimeError: Connection closed by peer")
 KILLED = replace(incident("a"), exit_code=-9)
@@ -147,6 +148,48 @@ def test_the_next_round_knows_nothing_of_the_workers_of_the_last() -> None:
     row = row_of(node.state)
     assert (row.round, row.progressed, row.takes_notices, row.answered, row.steps) == (2, False, False, 0, ())
     assert node.state.sent_notice is None
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_of(node: Node) -> LastCheckpoint | None:
+    return row_of(node.state).checkpoint
+
+
+def test_a_node_that_notices_no_checkpoints_says_nothing_of_them() -> None:
+    assert checkpoint_of(running()) is None
+
+
+def test_the_newest_checkpoint_of_the_round_is_in_the_row_by_the_age_of_the_run() -> None:
+    node = running()  # whose entries were read at 1 s, when the run was 1 s old
+    node.hears(Checkpointed(1, 11.0, saved=False))
+    assert checkpoint_of(node) == LastCheckpoint(11.0)
+    node.hears(Checkpointed(1, 71.04))
+    assert checkpoint_of(node) == LastCheckpoint(71.0, 60.0, saved=True)
+    node.hears(Checkpointed(1, 81.0, saved=False))
+    assert checkpoint_of(node) == LastCheckpoint(71.0, 60.0, saved=True), "it is known already"
+    node.hears(Checkpointed(1, 171.0))
+    assert checkpoint_of(node) == LastCheckpoint(171.0, 100.0, saved=True)
+
+
+def test_the_first_checkpoint_of_a_node_that_did_not_watch_tells_no_interval() -> None:
+    node = running()
+    node.hears(Checkpointed(1, 71.0))
+    assert checkpoint_of(node) == LastCheckpoint(71.0, 0.0, saved=True)
+
+
+def test_the_next_round_has_no_checkpoint_yet_and_the_interval_stays_known() -> None:
+    node = running()
+    node.hears(Checkpointed(1, 11.0, saved=False), Checkpointed(1, 71.0))
+    node.reads(halt())
+    node.hears(Checkpointed(1, 72.0))
+    assert checkpoint_of(node) == LastCheckpoint(71.0, 60.0, saved=True), "its workers are being stopped"
+    node.hears(WorkersGone())
+    node.reads(sealed(2))
+    assert checkpoint_of(node) is None
+    node.hears(Checkpointed(1, 80.0), Checkpointed(2, 90.0, saved=False))
+    assert checkpoint_of(node) == LastCheckpoint(90.0, 60.0)
 
 
 # Failures ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from views import halted, incident, info, live, seen, settings, watch
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Verdict
-from elastic_core.protocol.entries import Closed, HaltReason, Round
+from elastic_core.protocol.entries import Closed, Exclusion, HaltReason, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, Decision, LookAgain
@@ -125,7 +125,7 @@ def test_it_is_left_out_and_spends_no_restart_and_its_host_stays_out() -> None:
     assert isinstance(decision, Append)
     assert ids(decision) == "ab"
     assert (sealed(decision).charged, decision.counters.restarts) == (False, 0)
-    assert decision.counters.excluded == ("id-host-c",)
+    assert decision.counters.excluded == (Exclusion("id-host-c"),)
     assert sealed(decision).why == "host-c cannot be reached from host-a, host-b"
 
 

@@ -6,12 +6,14 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from views import halted, incident, info, live, offer, seen, settings, start, watch
 
+from elastic_core.events import Event
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
@@ -20,7 +22,7 @@ from elastic_core.protocol.failure_detector import mark_interrupted
 from elastic_core.protocol.ledger import advance, compose, open_ledger
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import Phase
-from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.session.leader_driver import ANNOUNCE_WAIT_SECONDS, LeaderDriver
 from elastic_core.session.runtime import Runtime
 
@@ -56,6 +58,43 @@ def test_a_lone_leader_does_not_judge_itself_by_what_it_did_not_see(lost: bool) 
     now = 100.0
     leader.turn(store, ledger)
     assert store.read(ledger.head.index + 1) is None
+
+
+def test_what_was_judged_and_why_is_published_once() -> None:
+    ledger = halted("a", HaltReason.FAILURE, blame=replace(incident("a"), message="ValueError: boom", step=7))
+    store, said, now = LocalBackend(MemoryStore()), list[Event](), 20.0
+    for entry in (start().head, live("a").head, ledger.head):
+        store.append(ORIGIN if entry.index == 1 else Link(entry.index - 1, entry.prev), entry.link, encode_entry(entry))
+    store.enter("a", encode_row(seen("a", Phase.STOPPED, head=3).row))
+    verdict = Verdict(Action.RESTART, "back-off", delay=8.0, policy="backoff")
+    leader = LeaderDriver("a", lambda *_: verdict, Runtime(now=lambda: now), said.append)
+    leader.turn(store, ledger)
+    assert leader.turn(store, ledger) is not None
+    (event,) = (event for event in said if event.name == "verdict")
+    assert event.message == "the job is restarted after 8 s: back-off"
+    assert event.fields == {
+        "round": 1,
+        "kind": "worker_failed",
+        "rank": 0,
+        "host": "host-a",
+        "exception": "ValueError",
+        "exit_code": 1,
+        "step": 7,
+        "after_s": 5.0,
+        "message": "ValueError: boom",
+        "restarts": 0,
+        "max_restarts": 3,
+        "action": "restart",
+        "reason": "back-off",
+        "policy": "backoff",
+        "delay_s": 8.0,
+        "exclude_for_s": None,
+    }
+    assert leader.waiting_for == "the delay after the failure to pass (back-off)"
+    assert store.read(4) is None
+    now = 28.0
+    leader.turn(store, ledger)
+    assert store.read(4) is not None
 
 
 def test_a_lone_leader_looks_again_to_say_whom_it_waits_for() -> None:

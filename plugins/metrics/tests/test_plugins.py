@@ -84,6 +84,7 @@ def test_a_whole_run_leaves_its_events_and_tells_its_numbers(tmp_path: Path, por
         "round_started",
         "workers_started",
         "worker_failed",
+        "verdict",
         "round_started",
         "workers_started",
         "restarted",

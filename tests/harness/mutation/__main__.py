@@ -42,6 +42,7 @@ MODULES = (
     "entries",
     "limits",
     "incidents",
+    "resize",
 )
 """What decides: the last names of its modules, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from elastic_core.agent.event_loop import SignalReceived
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
@@ -24,7 +25,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival
 from elastic_core.session.join import Applicant, arrive, join
 from elastic_core.session.runtime import Runtime
-from simulation import forgetting, peers, programs, runtime, strangers
+from simulation import forgetting, peers, programs, runtime, strangers, verdicts
 from simulation.engine import TICK, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
@@ -46,6 +47,7 @@ def config_of(plan: Plan) -> RunConfig:
         fence_after=plan.fence_after,
         last_call_timeout=plan.last_call,
         plan_timeout=plan.plan_timeout,
+        resize_wait=plan.resize_wait,
     )
     return RunConfig(
         program=Program(ProgramKind.EXECUTABLE, "train"),
@@ -224,6 +226,7 @@ class SimAgent:
             warden=self.hands,
             group=self.hands,
             unreachable=partial(peers.unreachable, self.host),
+            summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )
         look = partial(self.host.look, self.slot)
         self.supervisor = Supervisor(cast("Any", resources), means, store, applicant, found, cast("Any", stores), look)
@@ -257,7 +260,7 @@ class SimAgent:
         if world.plan.thinking:
             self._sleep(world.plan.thinking * world.hub.random.random())
         if history.restarts < history.max_restarts:
-            return Verdict(Action.RESTART, "restarts are left")
+            return verdicts.verdict(world, incident, history)
         return Verdict(Action.GIVE_UP, "no restart is left")
 
     def _node_gone(self, info: NodeInfo) -> bool:

@@ -114,6 +114,15 @@ DEFECTS: tuple[Defect, ...] = (
         "agents",
         3000,
     ),
+    Defect("nobody waits for company", "seconds_until_resize", "case.resize_wait - case.waited", "0.0", "resizes"),
+    Defect(
+        "a resize counts no work that it throws away",
+        "_is_worth_it",
+        "gained > case.nodes * (at_stake + case.pause * restarts_before)",
+        "gained > 0",
+        "resizes",
+    ),
+    Defect("a waiting node is put off for ever", "MAX_WAIT_FACTOR", "30.0", "30_000.0", "resizes", first=430),
     Defect("rounds that never get anywhere go on", "MAX_BARREN_ROUNDS", "10", "10_000", "barren"),
     Defect("a flapping host is given a slot for ever", "MAX_LOSSES", "3", "3000", "flapping", first=110),
     Defect("nobody gives up waiting", "_decide_halted", "view.timing.join_timeout", "10_000.0", "few"),
@@ -143,6 +152,15 @@ DEFECTS: tuple[Defect, ...] = (
         "agents",
     ),
     Defect("the budget has no end", "SimAgent._judge", "history.restarts < history.max_restarts", "True", "workers"),
+    Defect("a delay is over at once", "_delayed_until", "view.ledger.halted_at + verdict.delay", "0.0", "workers"),
+    Defect(
+        "a delay is only for those who stay",
+        "_decide_failure",
+        "verdict.action is Action.RESTART and not verdict.delay and whole and find_unreachable(view, current) is None",
+        "verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None",
+        "workers",
+    ),
+    Defect("an exclusion never ends", "Counters.excluded_at", "until is None or age < until", "True", "workers"),
     # Who is lost
     Defect(
         "nobody is ever lost",

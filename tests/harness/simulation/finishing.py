@@ -53,7 +53,7 @@ def note_success(world: World, replica: Replica, entry: Entry, current: Round) -
     for node_id in done.keys() - {leader.node_id}:
         if is_lost(session.watch, node_id, session.ledger.settings.timing, now):
             world.count("L7 a node that has finished is lost, and the others finish")
-    if len(current.members) < world.plan.max_nodes:
+    if len(current.members) < world.plan.max_nodes and not world.plan.resize_wait:
         _note_kept_out(world, entry, leader, world.hub.now - min(done.values()), world.hub.now - max(done.values()))
 
 
@@ -70,5 +70,5 @@ def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, l
         if seen is None or row.info.node_id in members or row.phase is not Phase.WAITING or row.leaving:
             continue
         could = max(seen.arrived_at, allowed_at, watch.gap_at)
-        if first > now - could > last + ENOUGH and row.info.host_id not in entry.counters.bad_hosts():
+        if first > now - could > last + ENOUGH and row.info.host_id not in entry.counters.bad_hosts(entry.age):
             world.count("L7 nobody joins after the first has finished")

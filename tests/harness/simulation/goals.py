@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.ledger import Ledger
+from simulation.resizes import MOST_WAITS
 from simulation.rules import LOSSES
 
 if TYPE_CHECKING:
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
 STEADY = 3.0
 """Seconds that a round must have been whole to count."""
 MARGIN = 60.0
-"""Seconds beyond the fence and the join timeout that a job may take to get there."""
+"""Seconds beyond the fence, the join timeout and the longest wait for a resize that a job may take to get there."""
 MANY = 14
 """Rounds after everything is well that are too many (P5)."""
 
 
 def bound(world: World) -> float:
     """Seconds after which the job must have got there."""
-    return world.plan.fence_after + world.plan.join_timeout + MARGIN
+    return world.plan.fence_after + world.plan.join_timeout + MOST_WAITS * world.plan.resize_wait + MARGIN
 
 
 def reached(world: World) -> bool:
@@ -73,7 +74,9 @@ def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) 
     """L4, L5: whether its host was lost too often, or excluded, and no member is there."""
     counters = ledger.counters
     losses = counters.losses.get(agent.boot_id)
-    bad = (losses is not None and losses.count >= LOSSES) or agent.boot_id in counters.excluded
+    age = ledger.age(agent.process.clock.now())
+    excluded = {host for host, until in counters.excluded if until is None or age < until}
+    bad = (losses is not None and losses.count >= LOSSES) or agent.boot_id in excluded
     others = {other.boot_id for node_id in members if (other := world.agent(node_id)) is not None}
     return bad and agent.boot_id not in others
 

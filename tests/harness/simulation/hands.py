@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Round
-from elastic_core.protocol.node_events import NodeEvent, Notice, TakesNotices, WorkerFailed
+from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, TakesNotices, WorkerFailed
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
 from simulation.steps import Stepper
@@ -232,4 +232,4 @@ class Hands:
 
     def _report(self, gang: Gang, event: object) -> None:
         if not self.agent.process.dead:
-            self.agent.inbox.post(_News(gang, event))
+            self.agent.inbox.post(event if isinstance(event, Checkpointed) else _News(gang, event))

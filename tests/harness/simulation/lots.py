@@ -86,6 +86,11 @@ def _graceful(lots: random.Random) -> dict[str, Any]:
     }
 
 
+def _resizes(lots: random.Random) -> dict[str, Any]:
+    wait, saves, last = lots.choice([(5.0, 0.0, 0), (8.0, 0.0, 0), (0.5, 8.0, 0), (1.0, 12.0, 0), (0.5, 8.0, 2)])
+    return {"resize_wait": wait, "saves": saves, "last_save": last, "min_nodes": 1, "work": 10_000.0, "thinking": 0.0}
+
+
 def _ending(lots: random.Random) -> dict[str, Any]:
     return {"min_nodes": 1, "spread": lots.choice([5.0, 12.0]), "fence_after": 15.0, "work": lots.uniform(3.0, 16.0)}
 
@@ -151,6 +156,13 @@ PROFILES: dict[str, Profile] = {
         {"start": 9, "leave": 6, "drain": 4, "crash": 2, "fail": 2, "freeze": 2, "cut": 1, "lossy": 1, "suspend": 1},
         length=50.0,
         job=_graceful,
+    ),
+    "resizes": Profile(
+        {"start": 12, "leave": 3, "crash": 3, "fail": 2, "freeze": 1, "cut": 1, "lossy": 1},
+        length=60.0,
+        hosts=(2, 3, 3, 4, 5),
+        finishing=0.0,
+        job=_resizes,
     ),
     "fenced": Profile({"cut": 6, "suspend": 2, "freeze": 3, "start": 2}, length=50.0, most=4, job=_fenced),
     "causes": Profile(
@@ -271,6 +283,7 @@ ORDER = (
     "crowd",
     "suspended",
     "graceful",
+    "resizes",
 )
 """In which order a campaign takes them, again and again."""
 
@@ -312,6 +325,9 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     if plan.liveness and plan.hosts > max(2, plan.min_nodes) and not plan.embedded and lots.random() < 0.25:
         plan = replace(plan, broken=lots.randint(1, 3) if profile != "lonely" else LONELY)
     plan = replace(plan, whole=random.Random(f"whole {profile} {seed}").choice([4, 8, 64]))
+    if profile == "workers":
+        policies = random.Random(f"policies {profile} {seed}")  # not of `lots`, of which other draws depend
+        plan = replace(plan, delay=policies.choice([0.0, 0.0, 2.0, 7.0]), exclude_for=policies.choice([0.0, 0.0, 9.0]))
     drawn = [*_starts(lots, plan), *_trouble(lots, plan, kind)]
     return replace(plan, faults=tuple(sorted([*drawn, *kind.script(lots, plan)])))
 

@@ -55,6 +55,10 @@ class Plan:
     """Seconds between the first node that is done and the last, at most."""
     thinking: float = 0.0
     """Seconds that the failure policies take."""
+    delay: float = 0.0
+    """Seconds by which the failure policies delay the round that follows a failure (L11)."""
+    exclude_for: float = 0.0
+    """Seconds for which they exclude the host of a failure (L12); 0 where they exclude none."""
     uid: bool = True
     """Whether the scheduler gives the run a uid."""
     pace: float = 0.0
@@ -62,6 +66,12 @@ class Plan:
     grace: float = 0.0
     """``--preemption_grace``."""
     plan_timeout: float = 300.0
+    resize_wait: float = 0.0
+    """``--rdzv_conf resize_wait``; 0 where waiting nodes get their places as soon as rule L4 allows."""
+    saves: float = 0.0
+    """Seconds between the checkpoints of a script that takes no notices, which its agents notice; 0 if they do not."""
+    last_save: int = 0
+    """After how many checkpoints the script, in the whole job, never saves again; 0 if it always goes on."""
     preload: float = 0.0
     """Seconds, at most, that a newcomer imports before it joins where a round is live."""
     may_forget: bool = False

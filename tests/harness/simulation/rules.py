@@ -13,7 +13,7 @@ from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeRow
-from simulation import endings, finishing, programs, slot_rules, unreached
+from simulation import endings, finishing, programs, resizes, slot_rules, unreached
 from simulation.calmness import calm
 from simulation.workers import State
 
@@ -31,7 +31,7 @@ FREED = 2.0
 
 
 def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
-    """L1: who is healthy is not lost. L4: resizes are batched."""
+    """L1: who is healthy is not lost. L4: resizes are batched. L13: they lose little."""
     check_cause(world, entry, body.incident)
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and calm(world, lost.node_id) is not None:
@@ -42,6 +42,7 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
         world.count("S8 a node is lost that a row of its host shows to be gone")
     if body.reason is not HaltReason.RESIZE:
         return
+    resizes.check_resize(world, replica, entry)
     now = world.hub.now
     resized_at = world.truth.resized_at.get(entry.run)
     if resized_at is not None and now - resized_at < RESIZES_APART and entry.run not in world.truth.histories.forked:

@@ -72,7 +72,7 @@ def _is_behind(row: NodeRow, entry: Entry) -> bool:
     """Whether one has no place for that reason only."""
     wants = row.phase is Phase.WAITING and row.offer is not None and not row.leaving
     seen = row.within(entry.epoch).head >= entry.anchors.leader
-    return wants and not seen and row.info.host_id not in entry.counters.bad_hosts()
+    return wants and not seen and row.info.host_id not in entry.counters.bad_hosts(entry.age)
 
 
 def _proofs(world: World, entry: Entry, earlier: Round) -> set[str]:

@@ -30,7 +30,7 @@ from elastic_core.protocol.entries import (
 )
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
-from simulation import endings, finishing, forgetting, leaders, programs, rules, unreached
+from simulation import endings, finishing, forgetting, leaders, programs, rules, unreached, verdicts
 from simulation.assumptions import ASSUMPTIONS
 from simulation.departures import Departures
 from simulation.entry_text import kind_of, told
@@ -91,6 +91,8 @@ class Truth:
     _agreed: dict[str, object] = field(default_factory=dict)
     resized_at: dict[str, float] = field(default_factory=dict)
     """When the last planned resize of a run was over."""
+    halted_at: dict[str, float] = field(default_factory=dict)
+    """When each HALT was written, by the entry's id."""
     uncharged: set[str] = field(default_factory=set)
     """Rounds in which something failed that spends no restart; they go by their offers here."""
     heartbeats: dict[str, int] = field(default_factory=dict)
@@ -139,6 +141,7 @@ class Truth:
             case Round() as body:
                 self._check_round(replica, entry, body, before)
             case Halt() as body:
+                self.halted_at[entry.id] = self.world.hub.now
                 self.world.count(f"HALT {body.reason.value}")
                 rules.check_halt(self.world, replica, entry, body)
                 leaders.expect_end(self.world, replica, entry)
@@ -215,6 +218,7 @@ class Truth:
             forgetting.check_first(self.world, replica, entry)
         if before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE:
             self.resized_at[entry.run] = self.world.hub.now
+        verdicts.check_round(self.world, entry, body, before, earlier)
         self.rounds.append(entry)
         self.world.count("ROUND same members" if body.same_as else "ROUND")
         self._check_books(entry, earlier, replace(body, members=members), before)

@@ -20,9 +20,9 @@ QUIET = 20.0
 
 def check_seal(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
     """No third round of members that cannot reach each other; who is left out for good is somebody in trouble."""
-    known = before.counters.excluded if before is not None else ()
-    for host_id in entry.counters.excluded:
-        if host_id not in known:
+    known = {one.host_id for one in before.counters.excluded} if before is not None else set[str]()
+    for host_id, until in entry.counters.excluded:
+        if host_id not in known and until is None:  # for a time, it is a policy that excludes it
             world.count("L5 a host is left out")
             _check_blame(world, host_id, earlier)
     _check_patience(world, before, body)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import Round
-from elastic_core.protocol.node_events import NodeEvent, Progressed, WorkerFailed, WorkersDone
+from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Progressed, WorkerFailed, WorkersDone
 from simulation.peers import sundered
 from simulation.steps import Stepper
 
@@ -58,6 +58,8 @@ class Training:
     """When all were there and could not reach each other."""
     whole_at: float | None = None
     ended_at: float | None = None
+    saved_at: float | None = None
+    """When its script last saved a checkpoint."""
     step: int = 0
     stepped_at: float = 0.0
     _stepping: set[str] = field(default_factory=set)
@@ -106,9 +108,25 @@ class Training:
         for gang in here:
             hub.at(hub.now + FIRST_STEP, gang.tell, Progressed(self.round.number))
             hub.at(hub.now + left + self.world.plan.spread * random.random(), gang.finish)
+        if self.world.plan.saves:
+            for gang in here:
+                gang.tell(Checkpointed(self.round.number, gang.host.now(), saved=False))
+            hub.at(hub.now + self.world.plan.saves, self.save)
         if self.world.plan.pace:
             self.step = self.world.step.setdefault(self.run, 0)
             self.take_step()
+
+    def save(self) -> None:
+        """Save a checkpoint: all ranks do, or rank 0 does; a node notices what its own ranks save."""
+        world, hub = self.world, self.world.hub
+        if not self.whole or world.saves == world.plan.last_save > 0:
+            return
+        world.saves, self.saved_at = world.saves + 1, hub.now
+        members = self.round.members if world.plan.noise % 2 else self.round.members[:1]
+        for member in members:
+            gang = self.gangs[member.node_id]
+            hub.at(hub.now + 0.3 * hub.random.random(), gang.save)
+        hub.at(hub.now + world.plan.saves, self.save)
 
     def take_step(self) -> None:
         """Take a step: a collective of all, then each rank asks whether to stop."""
@@ -199,6 +217,10 @@ class Gang:
         """Let the agent know, unless it is too late for that."""
         if self.state is State.RUNNING:
             self._report(event)
+
+    def save(self) -> None:
+        """Let the agent notice a checkpoint."""
+        self.tell(Checkpointed(self.number, self.host.now()))
 
     def fail(self, message: str, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> None:
         """Let a worker exit with 1."""

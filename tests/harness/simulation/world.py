@@ -167,6 +167,8 @@ class World:
         self.store.look = plan.look
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
+        self.saves = 0
+        """Checkpoints that the script has saved so far."""
         self.step: dict[str, int] = {}
         """The step that each run has last saved, where its workers count any."""
         self.same_ids = False

@@ -11,7 +11,8 @@ General layout:
   ``worker_store``: the store that a node offers to the workers. ``error_files``: reads why a worker failed.
   ``watchdog``: limits for hung workers. ``preload``: what the fork server imports.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines, ``console``
-  writes to the terminal, and ``pseudo_terminal`` gives the workers one.
+  writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_reader`` reads from them how far the
+  workers are, and ``checkpoint_files`` looks for their newest checkpoint.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in
   memory to disk, by means of ``snapshot_files``. ``probing``: which peers can be reached after a failure.
 * ``report``: the events that people read. ``recovery_timing``: how long a recovery took. ``status`` and ``state_dump``:

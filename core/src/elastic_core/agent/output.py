@@ -21,6 +21,7 @@ from types import MappingProxyType
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import Console, DirectConsole
 from elastic_core.agent.error_files import last_lines
+from elastic_core.agent.progress_reader import ProgressReader, StreamReader
 from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
@@ -71,6 +72,8 @@ class Output:
         console_err: The descriptor that shows their stderr.
         several: Whether these show more than one worker: then in whole lines. A single worker has the agent's own
             stdout, unless that is kept as well.
+        progress: Reads how far the workers have come, from the streams that the agent reads. If it wants all output, no
+            worker has the agent's own stdout.
     """
 
     def __init__(
@@ -85,9 +88,12 @@ class Output:
         console_out: int = 1,
         console_err: int = 2,
         several: bool = False,
+        progress: ProgressReader | None = None,
     ) -> None:
         self._redirects, self._tee, self._keep, self._report = redirects, tee, keep, report
         self._shown, self._filters, self._several = shown, filters, several
+        self._progress = progress
+        self._reads_all = progress is not None and progress.wants_all_output
         self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
         self._one_terminal = _same_terminal(console_out, console_err)
         self._consoles = {Stream.OUT: Console(console_out, report), Stream.ERR: Console(console_err, report)}
@@ -106,7 +112,7 @@ class Output:
                 left.
         """
         with contextlib.ExitStack() as undo:
-            found = self._open_terminal(local_rank, directory, undo) if self._one_terminal else None
+            found = self._open_terminal(rank, local_rank, directory, undo) if self._one_terminal else None
             streams = found or self._open_each(rank, local_rank, directory, prefix, undo)
             undo.pop_all()
         direct = [pump for pump in streams.pumps.values() if pump.console is self._direct]
@@ -116,7 +122,9 @@ class Output:
         self._thread.add([pump for pump in streams.pumps.values() if pump not in direct])
         return streams
 
-    def _open_terminal(self, local_rank: int, directory: Path, undo: contextlib.ExitStack) -> WorkerStreams | None:
+    def _open_terminal(
+        self, rank: int, local_rank: int, directory: Path, undo: contextlib.ExitStack
+    ) -> WorkerStreams | None:
         """Open one pseudo-terminal for both streams, which keeps their order.
 
         Returns:
@@ -131,7 +139,8 @@ class Output:
         copy = os.dup(writing)
         undo.callback(os.close, copy)
         path, shape = directory / _FILES[Stream.ERR], WholeLines(PIECES_WITHIN) if self._several else Shape()
-        pump = Pump(reading, None, path, self._direct, shape, self._report, rank=local_rank)
+        progress = self._progress_of(rank)
+        pump = Pump(reading, None, path, self._direct, shape, self._report, rank=local_rank, progress=progress)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
     def _open_each(
@@ -144,7 +153,9 @@ class Output:
         before = (prefix or f"[rank{rank}]:").encode()
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and self._is_plain(stream, local_rank)
-            if direct and not (self._several or self._one_terminal):  # a terminal may have hung up by now
+            if direct and not (
+                self._several or self._one_terminal or self._reads_all
+            ):  # a terminal may have hung up by now
                 given[stream] = None
                 continue
             teed = shown and stream in self._tee[local_rank]
@@ -168,8 +179,13 @@ class Output:
             elif self._several:
                 shape = WholeLines(None if terminal is None else PIECES_WITHIN)
             console = None if redirected else self._direct if direct else self._consoles[stream]
-            pumps[stream] = Pump(reading, file, path, console, shape, self._report, filtered, local_rank)
+            pumps[stream] = Pump(
+                reading, file, path, console, shape, self._report, filtered, local_rank, self._progress_of(rank)
+            )
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
+
+    def _progress_of(self, rank: int) -> StreamReader | None:
+        return None if self._progress is None else self._progress.stream(rank)
 
     def _is_shown(self, local_rank: int) -> bool:
         return self._shown is None or local_rank in self._shown

@@ -78,7 +78,7 @@ def applicant_for(
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
         on_node_loss=config.on_node_loss,
-        failure_policies=plugins.failure_policies(),
+        failure_policies=(*plugins.failure_policies(), *([config.failure_policy] if config.failure_policy else [])),
         worker_plugins=plugins.in_workers,
     )
     settings = Settings(

@@ -12,7 +12,7 @@ from typing import Any
 
 from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
 from elastic_core.agent.worker_channels import LINGERING
-from elastic_core.config.run import RunConfig
+from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
@@ -52,11 +52,12 @@ def no_place(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
             "(Another job needs an --rdzv_id of its own.)"
         )
         return Event("spare", message, Level.WARNING)
-    counters, host = ledger.counters, info.host_id
-    if host not in counters.bad_hosts():
+    counters, host, age = ledger.counters, info.host_id, ledger.head.age
+    excluded = counters.excluded_at(age)
+    if host not in counters.bad_hosts(age):
         return None
     why = "excluded by a failure policy, or not reached by others"
-    if host not in counters.excluded:
+    if host not in excluded:
         why = f"lost {counters.losses[host].count} times"
     message = f"this host was {why}: waiting as long as nodes of other hosts are enough"
     return Event("left_out", message, Level.WARNING)
@@ -279,7 +280,7 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) 
     """Return the event of a new round for node ``node_id``, which has known the ledger as ``before`` until now."""
     restarts, note = ledger.counters.restarts, ""
     if current.charged:
-        note = f", restart {restarts} of {ledger.settings.agreement.max_restarts}"
+        note = f", restart {restarts}{describe_limit(ledger.settings.agreement.max_restarts)}"
     elif restarts < before.counters.restarts:
         note = f", restart {before.counters.restarts} is given back"
     return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id))

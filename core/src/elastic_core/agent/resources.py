@@ -17,6 +17,7 @@ from elastic_core.agent.directories import log_directory, marked
 from elastic_core.agent.event_loop import EventLoop, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.output import Output
+from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.report import Publish
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
@@ -28,6 +29,7 @@ from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.manager import Plugins
+from elastic_core.progress import BUILT_IN
 from elastic_core.protocol.node_events import Leaving
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
@@ -127,6 +129,7 @@ def open_resources(
         if config.program.kind is ProgramKind.FUNCTION:
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
+        progress = stack.enter_context(_progress_reader(config, publish, loop))
         output = Output(
             redirects=config.redirects,
             tee=config.tee,
@@ -134,6 +137,7 @@ def open_resources(
             shown=config.local_ranks_filter,
             several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
             filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
+            progress=progress,
             report=lambda message: publish(Event("output", message, Level.WARNING)),
         )
         stack.callback(output.close)
@@ -145,6 +149,7 @@ def open_resources(
         group = WorkerGroup(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
+        group.progress = progress
         pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
         if pipe is not None or limit is not None:
             group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, loop.at, warden.pid)))
@@ -152,6 +157,24 @@ def open_resources(
                 loop.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
         yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store)
+
+
+@contextmanager
+def _progress_reader(config: RunConfig, publish: Publish, loop: EventLoop) -> Iterator[ProgressReader]:
+    """Make what reads the workers' progress; it also looks for their checkpoints, if it is known where they are."""
+    expressions = BUILT_IN
+    if config.progress_pattern is not None or config.checkpoint_pattern is not None:
+        from elastic_core.progress_patterns import compile_expressions  # few runs have any
+
+        expressions = compile_expressions(config.progress_pattern, config.checkpoint_pattern)
+    reader = ProgressReader(expressions, nan_stop=config.nan_stop, publish=publish, post=loop.post)
+    if config.checkpoint_path is None:
+        yield reader
+        return
+    from elastic_core.agent.checkpoint_files import CheckpointFiles  # nor this
+
+    with closing(CheckpointFiles(config.checkpoint_path, reader.note_checkpoint)):
+        yield reader
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from elastic_core.agent.worker import Worker
-from elastic_core.config.run import RunConfig
+from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
+from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Member
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.ledger import Ledger
@@ -38,6 +39,11 @@ class Status:
     since: float  # when the agent's state last changed
     workers: Sequence[Worker] = ()  # of its newest round
     started_at: float = 0.0  # when those were started
+    progress: Mapping[int, tuple[Progress, float]] = field(default_factory=dict)
+    """The progress of workers by rank, and how many seconds ago it last moved."""
+    checkpoint: tuple[int | None, float] | None = (
+        None  # the step of the last checkpoint, if known, and its age in seconds
+    )
     contact_at: float | None = None  # when it last knew all that the store had taken
     failing: Collection[str] = ()  # the threads whose last operation on the store failed
     node_views: Mapping[str, NodeView] = field(default_factory=dict)  # the rows of the roster, if the node leads
@@ -72,7 +78,7 @@ def describe_node(state: NodeState, status: Status) -> str:
         ("decides", f"{leads}, term {head.term}"),
         ("entry", f"{head.index} is the newest, {head.kind}, read {_age(ledger.head_at, status)} ago"),
         ("round", _round(ledger, status)),
-        ("restarts", f"{ledger.counters.restarts} of {ledger.settings.agreement.max_restarts} spent"),
+        ("restarts", f"{ledger.counters.restarts}{describe_limit(ledger.settings.agreement.max_restarts)} spent"),
         ("waits for", status.describe_wait(_waits_for(state, status))),
     ]
     if state.leaving is not None:
@@ -91,6 +97,9 @@ def describe_member(
 def _text(who: str, status: Status, rows: Sequence[tuple[str, str]], nodes: Iterable[tuple[str, str]] = ()) -> str:
     lines = [("job", f"{status.job} over {status.store}"), *rows, *nodes]
     lines += [(f"rank {worker.assignment.rank}", _worker(worker, status)) for worker in status.workers]
+    if status.checkpoint is not None:
+        step, age = status.checkpoint
+        lines.append(("checkpoint", f"{'' if step is None else f'of step {step}, '}saved {age:.1f} s ago"))
     if status.contact_at is not None:
         failing = f"; failing: {', '.join(sorted(status.failing))}" if status.failing else ""
         lines.append(("store", f"last contact {_age(status.contact_at, status)} ago{failing}"))
@@ -176,8 +185,10 @@ def _worker(worker: Worker, status: Status) -> str:
     if worker.pid is None:
         return f"being started, for {_age(status.started_at, status)}"
     group = ", in its process group" if worker.initialized else ""
-    step = f", at step {worker.step} or before" if worker.step is not None else ""
-    return f"pid {worker.pid}, started {_age(status.started_at, status)} ago{group}{step}"
+    progress, ago = status.progress.get(worker.assignment.rank, (Progress(), 0.0))
+    words = progress.describe() or ("moving" if worker.assignment.rank in status.progress else "")
+    reached = f", {words}, last progress {ago:.1f} s ago" if words else ""
+    return f"pid {worker.pid}, started {_age(status.started_at, status)} ago{group}{reached}"
 
 
 def _failure(incident: Incident) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import Console, DirectConsole, write_all
+from elastic_core.agent.progress_reader import StreamReader
 from elastic_core.agent.stream_lines import Filtered, Shape
 
 TAIL = 4096  # bytes of stderr that are remembered
@@ -34,6 +35,7 @@ class Pump:
         report: Called with a message, once for each file that cannot take all bytes.
         filtered: Takes the lines for which the user has set a filter; closed with this object.
         rank: The worker's local rank.
+        progress: Reads how far the worker has come.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Pump:
         report: Callable[[str], None],
         filtered: Filtered | None = None,
         rank: int = 0,
+        progress: StreamReader | None = None,
     ) -> None:
         self.pipe, self.console, self.shape = pipe, console, shape
+        self._progress = progress
         self.tail = b""
         """The last ``TAIL`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
         self.ended = threading.Event()
@@ -64,6 +68,8 @@ class Pump:
             data = b""
         if data:
             self.tail = (self.tail + data)[-TAIL - 1 :]
+            if self._progress is not None:
+                self._progress.feed(data)
             self._keep(data)
         return self.show(self.shape.feed(data)) and bool(data)
 
@@ -74,6 +80,8 @@ class Pump:
     def close(self) -> None:
         """Show the rest of the shape, and close: the stream is over, or its rest is not needed."""
         self.show(self.shape.finish())
+        if self._progress is not None:
+            self._progress.finish()
         os.close(self.pipe)
         if self._file is not None:
             os.close(self._file)

@@ -133,6 +133,8 @@ class Supervisor:
             since=self._since,
             workers=group.workers,
             started_at=group.started_at,
+            progress=group.progress.newest(),
+            checkpoint=group.progress.last_checkpoint(),
             contact_at=session.contact.at,
             failing=(*session.contact.failing,),
             node_views=session.watch.nodes,
@@ -170,7 +172,7 @@ class Supervisor:
                 self._exit = Exit(leaving.exit_code, leaving.why)
             case node_events.EntriesRead() | node_events.HistoryReplaced() | node_events.RunReplaced():
                 self._step(event)
-            case node_events.Probed() | node_events.StoreLost():
+            case node_events.Checkpointed() | node_events.Probed() | node_events.StoreLost():
                 self._step(event)
             case _ if isinstance(event, messages.ForkServerEvent):
                 self._publish(report.fork_server(event))

@@ -19,9 +19,22 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from elastic_core.agent.fd_store import FdStore
+from elastic_core.progress import LARGEST_STEP, Progress, check_report
 from elastic_core.protocol.node_events import Notice
 from elastic_core.warden.channel import close_all
-from elastic_core.worker.channel import FAILED, GO_ON, INITIALIZED, KIND, LEAVES, LONGEST, OVER, PLAN, STEP, STOP_AT
+from elastic_core.worker.channel import (
+    FAILED,
+    GO_ON,
+    INITIALIZED,
+    KIND,
+    LEAVES,
+    LONGEST,
+    OVER,
+    PLAN,
+    PROGRESS,
+    STEP,
+    STOP_AT,
+)
 
 PACKETS_MAX = 256  # per worker and window
 WINDOW_SECONDS = 1.0
@@ -61,6 +74,14 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Advanced:
+    """A worker's script reports how far it has come (``elastic.report``)."""
+
+    tag: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
 class NotUnderstood:
     """A worker has sent something else than a report, ignored because of ``why``. Reported once for each worker."""
 
@@ -75,9 +96,8 @@ class ListenAgain:
     channel: object
 
 
-Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | NotUnderstood | ListenAgain"
+Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | Advanced | NotUnderstood | ListenAgain"
 
-LARGEST_STEP = 2**53  # steps are smaller
 _MEANINGS: dict[str, type[Initialized | Failed | Lingers]]
 _MEANINGS = {INITIALIZED: Initialized, FAILED: Failed, OVER: Lingers}
 
@@ -242,7 +262,7 @@ def packet(notice: Notice | None) -> dict[str, object]:
     return {"type": STOP_AT, "plan": notice.plan, "step": notice.step, "leaving": notice.leaving}
 
 
-def parse_packet(packet: bytes, tag: int) -> Initialized | Failed | Lingers | Stepped:
+def parse_packet(packet: bytes, tag: int) -> Initialized | Failed | Lingers | Stepped | Advanced:
     """Return the report of the worker ``tag`` that a packet stands for.
 
     Raises:
@@ -261,6 +281,8 @@ def parse_packet(packet: bytes, tag: int) -> Initialized | Failed | Lingers | St
             return Stepped(tag, step, leaves=name == LEAVES)
         case {"type": str(name)} if name in (STEP, LEAVES):
             raise ValueError("it reports a step, but names none")
+        case {"type": str(name)} if name == PROGRESS:
+            return Advanced(tag, check_report(message))
         case {"type": str(name)}:
             raise ValueError(f"its type is {name[:40]!r}, which is not known here")
     raise ValueError("it is not a JSON object with a type")

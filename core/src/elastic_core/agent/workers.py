@@ -9,13 +9,14 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from elastic_core.agent import worker_channels
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.output import Output
+from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
@@ -30,6 +31,7 @@ from elastic_core.exit_codes import signal_name
 from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
+from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.roster import NodeInfo
@@ -61,6 +63,7 @@ class WorkerGroup:
     warm: bool = False  # whether the fork server forks them
     temporary: bool = False  # whether ``directory`` is removed at the end, because no logs were requested
     watchdog: Watchdog | None = None  # none if no limit was requested
+    progress: ProgressReader = field(default_factory=ProgressReader)
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     interrupted_seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
@@ -93,6 +96,7 @@ class WorkerGroup:
         self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
         self._workers.clear()
         self.reports.clear()
+        self.progress.begin(current.number)
         for assignment in assignments(
             self.config, self.run_uid, self.info.node_id, current, restart_count, self.directory
         ):
@@ -127,7 +131,7 @@ class WorkerGroup:
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
 
     def handle(
-        self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent
+        self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent | ProgressEvent
     ) -> node_events.NodeEvent | None:
         """Handle an event of the warden, a worker or the watchdog; return the node event that follows, if any."""
         match event:
@@ -149,6 +153,12 @@ class WorkerGroup:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
             case worker_channels.Stepped(tag, step, leaves) if worker := self._workers.get(tag):
                 return self._stepped(worker, step, leaves)
+            case worker_channels.Advanced(tag, progress) if worker := self._workers.get(tag):
+                self.progress.observe(worker.assignment.rank, progress)
+            case StepSeen(number) if not self._over and self.alive():
+                return node_events.Progressed(number)
+            case LossBroken(number, rank, message):
+                return self._fail_broken(number, rank, message)
             case worker_channels.NotUnderstood(tag, why) if worker := self._workers.get(tag):
                 rank = worker.assignment.rank
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
@@ -299,11 +309,14 @@ class WorkerGroup:
         first = worker.step is None
         worker.step = step if worker.step is None else max(step, worker.step)
         worker.leaves = worker.leaves or leaves
+        self.progress.observe(worker.assignment.rank, Progress(step=worker.step))
         known = first and all(other.step is not None for other in self._workers.values())
         return node_events.TakesNotices(worker.assignment.round) if known else None
 
     def _fail(self, tag: int, incident: Incident) -> node_events.WorkerFailed | None:
         """Report the first failure, and a later one if it explains the first."""
+        if incident.rank is not None:
+            incident = replace(incident, step=self.progress.step(incident.rank))
         if self._over:
             return self._publish_failure(incident) if self._is_cause(tag, incident) else None
         self._over = True
@@ -331,6 +344,14 @@ class WorkerGroup:
             failure = self._fail(tag, worker_incident(self.info, self._workers[tag], self._after(), message=message))
             if failure is not None:
                 return failure
+        return None
+
+    def _fail_broken(self, number: int, rank: int, message: str) -> node_events.WorkerFailed | None:
+        """Fail the round for a worker whose loss is nan, which lives."""
+        for tag, worker in self._workers.items():
+            place = worker.assignment
+            if (place.round, place.rank) == (number, rank) and worker.exit_code is None and not self._over:
+                return self._fail(tag, worker_incident(self.info, worker, self._after(), message=message))
         return None
 
     def _want_cause(self) -> None:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import click
 
+from elastic_core.config.environment import flag_variable
 from elastic_core.errors import UsageError
 from elastic_core.exit_codes import ExitCode
 
@@ -134,7 +135,7 @@ def _written_at(run: Path) -> float:
 
 
 def _default_directory(environ: Mapping[str, str] = os.environ) -> str | None:
-    return environ.get("PET_LOG_DIR")
+    return environ.get(flag_variable("log_dir"))
 
 
 @click.command("logs", context_settings={"help_option_names": ["-h", "--help"]})

@@ -22,7 +22,11 @@ from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss, StreamMap
 
 JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
 PLACEMENT, FAILURE, OUTPUT = Section("Placement"), Section("Failure"), Section("Output")
-PLUGINS, TORCHRUN = Section("Plugins"), Section("Taken from torchrun's command lines, without effect here")
+PROGRESS, PLUGINS, TORCHRUN = (
+    Section("Progress"),
+    Section("Plugins"),
+    Section("Taken from torchrun's command lines, without effect here"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +145,20 @@ class Flags:
         metavar="MODE",
         fills="numa_binding",
     )
-    max_restarts: int = FAILURE.flag(
+    max_restarts: int | None = FAILURE.flag(
         "How many failures of workers the job survives; the loss of a node is none. With 0 the first one ends the "
         "job, as under torchrun.",
         parse=parse.count_from_zero,
-        default=str(MAX_RESTARTS),
         metavar="N",
-        fills="max_restarts",
+        unset=f"{MAX_RESTARTS}, or without a limit where --failure_policy has a budget",
+    )
+    failure_policy: str = FAILURE.flag(
+        "When the job is restarted after a failure, how soon, and on which hosts: budget=10/1h,backoff=1s..60s. "
+        "It needs elastic-policies, whose page lists the policies and those that are on without this flag.",
+        parse=str,
+        default="",
+        metavar="NAME=VALUE,...",
+        fills="failure_policy",
     )
     on_node_loss: OnNodeLoss = FAILURE.flag(
         "Go on without a lost node, or with its replacement; or fail the job.",
@@ -234,6 +245,36 @@ class Flags:
         metavar="null|console",
     )
     verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
+    progress_pattern: str | None = PROGRESS.flag(
+        "A regular expression with groups of the names step, loss, samples and epoch, such as "
+        r"'step (?P<step>\d+) loss (?P<loss>\S+)'; workers' lines of output that it matches say how far they are. "
+        "All their output goes through the agent then.",
+        parse=parse.progress_pattern,
+        metavar="REGEX",
+        fills="progress_pattern",
+        unset="what Trainer, Lightning, torchtitan, Megatron-LM, DeepSpeed and tqdm print is recognized",
+    )
+    checkpoint_pattern: str | None = PROGRESS.flag(
+        "A regular expression for lines which say that a checkpoint was saved; it may have the groups step and path.",
+        parse=parse.checkpoint_pattern,
+        metavar="REGEX",
+        fills="checkpoint_pattern",
+        unset="what torchtitan and Megatron-LM print",
+    )
+    checkpoint_path: str | None = PROGRESS.flag(
+        "A directory, or a glob, in which the script saves checkpoints; the newest file that no longer changes is "
+        "the last one.",
+        parse=parse.not_empty,
+        metavar="PATH",
+        fills="checkpoint_path",
+    )
+    nan_stop: int = PROGRESS.flag(
+        "After how many readings in a row of a loss that is nan or infinite a worker fails; 0 for never.",
+        parse=parse.count_from_zero,
+        default="0",
+        metavar="N",
+        fills="nan_stop",
+    )
     plugin: tuple[str, ...] = PLUGINS.repeated(
         "Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
         parse=parse.names,

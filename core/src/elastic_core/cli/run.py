@@ -20,7 +20,15 @@ from elastic_core.config import rdzv_conf
 from elastic_core.config.environment import flag_variable
 from elastic_core.config.parse import names
 from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
-from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MONITOR_INTERVAL, RunConfig
+from elastic_core.config.run import (
+    DEFAULT_ID,
+    LINE_PREFIX,
+    MAX_RESTARTS,
+    MONITOR_INTERVAL,
+    UNLIMITED_RESTARTS,
+    RunConfig,
+    has_budget,
+)
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.exit_codes import ExitCode
@@ -133,8 +141,19 @@ def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
     """
     arguments = flags.arguments if flags.use_env else (LOCAL_RANK_ARGUMENT, *flags.arguments)
     ways = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
-    found = program.find(flags.script, arguments, **ways)
-    return RunConfig(program=found, nproc_per_node=_count_workers(flags.nproc_per_node, environ), **flags.run_fields())
+    return RunConfig(
+        program=program.find(flags.script, arguments, **ways),
+        nproc_per_node=_count_workers(flags.nproc_per_node, environ),
+        max_restarts=_max_restarts(flags),
+        **flags.run_fields(),
+    )
+
+
+def _max_restarts(flags: Flags) -> int:
+    """Return the limit of restarts: a budget of ``--failure_policy`` stands in the place of the default."""
+    if flags.max_restarts is not None:
+        return flags.max_restarts
+    return UNLIMITED_RESTARTS if has_budget(flags.failure_policy) else MAX_RESTARTS
 
 
 def configure(

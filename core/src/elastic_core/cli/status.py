@@ -12,6 +12,7 @@ import click
 
 from elastic_core.cli.job_store import STORE_FLAGS, job_store
 from elastic_core.cli.option import FlagCommand
+from elastic_core.config.run import describe_limit
 from elastic_core.errors import UsageError
 from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
@@ -54,7 +55,7 @@ def describe(seen: JobStatus) -> Iterator[str]:
     if seen.round:
         members = sum(node.ranks is not None for node in seen.nodes)
         yield f"  round     {seen.round}: {seen.world_size} worker(s) on {members} node(s)"
-    yield f"  restarts  {seen.restarts} of {seen.max_restarts} spent" + (":" if seen.failures else "")
+    yield f"  restarts  {seen.restarts}{describe_limit(seen.max_restarts)} spent" + (":" if seen.failures else "")
     for failure in seen.failures[-FAILURES_SHOWN:]:
         yield f"            {_failure(failure)}"
     if lost := sum(seen.host_losses.values()):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # on which a node leaves by default, unless ignored
 DEFAULT_ID = "none"  # the job id of a run without ``--rdzv_id``, as in torchrun
 MAX_RESTARTS = 3  # failures of workers that a job survives by default
+UNLIMITED_RESTARTS = 1_000_000  # the limit where a budget of ``--failure_policy`` stands in its place
+MAX_FAILURE_POLICY = 500  # characters of ``--failure_policy``, at most: an OPEN carries it (``protocol/limits.py``)
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
 EXIT_BARRIER = 300.0
@@ -29,6 +31,17 @@ LINE_PREFIX = "[rank${rank}]:"
 MAX_ROLE = 64  # characters, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)
 DEVICES = ("auto", "cpu", "gpu", "xpu")  # the kinds of device that ``--nproc_per_node`` can count
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")  # the modes of ``--numa_binding``
+
+
+def has_budget(failure_policy: str) -> bool:
+    """Whether the text of ``--failure_policy`` names a budget of restarts."""
+    parts = ["".join(part.split()) for part in failure_policy.split(",")]
+    return any(part.startswith("budget=") and part != "budget=off" for part in parts)
+
+
+def describe_limit(max_restarts: int) -> str:
+    """Return ``" of 3"``; '' where a budget of ``--failure_policy`` stands in the limit's place."""
+    return "" if max_restarts >= UNLIMITED_RESTARTS else f" of {max_restarts}"
 
 
 class OnNodeLoss(str, enum.Enum):
@@ -81,11 +94,14 @@ class Timing:
     fence_after: float = 600.0
     """How long a round with unreachable members blocks the next one; such members stop their workers at 80 % of it."""
     plan_timeout: float = 300.0  # how long workers get to reach the agreed step of should_checkpoint()
+    resize_wait: float = field(default=60.0, metadata={"skippable": True})
+    """How long a new node waits for others before workers that save nothing when they are stopped make room for it, if
+    their checkpoints are not known; 0 for no wait."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not value > 0 and not (item.name == "last_call_timeout" and value == 0):
+            if not value > 0 and not (item.name in ("last_call_timeout", "resize_wait") and value == 0):
                 raise UsageError(f"--rdzv_conf {item.name}={value:g} is not a positive number of seconds.")
         if self.lost_after < 2 * self.beat_interval:
             raise UsageError(
@@ -113,6 +129,8 @@ class RunConfig:
         None  # the port of the workers' store in a job of one node; None for a free one each round
     )
     max_restarts: int = MAX_RESTARTS
+    failure_policy: str = ""
+    """The failure policies, as typed; the plugin ``policies`` reads it. All nodes of a run must have the same."""
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)  # not shown: it may hold a password, as may ``rdzv_conf``
@@ -134,6 +152,11 @@ class RunConfig:
     stdout_filters: tuple[str, ...] = ()  # lines with one of these are also written to ``filtered_stdout.log``
     stderr_filters: tuple[str, ...] = ()
     line_prefix: str = LINE_PREFIX  # of a teed line; ``${rank}``, ``${local_rank}``, ``${role_name}`` are replaced
+    progress_pattern: str | None = None
+    """A regular expression whose groups step, loss, samples and epoch are read from output; None for the built-in."""
+    checkpoint_pattern: str | None = None  # a regular expression for lines which say that a checkpoint was saved
+    checkpoint_path: str | None = None  # a directory or a glob, whose newest file is the last checkpoint
+    nan_stop: int = 0  # after how many nan or infinite losses in a row a worker fails; 0 for never
     event_log: bool = False  # whether each event is written to stderr as a JSON line
     warm_start: bool = True  # whether workers are forked from a fork server, a process that has imported ``preload``
     preload: tuple[str, ...] | None = None  # the modules that it imports; None for torch, if installed
@@ -146,13 +169,21 @@ class RunConfig:
     least_level: Level = Level.INFO  # the least level of the events on the console
 
     def __post_init__(self) -> None:
-        for name, least in (("nproc_per_node", 1), ("min_nodes", 1), ("max_nodes", 1), ("max_restarts", 0)):
+        for name, least in (
+            ("nproc_per_node", 1),
+            ("min_nodes", 1),
+            ("max_nodes", 1),
+            ("max_restarts", 0),
+            ("nan_stop", 0),
+        ):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
         if self.min_nodes > self.max_nodes:
             raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
         check_node_limit(self.max_nodes)
+        if (length := len(self.failure_policy)) > MAX_FAILURE_POLICY:
+            raise UsageError(f"--failure_policy has {length} characters; {MAX_FAILURE_POLICY} are allowed.")
         if (length := len(self.role)) > MAX_ROLE:
             raise UsageError(f"--role {self.role[:MAX_ROLE]!r}… has {length} characters; {MAX_ROLE} are allowed.")
         for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval", "exit_barrier"):
@@ -164,9 +195,21 @@ class RunConfig:
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
+        self._check_patterns()
         self._check_ranks("redirects", self.redirects.by_rank)
         self._check_ranks("tee", self.tee.by_rank)
         self._check_ranks("local_ranks_filter", self.local_ranks_filter or ())
+
+    def _check_patterns(self) -> None:
+        if self.progress_pattern is None and self.checkpoint_pattern is None:
+            return
+        from elastic_core.progress_patterns import WrongExpression, compile_expressions  # few runs have any
+
+        for name in ("progress_pattern", "checkpoint_pattern"):
+            try:
+                compile_expressions(**{name: getattr(self, name)})
+            except WrongExpression as wrong:
+                raise UsageError(f"{name} {getattr(self, name)!r} {wrong}.") from None
 
     def _check_ranks(self, name: str, ranks: Iterable[int]) -> None:
         for rank in ranks:

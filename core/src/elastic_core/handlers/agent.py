@@ -38,6 +38,7 @@ from elastic_core.protocol.limits import MAX_FAILURES
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.session.verdict_event import verdict_event
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import ForkServerEvent, StopCompleted, Stuck, WardenDied
 
@@ -150,6 +151,7 @@ class HandlerAgent:
             since=self._since,
             workers=self._group.workers,
             started_at=self._group.started_at,
+            progress=self._group.progress.newest(),
             incident=self._state.incident,
         )
         return describe_polled(self._state, self._resources.info, status)
@@ -172,6 +174,9 @@ class HandlerAgent:
                 self._on_count(event)
             case HandlerFailed(error):
                 self._on_failure(error)
+            case state_machine.Judged(verdict) if verdict.delay:
+                later = state_machine.Judged(replace(verdict, delay=0.0))
+                self._loop.at(self._runtime.now() + verdict.delay, later)
             case state_machine.Judged() | state_machine.OthersFinished():
                 self._step(event)
             case Crashed(error):
@@ -365,7 +370,9 @@ class HandlerAgent:
 
         def judge() -> None:
             try:
-                self._loop.post(state_machine.Judged(self._plugins.judge(incident, history)))
+                verdict = self._plugins.judge(incident, history)
+                self._publish(verdict_event(incident, history, verdict))
+                self._loop.post(state_machine.Judged(verdict))
             except Exception as exc:
                 self._loop.post(Crashed(exc))
 

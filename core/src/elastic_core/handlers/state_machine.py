@@ -149,7 +149,7 @@ def _go_on(state: HandlerState) -> Step:
     match state.verdict:
         case None:
             return state, ()
-        case Verdict(Action.RESTART):
+        case Verdict(Action.RESTART) | Verdict(Action.EXCLUDE_HOST, exclude_for=float()):  # no ledger keeps the end
             return replace(state, work=HandlerWork.MEETING, restarts=state.restarts + 1), (AskHandler(),)
         case Verdict(Action.EXCLUDE_HOST, reason):  # a node can exclude only itself
             return _end(state, Exit(ExitCode.WITHDRAWN, reason))

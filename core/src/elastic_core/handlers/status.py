@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic_core.agent.report import round_event
 from elastic_core.agent.status import Status, describe_member
+from elastic_core.config.run import describe_limit
 from elastic_core.events import Event
 from elastic_core.handlers.state_machine import HandlerState, HandlerWork
 from elastic_core.protocol.entries import Round
@@ -31,5 +32,5 @@ def describe_polled(state: HandlerState, info: NodeInfo, status: Status) -> str:
 
 def round_started(state: HandlerState, current: Round, max_restarts: int) -> Event:
     """Make the event of a new round of this node."""
-    note = f", {state.restarts} of {max_restarts} restarts spent here" if state.restarts else ""
+    note = f", {state.restarts}{describe_limit(max_restarts)} restarts spent here" if state.restarts else ""
     return round_event(current, state.restarts, note, None if state.reason is None else state.reason.value)

@@ -13,6 +13,7 @@ from typing import TextIO
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import threads
 from elastic_core.config.program import Program, ProgramKind, function_command, interpreter, python_program
+from elastic_core.config.run import UNLIMITED_RESTARTS
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.terminal import printable
@@ -44,7 +45,8 @@ class MaxRestartsPolicy:
         if history.restarts < history.max_restarts:
             if (why := repeats_at_once(incident)) is not None:
                 return Verdict(Action.GIVE_UP, f"no restart mends {why}")
-            return Verdict(Action.RESTART, f"restart {history.restarts + 1} of --max_restarts={history.max_restarts}")
+            limit = "" if history.max_restarts >= UNLIMITED_RESTARTS else f" of --max_restarts={history.max_restarts}"
+            return Verdict(Action.RESTART, f"restart {history.restarts + 1}{limit}")
         why = f"all restarts of --max_restarts={history.max_restarts} are spent"
         if history.max_restarts == 0:
             why = "--max_restarts is 0, so the first failure ends the job"

@@ -25,7 +25,7 @@ class Group(str, enum.Enum):
 
     RENDEZVOUS = "elastic.rendezvous"  # backends; only the one that a run names is imported
     PLUGINS = "elastic.plugins"  # on when named, by ``--plugin`` or ``ELASTIC_PLUGINS``
-    AUTOLOAD = "elastic.autoload"  # small observers: on once installed, off with ``--no_plugin``
+    AUTOLOAD = "elastic.autoload"  # observers and policies: on once installed, off with ``--no_plugin``
     WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
@@ -53,9 +53,11 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "file"): "elastic-rdzv-file",
     (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
     (Group.RENDEZVOUS, "static"): "elastic-rdzv-c10d",
+    (Group.AUTOLOAD, "policies"): "elastic-policies",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
+    (Group.COMMANDS, "policy"): "elastic-policies",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""
 

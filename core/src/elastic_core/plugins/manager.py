@@ -20,7 +20,7 @@ from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.rdzv_conf import no_ledger
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import ElasticError, PluginError, did_you_mean
+from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict
@@ -47,6 +47,8 @@ OBSERVING = (
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
+
+POLICIES = "policies"  # the plugin that reads --failure_policy
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)
@@ -90,6 +92,20 @@ class Plugins:
     def check_pending(self) -> None:
         """Have pluggy check that every implementation has its hook; :meth:`register` has refused others before."""
         self._manager.check_pending()
+
+    def has(self, name: str) -> bool:
+        """Whether a plugin of this name is registered."""
+        return self._manager.has_plugin(name)
+
+    def configure(self, config: RunConfig) -> None:
+        """Show the plugins the run's configuration.
+
+        Raises:
+            UsageError: A plugin's setting is wrong.
+            PluginError: A plugin failed.
+        """
+        for impl in reversed(self.implementations("elastic_configure")):
+            self._ask(impl, config=config)
 
     def implementations(self, *hooks: str) -> list[Implementation]:
         """Return the implementations of these hooks in the order of their calls: the last registered first."""
@@ -266,7 +282,21 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
             plugins.register(name, entry_points.load(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.check_pending()
+    if config.failure_policy:
+        _check_policies(plugins, config, catalogue)
+    plugins.configure(config)
     return plugins
+
+
+def _check_policies(plugins: Plugins, config: RunConfig, catalogue: Catalogue) -> None:
+    """Refuse ``--failure_policy`` where the plugin that reads it is off, or cannot be loaded."""
+    if POLICIES in config.no_plugins:
+        raise UsageError(
+            f"--failure_policy {config.failure_policy!r} needs the plugin {POLICIES!r}, which --no_plugin switches off."
+        )
+    if not plugins.has(POLICIES):
+        catalogue.find(POLICIES, Group.AUTOLOAD)
+        raise next(iter(plugins.problems))
 
 
 def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()) -> Plugins:

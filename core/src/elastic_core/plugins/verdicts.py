@@ -9,15 +9,25 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 
 from elastic_core.events import Event, Level
-from elastic_core.incidents import Action, History, Incident, Verdict, strictest
+from elastic_core.incidents import (
+    MAX_DELAY_SECONDS,
+    MAX_EXCLUSION_SECONDS,
+    Action,
+    History,
+    Incident,
+    Verdict,
+    strictest,
+)
 from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import asked
 
 LONGEST_REASON = 500  # characters of a verdict's reason, which is written to the ledger and printed by every node
+LONGEST_POLICY = 40  # characters of the name of the policy that gave it
 
 
 def judge(
@@ -48,7 +58,7 @@ def judge(
             for event in failure_events("policy_failed", policy, exc, "It abstains."):
                 report(event)
         elif (verdict := answer.result()) is not None:
-            verdicts.append(verdict)
+            verdicts.append(replace(verdict, policy=verdict.policy or policy.plugin))
     return strictest(verdicts)
 
 
@@ -98,9 +108,26 @@ def _verdict_of(policy: Implementation, incident: Incident, history: History) ->
         return None
     if not isinstance(verdict, Verdict):
         raise TypeError(f"{reprlib.repr(verdict)} is neither a Verdict nor None")
-    for name, kind in (("action", int), ("reason", str), ("requeue", bool)):
+    for name, kind in (("action", int), ("reason", str), ("requeue", bool), ("policy", str)):
         value: object = getattr(verdict, name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             wanted = "an Action" if kind is int else f"a {kind.__name__}"
             raise TypeError(f"the verdict's {name} is {reprlib.repr(value)}, which is not {wanted}")
-    return Verdict(Action(verdict.action), verdict.reason[:LONGEST_REASON], verdict.requeue)
+    excludes = verdict.exclude_for is not None
+    return Verdict(
+        Action(verdict.action),
+        verdict.reason[:LONGEST_REASON],
+        verdict.requeue,
+        delay=_checked_seconds("delay", verdict.delay, MAX_DELAY_SECONDS),
+        exclude_for=_checked_seconds("exclude_for", verdict.exclude_for, MAX_EXCLUSION_SECONDS) if excludes else None,
+        policy=verdict.policy[:LONGEST_POLICY],
+    )
+
+
+def _checked_seconds(name: str, value: object, most: float) -> float:
+    """Return a duration of a verdict; raise TypeError for another type, ValueError for one that is out of range."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"the verdict's {name} is {reprlib.repr(value)}, which is not a number of seconds")
+    if not 0 <= value <= most:  # also for NaN
+        raise ValueError(f"the verdict's {name} is {reprlib.repr(value)}; it must be from 0 to {most:.0f} seconds")
+    return float(value)

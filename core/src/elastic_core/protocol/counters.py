@@ -6,15 +6,17 @@ restart is given back if a member that is dropped afterwards never saw that ROUN
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TypeGuard
 
 from elastic_core.incidents import SPENDS_A_RESTART, Action, Failure, Incident, as_failure
-from elastic_core.protocol.entries import Counters, Halt, HostLosses, Round, SpentRestart
+from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, HostLosses, Round, SpentRestart
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_FAILURES, MAX_HOSTS, clip
+from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_CHANGES, MAX_FAILURES, MAX_HOSTS, clip
 
+SAME_CHANGE_SECONDS = 30.0
 LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a host that has no row
 
 
@@ -27,6 +29,7 @@ def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> 
     """Return the counters after a ROUND with the members of ``old``, and whether that round spends a restart."""
     counters, spends = view.ledger.counters, is_charged(incident)
     after = replace(counters, restarts=counters.restarts + spends, barren=_barren_rounds(view, old))
+    after = replace(after, changes=add_change(counters.changes, view.age))
     if spends:
         after = replace(after, failures=_add_failure(counters.failures, incident, view.age))
     return after, spends
@@ -60,6 +63,7 @@ def counters_after_halt(
         barren=_barren_rounds(view, old),
         losses=_losses_by_host(view, [node.row.info.host_id for node in node_views]),
         excluded=_excluded_hosts(view, halt, unreachable),
+        changes=counters.changes if halt.reason is HaltReason.RESIZE else add_change(counters.changes, view.age),
     )
     return after, spends
 
@@ -78,6 +82,16 @@ def _add_failure(before: tuple[SpentRestart, ...], incident: Incident, age: floa
     return (*before, spent)[-MAX_FAILURES:]
 
 
+def add_change(before: tuple[float, ...], age: float) -> tuple[float, ...]:
+    """Return the ages of the newest changes after a loss, a departure or a failure (rule L13).
+
+    One incident may take several rounds; those within SAME_CHANGE_SECONDS count once.
+    """
+    if before and age - before[-1] < SAME_CHANGE_SECONDS:
+        return before
+    return (*before, round(age, 1))[-MAX_CHANGES:]
+
+
 def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
     """Return the losses by host after these hosts were lost (a host is listed twice if two of its nodes were).
 
@@ -88,7 +102,7 @@ def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
     losses = dict(view.ledger.counters.losses)
     for host in lost:
         before = losses.get(host)
-        losses[host] = HostLosses(1 if before is None else before.count + 1, age)
+        losses[host] = HostLosses(1 if before is None else before.count + 1, round(age, 1))
     here = view.hosts
     kept = [(host, one) for host, one in losses.items() if host in here or age - one.age < LOSSES_KEPT_SECONDS]
     return dict(sorted(kept, key=lambda item: (item[1].count, item[1].age))[-MAX_HOSTS:])
@@ -100,14 +114,25 @@ def _barren_rounds(view: LeaderView, old: Round) -> int:
     return 0 if progressed else view.ledger.counters.barren + 1
 
 
-def _excluded_hosts(view: LeaderView, halt: Halt, unreachable: str | None) -> tuple[str, ...]:
-    before, verdict = view.ledger.counters.excluded, view.verdict(halt.round)
-    out = [unreachable]
+def _excluded_hosts(view: LeaderView, halt: Halt, unreachable: str | None) -> tuple[Exclusion, ...]:
+    """Return the excluded hosts after ``halt``, without those whose time is over, each with its end (rule L12).
+
+    A host that is excluded twice stays out until the later of both ends. If they are too many, those that have a row
+    stay, and among equals the newest.
+    """
+    age, verdict = view.age, view.verdict(halt.round)
+    every, here = view.ledger.counters.excluded_at(age), view.hosts
+    out: dict[str | None, int | None] = {}
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
-        out.append(halt.incident.node_id)
-    hosts = [node.row.info.host_id for node in view.watch.nodes.values() if node.node_id in out]
-    every = tuple(dict.fromkeys((*before, *hosts)))
-    if len(every) <= MAX_HOSTS:
-        return every
-    here = view.hosts
-    return tuple(sorted(every, key=lambda host: host in here)[-MAX_HOSTS:])  # stable: among equals the newest stay
+        out[halt.incident.node_id] = None if verdict.exclude_for is None else math.ceil(age + verdict.exclude_for)
+    if unreachable is not None:
+        out[unreachable] = None
+    for node in view.watch.nodes.values():
+        if node.node_id in out:
+            host, until = node.row.info.host_id, out[node.node_id]
+            before = every.get(host, 0)
+            every[host] = None if before is None or until is None else max(before, until)
+    excluded = [Exclusion(host, until) for host, until in every.items()]
+    if len(excluded) > MAX_HOSTS:
+        excluded = sorted(excluded, key=lambda one: one.host_id in here)[-MAX_HOSTS:]  # stable: the newest stay
+    return tuple(excluded)

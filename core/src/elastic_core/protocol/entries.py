@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias, cast
 
 from elastic_core.incidents import Failure, Incident
+from elastic_core.protocol.schema import SKIPPABLE
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Link
 
@@ -22,6 +23,13 @@ class HostLosses:
 
     count: int
     age: float  # the :attr:`Entry.age` of the ROUND that counted the last loss
+
+
+class Exclusion(NamedTuple):
+    """A host that a failure policy wants left out (rule L12)."""
+
+    host_id: str
+    until: int | None = None  # the run's age in seconds at which it is admitted again; None for never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +50,22 @@ class Counters:
     """The longest delay, in seconds, with which a member showed that it had read an entry (rule L2)."""
     losses: Mapping[str, HostLosses] = field(default_factory=dict)
     """By host id: hosts that were lost and have a row again, or were lost within the last hour. At most 256."""
-    excluded: tuple[str, ...] = ()
-    """Host ids that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
+    excluded: tuple[Exclusion, ...] = ()
+    """Hosts that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
     failures: tuple[SpentRestart, ...] = ()
     """The newest failures that spent a restart, oldest first, at most ``MAX_FAILURES`` (rule L10)."""
+    changes: tuple[float, ...] = field(default=(), metadata=SKIPPABLE)
+    """The run's ages, in seconds, at the newest ROUNDs that followed a loss, a departure or a failure, oldest first, at
+    most ``MAX_CHANGES`` (rule L13)."""
 
-    def bad_hosts(self) -> set[str]:
-        """Return the host ids to leave out while other nodes are enough: excluded, or lost too often (L4, L5)."""
-        return {host for host, losses in self.losses.items() if losses.count >= MAX_LOSSES} | set(self.excluded)
+    def bad_hosts(self, age: float) -> set[str]:
+        """Return the host ids to leave out while other nodes are enough: excluded, or lost too often (L4, L5, L12)."""
+        lost = {host for host, losses in self.losses.items() if losses.count >= MAX_LOSSES}
+        return lost | self.excluded_at(age).keys()
+
+    def excluded_at(self, age: float) -> dict[str, int | None]:
+        """Return the host ids that are still excluded at this age of the run, each with its end (rule L12)."""
+        return {host: until for host, until in self.excluded if until is None or age < until}
 
 
 @dataclass(frozen=True, slots=True)

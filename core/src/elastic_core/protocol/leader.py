@@ -19,6 +19,7 @@ from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, 
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
+from elastic_core.protocol.resize import next_resize
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
 
@@ -116,17 +117,20 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # The workers are about to stop together, for a resize or because a member leaves.
     if ledger.plan is not None:
         return graceful_stop.continue_plan(view, current, ledger.plan, finished)
-    looks = [suspect_at] if late else []
-    # A node waits and there is room: resize, unless a member has finished, so that the job is about to end (L7), or a
-    # slot shows that a member is gone, so that a stop would not be a planned one (S8).
+    looks, put_off = [suspect_at] if late else [], ""
+    # A node waits and there is room: resize as soon as L4 and L13 allow it, unless a member has finished, so that the
+    # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
     if view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids):
-        resize_at = _resize_allowed_at(view)
+        resize_at, put_off = next_resize(view, current, resize_cost=_resize_cost(view))
+        resize_at = max(resize_at, _resize_allowed_at(view))
         if view.now >= resize_at:
             who = view.describe_nodes(node.node_id for node in view.newcomers())
             why = f"{who} joins the {len(ids)} node(s) of the round"
             return graceful_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
-    return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)))
+    elif len(current.members) < view.agreement.max_nodes and (admitted_at := view.next_admission_at()) is not None:
+        looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
+    return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
 
 
 def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decision:
@@ -143,7 +147,7 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
     # If all members stay and no node joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
     # round has other members.
     whole = _can_restart_all(view, current) and not view.has_room(current)
-    if verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None:
+    if verdict.action is Action.RESTART and not verdict.delay and whole and find_unreachable(view, current) is None:
         return leader_entries.restart_round(view, current, first)
     return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
 
@@ -198,16 +202,23 @@ def _describe_loss(view: LeaderView, node: NodeView | None) -> str:
 
 
 def _resize_allowed_at(view: LeaderView) -> float:
-    """Return when the next planned resize may begin (rule L4).
+    """Return when the next planned resize may begin (rule L4)."""
+    ledger, cost = view.ledger, _resize_cost(view)
+    if ledger.resized_at is None:
+        return ledger.round_at
+    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
+
+
+def _resize_cost(view: LeaderView) -> float:
+    """Return what the last planned resize took from its HALT to its ROUND, in seconds; 0 if that is not known.
 
     A leader that was cut off after the last resize began does not know its cost: part of it may have been the time
     without the store.
     """
     ledger = view.ledger
-    if ledger.resized_at is None:
-        return ledger.round_at
-    cost = ledger.resize_cost if view.watch.gap_at < ledger.resized_at - ledger.resize_cost else 0.0
-    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
+    if ledger.resized_at is None or view.watch.gap_at >= ledger.resized_at - ledger.resize_cost:
+        return 0.0
+    return ledger.resize_cost
 
 
 # Halted: a HALT without a later ROUND --------------------------------------------------------------------------------
@@ -277,6 +288,8 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     survivors = [node for i in members.fit if i != out and (node := view.get(i)) is not None]
     nodes = _choose_nodes(view, halt, survivors, members.joining)[: view.agreement.max_nodes]
     if len(nodes) >= view.agreement.min_nodes:
+        if (until := _delayed_until(view, old, halt, members)) is not None and view.now < until:
+            return LookAgain(view.next_look_at(until, nodes=nodes), _describe_delay(view, halt, until))
         why = halt.why if out is None else describe_unreachable(view, old, out)
         return leader_entries.append_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
@@ -320,6 +333,26 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
         early = True
     requeue = verdict is not None and verdict.requeue and not early
     return leader_entries.close_as_failed(view, reason, cause, requeue=requeue)
+
+
+def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> float | None:
+    """Return when the next round may begin after a failure, if a verdict delays it; None for at once (rule L11).
+
+    The time counts from the HALT. A leader that takes over asks the policies anew, and counts from the same instant. A
+    job whose workers failed because a member went away does not wait.
+    """
+    verdict = view.verdict(halt.round)
+    if verdict is None or not verdict.delay or not is_charged(halt.incident):
+        return None
+    if members.gone(view, old) or members.leaving:
+        return None
+    return view.ledger.halted_at + verdict.delay
+
+
+def _describe_delay(view: LeaderView, halt: Halt, until: float) -> str:
+    verdict = view.verdict(halt.round)
+    why = "" if verdict is None else f" ({verdict.reason})"
+    return f"the delay after the failure to pass{why}, for up to {until - view.now:.0f} s"
 
 
 def _first_cause(view: LeaderView, old: Round, halt: Halt) -> Incident | None:

@@ -40,6 +40,7 @@ class LookAgain:
     silent: tuple[str, ...] = ()
     """Nodes that may still train, for whose fence the job waits: a plugin or an operator may vouch that they are
     gone."""
+    put_off: str = ""  # why a node that waits gets no place yet, as a text for users (rule L13)
 
 
 Decision: TypeAlias = "Append | AskPolicies | LookAgain"

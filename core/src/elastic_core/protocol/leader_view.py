@@ -231,9 +231,16 @@ class LeaderView:
         ``staying`` are in the round anyway; other nodes on their hosts are not left out. Of ``unknown`` more nodes in
         the round nothing is known.
         """
-        bad = self.ledger.counters.bad_hosts() - {node.row.info.host_id for node in staying}
+        bad = self.ledger.counters.bad_hosts(self.age) - {node.row.info.host_id for node in staying}
         good = [node for node in nodes if node.row.info.host_id not in bad]
         return good if len(good) + len(staying) + unknown >= self.agreement.min_nodes else nodes
+
+    def next_admission_at(self) -> float | None:
+        """Return when the next waiting node's host is admitted again (rule L12); None if none waits for that."""
+        waiting = {node.row.info.host_id for node in self.waiting_nodes()}
+        excluded = self.ledger.counters.excluded_at(self.age)
+        ends = [until for host, until in excluded.items() if until is not None and host in waiting]
+        return self.now + min(ends) - self.age if ends else None
 
     def has_room(self, current: Round) -> bool:
         """Whether a node waits and the round has a place for it."""

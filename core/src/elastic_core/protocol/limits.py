@@ -4,9 +4,10 @@ part                                    share                                   
 ======================================  ====================================  =======
 ``MAX_NODES`` members                   8 of id and 1 of kind, each           180,000
 ``MAX_KINDS`` kinds of members          a role of 64 characters, each          25,000
-``MAX_HOSTS`` hosts that were lost      50 each                                13,000
-``MAX_HOSTS`` hosts that are excluded   19 each                                 5,000
+``MAX_HOSTS`` hosts that were lost      40 each                                10,300
+``MAX_HOSTS`` hosts that are excluded   30 each                                 7,700
 ``MAX_FAILURES`` failures               140 each                                4,500
+``MAX_CHANGES`` changes                 15 each                                   150
 texts for users                         ``WHY_BYTES`` each, four of them        8,000
 an incident                             ``DETAIL_BYTES`` and four others       10,000
 hosts of members                        ``HOSTS_BYTES``                         4,096
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 MAX_KINDS = 32  # most pairs of a local world size and a role in a ROUND of ``MAX_NODES`` members
 MAX_HOSTS = 256  # most hosts whose losses the ledger counts, and most hosts that it excludes
 MAX_FAILURES = 32  # most failures that spent a restart which the ledger remembers
+MAX_CHANGES = 8  # most losses and failures whose time the ledger remembers (rule L13)
 FAILURE_TEXT_BYTES = 40  # size of the host, and of the exception, of such a failure
 MAX_DRAINED_NODES = 4096  # most nodes that one DRAIN names; the next DRAIN names the rest
 MAX_LEFT_MEMBERS = 256

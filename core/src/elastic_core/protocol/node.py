@@ -16,7 +16,7 @@ from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.node_events import Exit, Grace, Leave, MakeOffer, Notice, Notify, Start, Stop, Work
-from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
+from elastic_core.protocol.roster import LastCheckpoint, NodeInfo, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
 
@@ -34,6 +34,8 @@ class NodeState:
     round: int = 0  # the newest round whose workers were started here; 0 for none
     incident: Incident | None = None
     progressed: bool = False
+    checkpoint: LastCheckpoint | None = None  # the newest one of the round; None if the node does not notice any
+    checkpoint_interval: float = 0.0  # seconds between the script's last two, of any round; 0 if not known
     leaving: Leave | None = None
     store_lost: bool = False  # whether an embedded store is gone, so that no further entry can come
     probed: int = 0  # the newest round after whose failure this node has probed its peers; 0 for none
@@ -77,6 +79,7 @@ def row_of(state: NodeState) -> NodeRow:
         steps=state.steps,
         stepped_down=state.stepped_down,
         progressed=state.progressed,
+        checkpoint=state.checkpoint,
         probed=state.probed,
         unreachable=state.unreachable,
     )
@@ -132,6 +135,8 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
         case node_events.Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
+        case node_events.Checkpointed(number, now, saved) if number == state.round and state.work is Work.RUNNING:
+            return _note_checkpoint(state, now, saved)
         case node_events.Probed(number, unreachable) if number > state.probed and not _is_probe_unneeded(state, event):
             return replace(state, probed=number, unreachable=unreachable)
         case node_events.TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
@@ -147,6 +152,19 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
         case node_events.RunReplaced(why):
             return replace(state, run_replaced=why)
     return state
+
+
+def _note_checkpoint(state: NodeState, now: float, saved: bool) -> NodeState:
+    """Return the state after a checkpoint, or from when on the node notices checkpoints.
+
+    The ledger's age is the one clock that the nodes share, so a leader of any later term can tell how old it is.
+    """
+    age, before, interval = round(state.ledger.age(now), 1), state.checkpoint, state.checkpoint_interval
+    if not saved and before is not None:
+        return state
+    if before is not None:
+        interval = round(age - before.at, 1)
+    return replace(state, checkpoint=LastCheckpoint(age, interval, saved), checkpoint_interval=interval)
 
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:
@@ -190,6 +208,7 @@ def _forget_round(state: NodeState) -> NodeState:
         state,
         incident=None,
         progressed=False,
+        checkpoint=None,
         takes_notices=False,
         sent_notice=None,
         steps=(),

@@ -85,6 +85,15 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The workers of the round have saved a checkpoint at ``now``, or the node begins to watch for one (rule L13)."""
+
+    round: int
+    now: float
+    saved: bool = True  # False: from now on the node will notice each checkpoint; the first one is yet to come
+
+
+@dataclass(frozen=True, slots=True)
 class Probed:
     """The node has probed its peers after the failure of a round (rule L5)."""
 
@@ -146,8 +155,8 @@ class RunReplaced:
 
 
 NodeEvent: TypeAlias = (
-    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Probed"
-    " | TakesNotices | Answered | SteppedDown | Leaving | StoreLost | RunReplaced"
+    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Checkpointed"
+    " | Probed | TakesNotices | Answered | SteppedDown | Leaving | StoreLost | RunReplaced"
 )
 
 

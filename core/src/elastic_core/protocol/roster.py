@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Offer
+from elastic_core.protocol.schema import SKIPPABLE
 from elastic_core.protocol.settings import Versions
 
 
@@ -56,6 +57,15 @@ class NodeInfo:
         return self.host if self.slot == 0 else f"{self.host} (agent {self.slot + 1})"
 
 
+@dataclass(frozen=True, slots=True)
+class LastCheckpoint:
+    """The newest checkpoint of a round's script that a node has noticed (rule L13). Ages are the run's, in seconds."""
+
+    at: float  # the run's age then; before the first one of the round, when the node began to watch for one
+    interval: float = 0.0  # seconds between the script's last two; 0 if the node has not seen as many
+    saved: bool = False  # whether there was one in this round
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
     """One decoded row."""
@@ -77,6 +87,8 @@ class NodeRow:
     """The answer: for each local rank its last step, read after the notice of the PLAN was written."""
     stepped_down: bool = False  # whether the workers of round k have stopped by themselves, as STOP_AT told them
     progressed: bool = False  # whether round k made progress on this node (rule L4)
+    checkpoint: LastCheckpoint | None = field(default=None, metadata=SKIPPABLE)
+    """The newest checkpoint of round k; None if the node does not notice any (rule L13)."""
     probed: int = 0  # the newest round after whose failure it has probed its peers; 0 for none
     unreachable: tuple[str, ...] = ()  # the ids of the peers that it did not reach then
     drain: str = ""  # The host whose nodes are to leave. Such a row is a request of ``elastic drain``, not a node.

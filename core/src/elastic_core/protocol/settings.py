@@ -23,7 +23,8 @@ class Agreement:
     max_nodes: int
     max_restarts: int
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
-    failure_policies: tuple[str, ...] = ()  # names of the plugins that judge failures, in alphabetical order
+    failure_policies: tuple[str, ...] = ()
+    """Names of the plugins that judge failures, in alphabetical order, and the text of ``--failure_policy``."""
     worker_plugins: tuple[str, ...] = ()
     """Names of the plugins that workers call, in reverse order of the calls: what they save and restore must match."""
 

@@ -29,6 +29,7 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
+from elastic_core.session.verdict_event import verdict_event
 
 Judge = Callable[[Incident, History], Verdict]  # asks the failure policies; returns within its own time limit
 NodeGone = Callable[[NodeInfo], bool]
@@ -59,11 +60,13 @@ class LeaderDriver:
     _looked_at: float = 0.0
     _tidies_since: float = 0.0
     _judgement: Judgement | None = None
+    _judged: tuple[Incident, History] | None = None  # what the policies were asked last
     _thinking: Future[Verdict] | None = None
     _asking: Future[list[str]] | None = None
     _ask_at: float = -math.inf
     waiting_for: str = ""  # the nodes that the job waits for, as far as the last look showed; '' for none
     _tell_at: float | None = None
+    _put_off_in: str = ""  # the offer of the newest round in which users were told that a resize is put off
     unread: tuple[str, ...] = ()  # the ids of the rows that could not be read in the last look, at most MAX_UNREAD_ROWS
     _malformed: frozenset[str] = frozenset()
     _decoded: dict[str, tuple[bytes, NodeRow]] = field(default_factory=dict)
@@ -114,8 +117,9 @@ class LeaderDriver:
                     ledger, body, entry_id=new_id, author=self.node_id, now=now, counters=counters, kept=kept
                 )
                 return self._append(store, ledger, entry)
-            case LookAgain(at, waiting, silent):
+            case LookAgain(at, waiting, silent, put_off):
                 self._tell(waiting)
+                self._tell_put_off(put_off, ledger)
                 self._ask_who_is_gone(silent)
                 if self._thinking is not None:  # nothing else can be decided before the verdict, which has a time limit
                     self._thinking.exception()
@@ -171,8 +175,11 @@ class LeaderDriver:
 
     def _view(self, store: RendezvousBackend, ledger: Ledger) -> LeaderView:
         if self._thinking is not None and self._thinking.done() and self._judgement is not None:
-            self._judgement = Judgement(round=self._judgement.round, verdict=self._thinking.result())
+            verdict = self._thinking.result()
+            self._judgement = Judgement(round=self._judgement.round, verdict=verdict)
             self._thinking = None
+            if self._judged is not None:
+                self.publish(verdict_event(*self._judged, verdict))
         now, may_forget = self._looked_at, store.may_forget
         return LeaderView(ledger=ledger, watch=self.watch, now=now, judgement=self._judgement, may_forget=may_forget)
 
@@ -244,7 +251,7 @@ class LeaderDriver:
         )
         if self._judgement is None or self._judgement.round != incident.round:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")
-            self._judgement = Judgement(round=incident.round)
+            self._judgement, self._judged = Judgement(round=incident.round), (incident, history)
         if self._thinking is not None:
             with contextlib.suppress(FutureTimeoutError):
                 self._thinking.result(POLICY_WAIT_SECONDS)
@@ -274,6 +281,12 @@ class LeaderDriver:
         elif key and self._tell_at is not None and now >= self._tell_at:
             self._tell_at = None
             self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": key}))
+
+    def _tell_put_off(self, why: str, ledger: Ledger) -> None:
+        """Tell people once in a round that it is not resized yet, and why."""
+        if why and ledger.round is not None and ledger.round.offer.id != self._put_off_in:
+            self._put_off_in = ledger.round.offer.id
+            self.publish(Event("resize_put_off", why, fields={"round": ledger.round.number}))
 
 
 def _closed_for(ledger: Ledger, entry: Entry, exc: OversizedError) -> Entry:

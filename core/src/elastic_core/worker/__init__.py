@@ -4,6 +4,7 @@ General layout:
 
 * ``channel``: the worker's side of its control channel. ``graceful_stop`` reports steps and learns of planned stops
   over it, and ``fd_store`` leaves memory files with the agent.
+* ``progress``: ``elastic.report``.
 * ``error_file``: ``@record``, which writes down the exception that ends a worker.
 * ``function``: workers that are Python functions rather than programs.
 * ``library``: finds the library that brings ``TrainState`` and ``init_process_group``. ``train_state``: the interface

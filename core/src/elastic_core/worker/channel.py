@@ -19,8 +19,9 @@ CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 LONGEST = 4096  # bytes that a report may have; the agent ignores longer ones
 INITIALIZED, FAILED, OVER = "initialized", "failed", "over"
 """The process group is ready; an exception has ended the program, and the interpreter exits; it has ended otherwise."""
-STEP, LEAVES = "step", "leaves"
-"""The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told."""
+STEP, LEAVES, PROGRESS = "step", "leaves", "progress"
+"""The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told; what a
+script reports (``progress.py``)."""
 PLAN, STOP_AT, GO_ON = "plan", "stop_at", "go_on"
 """Notices, from the agent: hold after the next report; stop after ``step``; do not wait any longer."""
 HOLD, HELD, RELEASE = "hold", "held", "release"  # requests to the agent: keep a descriptor, give one, close one

@@ -1,0 +1,100 @@
+"""Progress of a training: how far a worker is. ``progress_patterns`` reads it from what the worker prints."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LARGEST_STEP = 2**53  # steps and samples are smaller
+PROGRESS_GROUPS = ("step", "loss", "samples", "epoch")
+"""The names of what a report and an expression may say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a worker has come; None for what is not known.
+
+    Attributes:
+        step: The newest step, counted over all of the training where the script does so.
+        loss: The newest loss; may be nan or infinite.
+        samples: The samples that have been trained on.
+        epoch: The epoch, also a part of one, as 1.25.
+    """
+
+    step: int | None = None
+    loss: float | None = None
+    samples: int | None = None
+    epoch: float | None = None
+
+    @property
+    def position(self) -> float | None:
+        """How far the training is, in the finest known unit; None where only a loss is known."""
+        return next((value for value in (self.step, self.samples, self.epoch) if value is not None), None)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the loss is nan or infinite."""
+        return self.loss is not None and not math.isfinite(self.loss)
+
+    def updated(self, newer: Progress) -> Progress:
+        """Return this progress with what ``newer`` knows."""
+        return Progress(
+            step=self.step if newer.step is None else newer.step,
+            loss=self.loss if newer.loss is None else newer.loss,
+            samples=self.samples if newer.samples is None else newer.samples,
+            epoch=self.epoch if newer.epoch is None else newer.epoch,
+        )
+
+    def describe(self) -> str:
+        """Return the progress in a few words: ``step 120, loss 0.25``."""
+        values = (("step", self.step), ("loss", self.loss), ("samples", self.samples), ("epoch", self.epoch))
+        return ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in values
+            if value is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was saved; ``step`` is None where its line or name does not say it."""
+
+    step: int | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expressions:
+    """The expressions of a user; None for those that are built in."""
+
+    progress: re.Pattern[str] | None = None
+    checkpoint: re.Pattern[str] | None = None
+
+
+BUILT_IN = Expressions()
+
+
+def check_report(fields: Mapping[str, object]) -> Progress:
+    """Return the progress that a script reports, by name and value.
+
+    Raises:
+        ValueError: A value is of another kind or out of range, or there is none.
+    """
+    values: dict[str, Any] = {name: fields[name] for name in PROGRESS_GROUPS if fields.get(name) is not None}
+    if not values:
+        raise ValueError(f"it reports none of {', '.join(PROGRESS_GROUPS)}")
+    for name, value in values.items():
+        whole = name in ("step", "samples")
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise ValueError(f"its {name} is no {'whole ' if whole else ''}number")
+        if name != "loss" and not 0 <= value < LARGEST_STEP:
+            raise ValueError(f"its {name} is out of range")
+        if not whole:
+            try:
+                values[name] = float(value)
+            except OverflowError:
+                raise ValueError(f"its {name} is out of range") from None
+    return Progress(**values)

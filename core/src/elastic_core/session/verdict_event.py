@@ -1,0 +1,41 @@
+"""The event ``verdict``: what was judged, what was decided, and why, for logs and ``elastic policy replay``."""
+
+from __future__ import annotations
+
+from elastic_core.events import Event
+from elastic_core.incidents import Action, History, Incident, Verdict
+
+
+def verdict_event(incident: Incident, history: History, verdict: Verdict) -> Event:
+    """Return the event of one judged incident; the leader publishes it."""
+    fields = {
+        "round": incident.round,
+        "kind": incident.kind.value,
+        "rank": incident.rank,
+        "host": incident.host,
+        "exception": incident.exception,
+        "exit_code": incident.exit_code,
+        "step": incident.step,
+        "after_s": round(incident.after, 3),
+        "message": incident.message,
+        "restarts": history.restarts,
+        "max_restarts": history.max_restarts,
+        "action": verdict.action.name.lower(),
+        "reason": verdict.reason,
+        "policy": verdict.policy,
+        "delay_s": verdict.delay,
+        "exclude_for_s": verdict.exclude_for,
+    }
+    return Event("verdict", f"{_describe_action(incident, verdict)}: {verdict.reason}", fields=fields)
+
+
+def _describe_action(incident: Incident, verdict: Verdict) -> str:
+    match verdict.action:
+        case Action.GIVE_UP:
+            return "the job is not restarted"
+        case Action.EXCLUDE_HOST:
+            span = "" if verdict.exclude_for is None else f" for {verdict.exclude_for:g} s"
+            what = f"the job is restarted without {incident.host}{span}"
+        case Action.RESTART:
+            what = "the job is restarted"
+    return f"{what} after {verdict.delay:g} s" if verdict.delay else what

@@ -1,0 +1,516 @@
+"""Progress out of lines: the patterns against lines that real jobs have printed, and against what is none."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from elastic_core.progress import PROGRESS_GROUPS, Checkpoint, Expressions, Progress, check_report
+from elastic_core.progress_patterns import (
+    CHECKPOINT_GROUPS,
+    LINE_MAX_BYTES,
+    LINES_AT_ONCE,
+    MATCHES_TO_CHOOSE,
+    PATTERNS,
+    LineReader,
+    Recognizer,
+    Scanner,
+    WrongExpression,
+    compile_expression,
+    compile_expressions,
+    needle_of,
+    step_of_path,
+)
+
+HF, LIGHTNING, TITAN, MEGATRON, DEEPSPEED, TQDM = (pattern.name for pattern in PATTERNS)
+
+
+def hf(loss: float, epoch: float) -> str:
+    """Make a line as in huggingface/transformers#29659, with blanks over the rest of the bar."""
+    return (
+        f"{{'loss': {loss}, 'grad_norm': 1.5078125, 'learning_rate': 0.00011470588235294115, 'epoch': {epoch}}}"
+        + " " * 36
+    )
+
+
+def titan(step: int, loss: str) -> str:
+    """Make a line as in pytorch/torchtitan#3393."""
+    return (
+        f"[rank0]:[titan] 2026-05-18 16:04:46,338 - root - INFO - step: {step}  loss:  {loss}  grad_norm:  0.8319  "
+        "memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%"
+    )
+
+
+def megatron(step: int, samples: int, loss: str) -> str:
+    """Make a line as in epfLLM/Megatron-LLM#11."""
+    return (
+        f" iteration      {step}/  250000 | consumed samples:       {samples} | elapsed time per iteration (ms): "
+        f"139113.4 | learning rate: 1.507E-05 | global batch size:  1024 | lm loss: {loss} | loss scale: 1.0 | "
+        "grad norm: 0.811 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+    )
+
+
+LINES: Sequence[tuple[str, Sequence[str], Progress]] = [
+    (HF, [hf(2.1488, 0.62), hf(2.5139, 0.63), hf(2.2037, 0.64)], Progress(loss=2.2037, epoch=0.64)),
+    (
+        HF,  # transformers 5 writes its values as texts
+        [f"{{'loss': '2.{n}', 'grad_norm': '1.2', 'learning_rate': '2e-05', 'epoch': '0.{n}'}}" for n in (1, 2, 3)],
+        Progress(loss=2.3, epoch=0.3),
+    ),
+    (
+        LIGHTNING,  # Lightning-AI/pytorch-lightning#4225
+        [f"Epoch 0:  22%|██▏       | {n}/18 [00:17<01:02,  4.47s/it, loss=9.9{n}, v_num=193315]" for n in (4, 5, 6)],
+        Progress(step=6, loss=9.96, epoch=0.0),
+    ),
+    (
+        LIGHTNING,  # kuleshov-group/caduceus#47, without a bar
+        [f"Epoch 2:  34% {n}/3000 [01:04<02:05, 15.73it/s, loss=1.2, v_num=1024]" for n in (1020, 1021, 1022)],
+        Progress(step=7022, loss=1.2, epoch=2.0),
+    ),
+    (
+        LIGHTNING,  # ecmwf/anemoi-core#614
+        [
+            f"Epoch 0:   2%|▏         | {n}/150000 [3:12:36<125:24:04,  0.32it/s, v_num=35a4, ...]           "
+            for n in (3744, 3745, 3746)
+        ],
+        Progress(step=3746, epoch=0.0),
+    ),
+    (
+        LIGHTNING,
+        [f"Epoch 3:  45%|████▍     | {n}/27 [00:00<00:00, 21.0it/s, v_num=0, train_loss=0.25]" for n in (10, 11, 12)],
+        Progress(step=93, loss=0.25, epoch=3.0),
+    ),
+    (TITAN, [titan(14, "3.24405"), titan(15, "3.10680"), titan(16, "3.05047")], Progress(step=16, loss=3.05047)),
+    (
+        TITAN,  # without a norm, as in pytorch/torchtitan#1287
+        [
+            f"[titan] - root - INFO - step: {n}  loss:  9.9493  memory: 49.66GiB(52.28%)  tps: 2,397"
+            for n in (10, 20, 30)
+        ],
+        Progress(step=30, loss=9.9493),
+    ),
+    (
+        TITAN,  # a fork that shows the share
+        [
+            f"[rank0]:2025-04-01 - root - INFO - step: {n}/644 = 99.3789%  loss:  6.2116  memory: 87.04GiB"
+            for n in (1, 2, 3)
+        ],
+        Progress(step=3, loss=6.2116),
+    ),
+    (
+        MEGATRON,
+        [megatron(201, 205824, "2.373574E+00"), megatron(202, 206848, "2.413736E+00"), megatron(203, 207872, "nan")],
+        Progress(step=203, samples=207872, loss=math.nan),
+    ),
+    (
+        MEGATRON,  # deepspeedai/DeepSpeed#3742, GPT-NeoX
+        [
+            f" samples/sec: 7.799 | iteration       {n}/   10000 | elapsed time per iteration (ms): 4103.1 | learning "
+            "rate: 2.111E-06 | approx flops per GPU: 112.9TFLOPS | lm_loss: 1.118665E+01 |"
+            for n in (34, 35, 36)
+        ],
+        Progress(step=36, loss=11.18665),
+    ),
+    (
+        DEEPSPEED,  # deepspeedai/DeepSpeed#1825
+        [
+            f"[2022-03-11 02:06:58,985] [INFO] [logging.py:69:log_dist] [Rank 0] step={n}, skipped=2, lr=[5e-05], "
+            "mom=[[0.9, 0.999]]"
+            for n in (40, 50, 60)
+        ],
+        Progress(step=60),
+    ),
+    (
+        TQDM,  # huggingface/transformers#14531
+        [f"  8%|█████████████          | {n}/24128 [1:52:09<20:27:23,  3.33s/it]" for n in (1997, 1998, 1999)],
+        Progress(step=1999),
+    ),
+    (
+        TQDM,  # NVIDIA/DeepLearningExamples#1107
+        [
+            f"DLL 2022-04-05 05:14:11.900077 - Training Epoch: 0 Training Iteration: 2351  step_loss : 0.288  "
+            f"    Iteration:  87%|██████▍     | {n}/2771 [05:05<00:46,  8.00it/s]"
+            for n in (2350, 2400, 2450)
+        ],
+        Progress(step=2450, epoch=0.0),
+    ),
+    (
+        TQDM,  # the scripts of diffusers
+        [f"Steps:   1%|▏         | {n}/1000 [00:10<13:05,  1.26it/s, lr=1e-5, step_loss=0.123]" for n in (10, 11, 12)],
+        Progress(step=12, loss=0.123),
+    ),
+]
+
+
+def reader(expressions: Expressions | None = None) -> LineReader:
+    return LineReader(Recognizer(expressions or Expressions()))
+
+
+@pytest.mark.parametrize(("name", "lines", "progress"), LINES)
+def test_what_frameworks_print_is_recognized_with_the_third_line(
+    name: str, lines: Sequence[str], progress: Progress
+) -> None:
+    read = reader()
+    assert [read.read(line) for line in lines[:-1]] == [None] * (MATCHES_TO_CHOOSE - 1)
+    assert str(read.read(lines[-1])) == str(progress)  # nan is not equal to itself
+    assert read.recognizer.chosen is not None
+    assert read.recognizer.chosen.name == name
+
+
+@pytest.mark.parametrize(("name", "lines", "progress"), LINES)
+def test_each_line_has_the_texts_that_are_searched_for_first(
+    name: str, lines: Sequence[str], progress: Progress
+) -> None:
+    needles = Recognizer().needles
+    assert needles is not None
+    assert all(any(needle in line.encode() for needle in needles) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "step",
+        "loss: 0.5",
+        "step: loss:",
+        "model.safetensors:  45%|████      | 200M/440M [00:02<00:02, 98.1MB/s]",
+        "Map:  10%|█         | 1000/10000 [00:01<00:09, 981.21 examples/s]",
+        "Validation DataLoader 1: 100% 1000/1000 [00:18<00:00, 55.55it/s]",
+        "Loading checkpoint shards:  50%|█████     | 1/2 [00:01<00:01,  1.01s/it]",
+        "Sanity Checking DataLoader 0:  50%|█████     | 1/2 [00:00<00:00, 10.0it/s]",
+        "12/10 [00:03<00:00, 3.1it/s]",
+        "0/0 [00:00<?, ?it/s]",
+        "{'eval_loss': 0.69, 'eval_runtime': 1.2, 'epoch': 1.0}",
+        "\0\ufffd" * 100,
+        "9" * 3000 + "/" + "9" * 3000 + " [00:00<00:00, 1.0it/s]",
+    ],
+)
+def test_other_lines_are_no_progress(line: str) -> None:
+    read = reader()
+    assert [read.read(line) for _ in range(5)] == [None] * 5
+    assert read.recognizer.chosen is None
+
+
+def test_steps_that_do_not_grow_are_none() -> None:
+    read = reader()
+    assert [read.read(titan(3, "1.0")) for _ in range(5)] == [None] * 5
+    assert read.read(titan(2, "1.0")) is None
+
+
+def bar(n: int, total: int, title: str = "") -> str:
+    return f"{title}{': ' if title else ''}{100 * n // total:3d}%|███   | {n}/{total} [00:01<00:09,  8.00it/s]"
+
+
+def steps(read: LineReader, lines: Sequence[str]) -> list[int | None]:
+    return [None if found is None else found.step for found in map(read.read, lines)]
+
+
+def test_a_bar_that_begins_again_in_each_epoch_is_counted_on() -> None:
+    read = reader()
+    steps(read, [bar(n, 4) for n in range(5)])
+    assert steps(read, [bar(n, 4) for n in range(5)] + [bar(1, 4)]) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_bar_whose_title_is_an_epoch_is_counted_by_that() -> None:
+    read = reader()
+    steps(read, [bar(n, 10, "Epoch 5/9") for n in (1, 2, 3)])
+    assert read.read(bar(4, 10, "Epoch 5/9")) == Progress(step=54, epoch=5.0)
+    assert read.read(bar(0, 10, "Epoch 6/9")) == Progress(step=60, epoch=6.0)
+
+
+def test_bars_of_an_evaluation_do_not_take_the_place_of_the_trainings() -> None:
+    read = reader()
+    steps(read, [bar(n, 100) for n in (1, 2, 50)])
+    assert steps(read, [bar(n, 63) for n in range(5)]) == [None] * 5, "the training's bar is not full"
+    assert read.read(bar(5, 63)) == Progress(), "it moves all the same"
+    assert read.read(bar(3, 63, "Evaluating")) == Progress()
+    assert steps(read, [bar(51, 100)]) == [51]
+
+
+def test_a_full_bar_gives_its_place_to_the_next() -> None:
+    read = reader()
+    steps(read, [bar(n, 10000, "Stage A") for n in (9000, 9500, 10000)])
+    assert steps(read, [bar(n, 500) for n in (1, 2, 3, 4)]) == [None, None, 3, 4]
+
+
+def test_trainers_logs_take_over_from_its_bar_and_both_are_read() -> None:
+    read = reader()
+    assert steps(read, [bar(n, 500) for n in (1, 2, 3)])[-1] == 3
+    assert read.recognizer.chosen is PATTERNS[-1]
+    found = [read.read(hf(0.5, epoch)) for epoch in (0.1, 0.2, 0.3)]
+    assert found[-1] == Progress(loss=0.5, epoch=0.3)
+    assert read.recognizer.chosen is PATTERNS[0]
+    assert steps(read, [bar(4, 500)]) == [4]
+
+
+def test_the_page_has_all_patterns() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "progress.md").read_text()
+    assert re.findall(r"^\| ([A-Za-z][^|`]*) \| `", page, re.MULTILINE) == [pattern.name for pattern in PATTERNS]
+
+
+def test_one_choice_holds_for_all_workers_of_a_node() -> None:
+    first = reader()
+    second = LineReader(first.recognizer)
+    steps(first, [titan(n, "1") for n in (1, 2, 3)])
+    assert second.read(titan(1, "1")) == Progress(step=1, loss=1.0)
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "  successfully saved checkpoint from iteration     845 to /ckpt/run1",
+            Checkpoint(845, "/ckpt/run1"),
+        ),
+        (
+            "[rank0]:2025-04-01 00:25:59,616 - root - INFO - Finished saving the checkpoint (or staging if async is "
+            "enabled)in 5.53 seconds.",
+            Checkpoint(),
+        ),
+        ("[titan] - INFO - Finished saving the checkpoint in 0.60 seconds.", Checkpoint()),
+        ("Saving model checkpoint to out/checkpoint-500", None),
+        ("no", None),
+    ],
+)
+def test_lines_that_say_that_a_checkpoint_was_saved(line: str, found: Checkpoint | None) -> None:
+    assert reader().read_checkpoint(line) == found
+
+
+@pytest.mark.parametrize(
+    ("expression", "line", "found"),
+    [
+        (r"saved (?P<path>\S+)", "saved out/checkpoint-500/model.pt", Checkpoint(500, "out/checkpoint-500/model.pt")),
+        (r"saved (?P<path>\S+) at (?P<step>\d+)", "saved a-step-3 at 7", Checkpoint(7, "a-step-3")),
+        (r"saved", "it is saved", Checkpoint()),
+        (r"saved", "no", None),
+    ],
+)
+def test_checkpoints_by_an_own_expression(expression: str, line: str, found: Checkpoint | None) -> None:
+    assert reader(compile_expressions(checkpoint_pattern=expression)).read_checkpoint(line) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("out/checkpoint-500", 500),
+        ("out/checkpoint-500/model.safetensors", 500),
+        ("lightning_logs/version_3/checkpoints/epoch=3-step=1200.ckpt", 1200),
+        ("ckpt/iter_0000845/mp_rank_00/model_optim_rng.pt", 845),
+        ("ds/global_step500/mp_rank_00_model_states.pt", 500),
+        ("outputs/checkpoint/step-1/__0_0.distcp", 1),
+        ("last.pt", None),
+        ("run-17/model.pt", None),
+    ],
+)
+def test_the_step_in_the_name_of_a_checkpoint(path: str, step: int | None) -> None:
+    assert step_of_path(path) == step
+
+
+# Expressions of users ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "line", "progress"),
+    [
+        (r"step (?P<step>\d+) loss (?P<loss>\S+)", "step 12 loss 0.5", Progress(step=12, loss=0.5)),
+        (r"(?P<step>[\d,]+) of", "1,234 of 9", Progress(step=1234)),
+        (r"loss=(?P<loss>[^,]+)", "loss=NaN, x", Progress(loss=math.nan)),
+        (r"loss=(?P<loss>\S+)", "loss=-inf", Progress(loss=-math.inf)),
+        (r"n=(?P<samples>\S+) e=(?P<epoch>\S+)", "n=3e3 e=1.5", Progress(samples=3000, epoch=1.5)),
+        (r"(?P<step>\w+)", "word", Progress()),
+        (r"(?P<step>-?\d+)", "-3", Progress()),
+        (r"(?P<step>\d+)$", "1" * 5000, Progress()),  # out of range
+        (r"a(?P<step>\d)?", "a", Progress()),
+        (r"^(?P<step>\d+)", "x 3", None),
+        (r".*step (?P<step>\d+)", "a step 1 step 2", Progress(step=2)),
+    ],
+)
+def test_an_own_expression_is_read(expression: str, line: str, progress: Progress | None) -> None:
+    found = reader(compile_expressions(expression)).read(line)
+    assert str(found) == str(progress)
+
+
+def test_an_own_expression_is_compared_with_the_end_of_a_long_line() -> None:
+    read = reader(compile_expressions(r"step (?P<step>\d+)"))
+    assert read.read("step 1" + " " * 1000) is None
+    assert read.read("x" * 10**6 + " step 2") == Progress(step=2)
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("(", "is not a regular expression: missing )"),
+        (r"step \d+", "has no named group; it needs one of step, loss, samples, epoch"),
+        (r"(?P<steps>\d+)", "has the group 'steps'; known are step, loss, samples, epoch"),
+        (r"(?P<step>(\d+)+)$", "repeats something that is repeated"),
+        (r"(?P<step>(a|a)*)$", "repeats something that is repeated or has alternatives"),
+        (r"(?P<step>(a?){40}a)", "repeats something that is repeated"),
+        (r"(?P<step>\d*\d*\d*\d*\d*\d*\d*x)", "takes too long"),
+        ("a?" * 30 + r"(?P<step>\d)", "more than 20 repeats"),
+    ],
+)
+def test_expressions_that_are_refused(expression: str, why: str) -> None:
+    with pytest.raises(WrongExpression) as refused:
+        compile_expression(expression, PROGRESS_GROUPS, needs_group=True)
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"step (?P<step>\d+) loss (?P<loss>\S+)",
+        r".*epoch.*(?P<epoch>\d+).*step.*(?P<step>\d+).*loss.*(?P<loss>\d+\.\d+)",
+        r".*step.*?(?P<step>\d+).*loss.*?(?P<loss>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)",
+        r"^\[(?P<epoch>\d+)/\d+\]\[\s*(?P<step>\d+)/\s*\d+\]\s+(?:loss|Loss):?\s*(?P<loss>\S+)",
+        r"(?i)iter\s*[:=]\s*(?P<step>\d+)",
+        r"(?P<step>\d++)",
+    ],
+)
+def test_usual_expressions_are_taken(expression: str) -> None:
+    import sys
+
+    if "++" in expression and sys.version_info < (3, 11):
+        return
+    compile_expression(expression, PROGRESS_GROUPS, needs_group=True)
+
+
+def test_a_checkpoints_expression_needs_no_group() -> None:
+    compile_expression("saved", CHECKPOINT_GROUPS, needs_group=False)
+
+
+@pytest.mark.parametrize(
+    ("expression", "needle"),
+    [
+        (r"step (?P<step>\d+) loss (?P<loss>\S+)", " loss "),
+        (r"(?P<step>\d+)", ""),
+        (r"(?:a|b)(?P<step>\d+)", ""),
+        (r"(?:abc)?(?P<step>\d+)", ""),
+        (r"(?:abc)+x(?P<step>\d+)", "abc"),
+        (r"(?i)step (?P<step>\d+)", ""),
+        (r"(?i:step) (?P<step>\d+)", " "),
+        (r"(?!never)(?P<step>\d+)", ""),
+        (r"(at (?P<step>\d+))", "at "),
+    ],
+)
+def test_the_text_that_every_match_has(expression: str, needle: str) -> None:
+    assert needle_of(expression) == needle
+
+
+# Streams -------------------------------------------------------------------------------------------------------------
+
+
+def scan(*chunks: bytes, needles: tuple[bytes, ...] | None = None) -> list[str]:
+    """Return what one stream shows that comes in these chunks, a second apart."""
+    scanner = Scanner()
+    return [line for at, chunk in enumerate(chunks) for line in scanner.feed(chunk, needles, at * 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ([b"one\ntwo\n"], ["one", "two"]),
+        ([b"on", b"e\nt", b"wo\n"], ["one", "two"]),
+        ([b"dos\r\nline\r\n"], ["dos", "line"]),
+        ([b"\r 1/9 [x]", b"\r 2/9 [x]"], ["1/9 [x]", "2/9 [x]"]),  # not twice
+        ([b"\r 1/9 [x]\r 2/9 [x]\r 3/", b"9 [x]\n"], ["1/9 [x]", "2/9 [x]", "3/9 [x]"]),
+        ([b"\rstep 1", b"2\n"], ["step 12"]),  # no bracket: it may go on
+        ([b"\x1b[1mbold\x1b[0m\x1b[A\n"], ["bold"]),
+        ([b"\xff\0\n"], ["\ufffd\0"]),
+        ([b"caf\xc3", b"\xa9\n"], ["café"]),
+        ([b"\n\n \n"], []),
+        ([b"x" * 10**6, b"y\n"], ["x" * (LINE_MAX_BYTES - 1) + "y"]),
+    ],
+)
+def test_lines_of_a_stream(chunks: list[bytes], lines: list[str]) -> None:
+    assert scan(*chunks) == lines
+
+
+def test_only_lines_with_one_of_the_texts_are_returned() -> None:
+    assert scan(b"a 1\nb 2\nc 3\n", needles=(b"a", b"c")) == ["a 1", "c 3"]
+    assert scan(b"st", b"ep 1\n", b"x\n", needles=(b"step",)) == ["step 1"]
+    assert scan(b"\rstep [1]", b"\rstep [2]", needles=(b"step",)) == ["step [1]", "step [2]"]
+
+
+def test_of_a_flood_the_newest_lines_are_returned_and_a_limited_number_a_second() -> None:
+    scanner = Scanner()
+    limit = int(LINES_AT_ONCE)
+    flood = b"".join(b"%d\n" % n for n in range(1000))
+    assert scanner.feed(flood, None, 0.0) == [str(n) for n in range(1000 - limit, 1000)]
+    assert scanner.feed(b"1000\n", None, 0.0) == []
+    assert scanner.feed(b"1001\n", None, 0.01) == []
+    assert scanner.take_waiting() == (["1001"], 0.01), "the newest is not lost"
+    assert scanner.take_waiting() == ([], 0.0)
+    assert scanner.feed(b"1002\n", None, 0.02) == []
+    assert scanner.feed(b"1003\n", None, 1.0) == ["1003"]
+    assert scanner.take_waiting() == ([], 0.0), "a newer one was read"
+
+
+def test_a_traceback_after_a_flood_of_bars_hides_none() -> None:
+    scanner, needles = Scanner(), Recognizer().needles
+    flood = "\r".join(bar(n, 1000) for n in range(900)).encode()
+    trace = (
+        b'\nTraceback (most recent call last):\n  File "train.py", line 6, in <module>\n    raise ValueError("<>")\n'
+    )
+    scanner.feed(flood, needles, 0.0)
+    assert scanner.feed(flood + trace, needles, 0.04)[-1:] == [bar(899, 1000).strip()]
+
+
+def test_the_end_of_a_stream_is_a_line() -> None:
+    scanner = Scanner()
+    assert scanner.feed(b"step 1", None, 0.0) == []
+    assert scanner.finish(None) == ["step 1"]
+    assert scanner.finish(None) == []
+
+
+# Reports -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "progress"),
+    [
+        ({"step": 3}, Progress(step=3)),
+        ({"step": 3, "loss": None, "type": "progress"}, Progress(step=3)),
+        ({"loss": math.inf, "epoch": 1}, Progress(loss=math.inf, epoch=1.0)),
+        ({"samples": 0}, Progress(samples=0)),
+    ],
+)
+def test_reports_are_read(fields: dict[str, object], progress: Progress) -> None:
+    assert check_report(fields) == progress
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, "reports none of step, loss, samples, epoch"),
+        ({"step": "3"}, "its step is no whole number"),
+        ({"step": 3.0}, "its step is no whole number"),
+        ({"step": True}, "its step is no whole number"),
+        ({"step": -1}, "its step is out of range"),
+        ({"samples": 2**53}, "its samples is out of range"),
+        ({"loss": [1]}, "its loss is no number"),
+        ({"loss": 10**400}, "its loss is out of range"),
+        ({"epoch": math.nan}, "its epoch is out of range"),
+    ],
+)
+def test_reports_that_are_refused(fields: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check_report(fields)
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (Progress(), ""),
+        (Progress(step=3, loss=0.25), "step 3, loss 0.25"),
+        (Progress(samples=9, epoch=1.5), "samples 9, epoch 1.5"),
+    ],
+)
+def test_progress_in_words(progress: Progress, words: str) -> None:
+    assert progress.describe() == words

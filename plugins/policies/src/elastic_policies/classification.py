@@ -1,0 +1,28 @@
+"""Classification: a program that is wrong is not restarted again and again."""
+
+from __future__ import annotations
+
+from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.known_failures import FailureClass, classify
+from elastic_policies.durations import parse_count
+from elastic_policies.past import MAX_FAILURES, is_equal, since_progress
+
+NAME = "classification"
+FORM = "N, such as 2: the job ends at the N-th equal failure of the class 'script'"
+
+
+def parse(text: str) -> int:
+    """Return the number of equal failures; raise Wrong for another text."""
+    return parse_count(text, least=1, most=MAX_FAILURES)
+
+
+def judge(incident: Incident, history: History, most: int) -> Verdict | None:
+    """Give up at the ``most``-th equal failure of the program itself: syntax, names, types, shapes, misuse of CUDA."""
+    if classify(incident) is not FailureClass.SCRIPT:
+        return None
+    equal = 1 + sum(is_equal(failure, incident) for failure in since_progress(history.failures, incident))
+    if equal < most:
+        return None
+    what = incident.exception or "the failure"
+    times = "" if equal == 1 else f", {equal} times"
+    return Verdict(Action.GIVE_UP, f"{what} is an error of the program (classification={most}){times}", policy=NAME)

@@ -1,0 +1,40 @@
+"""``elastic policy replay``: what other failure policies would have decided about a past run."""
+
+from __future__ import annotations
+
+import json
+from typing import TextIO
+
+import click
+
+from elastic_core.config.run import UNLIMITED_RESTARTS, has_budget
+from elastic_policies.options import DEFAULTS, parse_policies
+from elastic_policies.replay import as_lines, as_plain, read_events, replay
+
+
+@click.group("policy")
+def command() -> None:
+    """Try failure policies on what has happened."""
+
+
+@command.command("replay")
+@click.argument("events", type=click.File(encoding="utf-8", errors="replace"))
+@click.option(
+    "--failure_policy", default="", metavar="NAME=VALUE,...", help=f"As of `elastic run`. Default: {DEFAULTS}."
+)
+@click.option("--max_restarts", type=click.IntRange(min=0), metavar="N", help="Instead of the run's own limit.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each failure.")
+def replay_command(events: TextIO, failure_policy: str, max_restarts: int | None, as_json: bool) -> None:
+    """Print what these policies would have decided, beside what was decided.
+
+    EVENTS is an event log, JSON lines with `verdict` events, or - for stdin.
+    """
+    policies = parse_policies(failure_policy)
+    if max_restarts is None and has_budget(failure_policy):
+        max_restarts = UNLIMITED_RESTARTS
+    rows = replay(read_events(events), policies, max_restarts=max_restarts)
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(as_plain(row)))
+    else:
+        click.echo("\n".join(as_lines(rows)))

@@ -1,0 +1,55 @@
+"""The plugin: it reads ``--failure_policy`` when a run begins, and judges every failure by it.
+
+What it needs for a verdict is imported once workers run: neither the start of a job nor its recovery waits for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elastic_core import hookimpl
+
+if TYPE_CHECKING:
+    from elastic_core.config.run import RunConfig
+    from elastic_core.events import Event
+    from elastic_core.incidents import History, Incident, Verdict
+
+
+class FailurePolicies:
+    """The policies of one run."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._policies: dict[str, Any] | None = None
+        self._prepared = False
+
+    @hookimpl
+    def elastic_configure(self, config: RunConfig) -> None:
+        """Read ``--failure_policy``; a text that is wrong ends the run before it begins."""
+        self._text = config.failure_policy
+        if self._text:
+            self._parse()
+
+    @hookimpl
+    def elastic_observe(self, event: Event) -> None:
+        """Import what the first verdict needs, and compile its patterns, once the workers of a round run."""
+        if event.name == "workers_started" and not self._prepared:
+            self._prepared = True
+            from elastic_core.incidents import History, Incident, IncidentKind
+
+            example = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="", host="", message="Error: example")
+            self.elastic_judge_failure(example, History(restarts=0, max_restarts=0, rounds_without_progress=0))
+
+    @hookimpl
+    def elastic_judge_failure(self, incident: Incident, history: History) -> Verdict | None:
+        """Return the strictest verdict of the policies that are on."""
+        from elastic_policies.composition import judge
+
+        return judge(incident, history, self._parse())
+
+    def _parse(self) -> dict[str, Any]:
+        if self._policies is None:
+            from elastic_policies.options import parse_policies
+
+            self._policies = parse_policies(self._text)
+        return self._policies

@@ -1,0 +1,66 @@
+"""Quarantine: a host whose hardware fails again and again is left out for a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_core.config.parse import Wrong
+from elastic_core.incidents import MAX_EXCLUSION_SECONDS, Action, Failure, History, Incident, Verdict
+from elastic_core.known_failures import FailureClass, classify
+from elastic_policies.durations import format_duration, parse_count, parse_duration
+from elastic_policies.past import MAX_FAILURES, class_of, failed_alike, is_same_host, within
+
+NAME = "quarantine"
+FORM = "N/DURATION:DURATION, such as 3/1h:30m"
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """When a host is left out, and for how long. Durations are in seconds."""
+
+    failures: int
+    window: float
+    cool_down: float
+
+    def __str__(self) -> str:
+        return f"{self.failures}/{format_duration(self.window)}:{format_duration(self.cool_down)}"
+
+
+def parse(text: str) -> Quarantine:
+    """Return the quarantine that ``3/1h:30m`` means; raise Wrong for another text."""
+    count, slash, durations = text.partition("/")
+    window, colon, cool_down = durations.partition(":")
+    if not slash or not colon:
+        raise Wrong(f"is not of the form {FORM}")
+    spans = (parse_duration(part, most=MAX_EXCLUSION_SECONDS) for part in (window, cool_down))
+    return Quarantine(parse_count(count, least=1, most=MAX_FAILURES), *spans)
+
+
+def judge(incident: Incident, history: History, quarantine: Quarantine) -> Verdict | None:
+    """Leave out the host of the failure if it was the first cause so many times within the window.
+
+    Only failures count that can be the host's fault. A host that stays, because the others are too few, is not judged
+    anew by every failure, but by every ``quarantine.failures``-th: meanwhile other policies decide.
+    """
+    if not _blames_host(classify(incident), incident):
+        return None
+    count = 1 + sum(_counts(failure, incident) for failure in within(history, quarantine.window))
+    if count % quarantine.failures:
+        return None
+    reason = (
+        f"{incident.host} failed first {count} times within {format_duration(quarantine.window)} "
+        f"(quarantine={quarantine})"
+    )
+    return Verdict(Action.EXCLUDE_HOST, reason, exclude_for=quarantine.cool_down, policy=NAME)
+
+
+def _counts(failure: Failure, incident: Incident) -> bool:
+    if not is_same_host(failure, incident):
+        return False
+    return failed_alike(failure, incident) or _blames_host(class_of(failure), failure)
+
+
+def _blames_host(found: FailureClass, failure: Failure | Incident) -> bool:
+    """Whether a failure can be the host's fault: hardware and system, or a death that nothing explains."""
+    unexplained = not failure.exception and (failure.exit_code is None or failure.exit_code < 0)
+    return found is FailureClass.INFRASTRUCTURE or (found is FailureClass.UNKNOWN and unexplained)

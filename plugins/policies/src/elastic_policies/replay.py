@@ -1,0 +1,162 @@
+"""What other policies would have decided about the failures of a past run, from its ``verdict`` events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from elastic_core.errors import UsageError
+from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, as_failure, strictest
+from elastic_core.plugins.builtin import MaxRestartsPolicy
+from elastic_policies.composition import judge
+from elastic_policies.past import MAX_FAILURES
+
+EVENT = "verdict"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One failure of the past: when it was judged, in seconds of any clock, and what was decided."""
+
+    at: float
+    incident: Incident
+    restarts: int
+    max_restarts: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One failure, with both verdicts."""
+
+    judged: Judged
+    verdict: Verdict
+
+
+def read_events(lines: Iterable[str]) -> Iterator[Judged]:
+    """Yield the judged failures of an event log. Other events, and lines of other programs, are skipped.
+
+    Raises:
+        UsageError: A ``verdict`` event lacks a field, or a field is of another type.
+    """
+    for number, line in enumerate(lines, 1):
+        try:
+            plain = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(plain, dict) and plain.get("name") == EVENT and isinstance(plain.get("fields"), dict):
+            try:
+                yield _as_judged(_seconds(plain["time"]), plain["fields"])
+            except (KeyError, TypeError, ValueError) as exc:
+                raise UsageError(f"Line {number} is no verdict event of this release: {exc!r}.") from None
+
+
+def _seconds(time: object) -> float:
+    """Return the instant of an event: core's log has seconds, that of elastic-metrics a date and time of day."""
+    if isinstance(time, str):
+        return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+    if isinstance(time, int | float):
+        return float(time)
+    raise TypeError(f"the time is {time!r}")
+
+
+def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
+    incident = Incident(
+        kind=IncidentKind(fields["kind"]),
+        round=int(fields["round"]),
+        node_id="",
+        host=str(fields["host"]),
+        after=float(fields["after_s"]),
+        rank=fields["rank"],
+        exit_code=fields["exit_code"],
+        message=str(fields["message"]),
+        step=fields["step"],
+    )
+    verdict = Verdict(
+        Action[str(fields["action"]).upper()],
+        str(fields["reason"]),
+        delay=float(fields["delay_s"]),
+        exclude_for=fields["exclude_for_s"],
+        policy=str(fields["policy"]),
+    )
+    return Judged(at, incident, int(fields["restarts"]), int(fields["max_restarts"]), verdict)
+
+
+def replay(events: Iterable[Judged], policies: Mapping[str, Any], *, max_restarts: int | None = None) -> list[Compared]:
+    """Return what these policies, and core's own, would have decided about each failure.
+
+    Each failure is judged by those before it, as far as they were restarted. ``max_restarts`` replaces the run's limit.
+    """
+    found: list[Compared] = []
+    past: list[tuple[float, Failure]] = []
+    run = 0
+    for one in events:
+        if one.restarts < run:
+            past.clear()  # another run in the same file
+        run = one.restarts
+        failures = tuple(replace(failure, seconds_ago=max(0.0, one.at - at)) for at, failure in past)
+        history = History(
+            restarts=one.restarts,
+            max_restarts=one.max_restarts if max_restarts is None else max_restarts,
+            rounds_without_progress=0,
+            failures=failures[-MAX_FAILURES:],
+        )
+        own = MaxRestartsPolicy().elastic_judge_failure(one.incident, history)
+        verdicts = [judge(one.incident, history, policies), replace(own, policy="max-restarts")]
+        found.append(Compared(one, strictest([verdict for verdict in verdicts if verdict is not None])))
+        past.append((one.at + one.verdict.delay, as_failure(one.incident)))
+    return found
+
+
+def as_plain(one: Compared) -> dict[str, Any]:
+    """Return a row for programs."""
+    incident = one.judged.incident
+    return {
+        "round": incident.round,
+        "rank": incident.rank,
+        "host": incident.host,
+        "exception": incident.exception,
+        "exit_code": incident.exit_code,
+        "step": incident.step,
+        "decided": _as_dict(one.judged.verdict),
+        "would_decide": _as_dict(one.verdict),
+        "same": _key(one.judged.verdict) == _key(one.verdict),
+    }
+
+
+def as_lines(rows: list[Compared]) -> list[str]:
+    """Return the comparison for people: a failure, what was decided, and what would have been."""
+    lines = []
+    for one in rows:
+        incident = one.judged.incident
+        rank = "" if incident.rank is None else f" rank {incident.rank}"
+        step = "" if incident.step is None else f", step {incident.step}"
+        lines.append(f"round {incident.round}:{rank} on {incident.host} {incident.message or incident.cause()}{step}")
+        lines.append(f"  decided        {_text(one.judged.verdict)}")
+        same = _key(one.judged.verdict) == _key(one.verdict)
+        lines.append(f"  would decide   {'the same' if same else _text(one.verdict)}")
+    other = sum(_key(one.judged.verdict) != _key(one.verdict) for one in rows)
+    lines.append(f"{len(rows)} failure(s), {other} with another verdict")
+    return lines
+
+
+def _key(verdict: Verdict) -> tuple[Action, float, float | None]:
+    return verdict.action, verdict.delay, verdict.exclude_for
+
+
+def _as_dict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "action": verdict.action.name.lower(),
+        "policy": verdict.policy,
+        "reason": verdict.reason,
+        "delay_s": verdict.delay,
+        "exclude_for_s": verdict.exclude_for,
+    }
+
+
+def _text(verdict: Verdict) -> str:
+    delay = f" after {verdict.delay:g} s" if verdict.delay else ""
+    return f"{verdict.action.name.lower()}{delay} ({verdict.policy}: {verdict.reason})"

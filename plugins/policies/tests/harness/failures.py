@@ -1,0 +1,47 @@
+"""What these tests share: failures in a few words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastic_core.incidents import Failure, History, Incident, IncidentKind
+
+
+def incident(**facts: Any) -> Incident:
+    """A worker's failure; rank 0 on host a raised a ValueError, unless ``facts`` say otherwise."""
+    known: dict[str, Any] = {
+        "kind": IncidentKind.WORKER_FAILED,
+        "round": 1,
+        "node_id": "n",
+        "host": "a",
+        "rank": 0,
+        "exit_code": 1,
+        "message": "ValueError: boom",
+    }
+    return Incident(**{**known, **facts})
+
+
+def failure(ago: float = 0.0, **facts: Any) -> Failure:
+    """The same, ``ago`` seconds ago, as the ledger remembers it."""
+    known: dict[str, Any] = {
+        "round": 1,
+        "rank": 0,
+        "host": "a",
+        "exception": "ValueError",
+        "exit_code": 1,
+        "step": None,
+    }
+    return Failure(**{**known, **facts}, seconds_ago=ago)
+
+
+def killed(ago: float | None = None, number: int = 9, **facts: Any) -> Any:
+    """A worker that a signal ended: the incident, or what is remembered of it."""
+    if ago is None:
+        return incident(exit_code=-number, message="", **facts)
+    return failure(ago, exception="", exit_code=-number, **facts)
+
+
+def history(*failures: Failure, restarts: int | None = None, max_restarts: int = 3) -> History:
+    """What the ledger remembers, oldest first."""
+    spent = len(failures) if restarts is None else restarts
+    return History(restarts=spent, max_restarts=max_restarts, rounds_without_progress=0, failures=failures)

@@ -1,0 +1,101 @@
+"""The policies of elastic-policies, whole jobs: a bug ends the job, a preemption costs nothing, a budget limits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stage import WORKERS, Agent, Stage
+
+from elastic_core.exit_codes import ExitCode
+
+DEFAULT_RESTARTS = {"PET_MAX_RESTARTS": ""}  # as a user has it; the stage sets 0
+PREEMPTED = """
+import os, signal, sys
+
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 3:
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+"""
+
+
+def starts(agent: Agent, rank: int = 1) -> list[int]:
+    """The restart counts with which a rank was started."""
+    return [report["restart_count"] for report in agent.reports("started") if report.rank == rank]
+
+
+def test_a_deterministic_bug_ends_the_job_after_three_equal_failures(stage: Stage) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=9"]
+    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1,1,1,1")
+    assert agent.exit_code() == ExitCode.JOB_FAILED
+    assert starts(agent) == [0, 1, 2]
+    assert "the job is not restarted: ValueError on rank 1 3 times in a row (no_progress=3)" in agent.output
+
+
+def test_the_policy_can_be_turned_off(stage: Stage) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=9", "--failure_policy=no_progress=off"]
+    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1,1")
+    assert agent.exit_code() == 0
+    assert starts(agent) == [0, 1, 2, 3, 4]
+
+
+def test_preemptions_do_not_use_the_budget(stage: Stage, tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(PREEMPTED)
+    agent = stage.run("--standalone", "--failure_policy=budget=1/1h", train, env=DEFAULT_RESTARTS)
+    assert agent.exit_code() == 0, agent.output
+
+
+def test_a_budget_stands_in_the_place_of_max_restarts(stage: Stage) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", "--failure_policy=budget=4/1h"]
+    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=0,1,0,1,0,1", env=DEFAULT_RESTARTS)
+    assert agent.exit_code() == ExitCode.JOB_FAILED
+    assert starts(agent) == [0, 1, 2, 3, 4]
+    assert "all restarts of budget=4/1h are spent: 4 within 1h" in agent.output
+
+
+def test_a_back_off_is_announced_with_each_verdict_and_the_log_can_be_replayed(stage: Stage, tmp_path: Path) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", "--event_log_handler=console"]
+    policy = "--failure_policy=backoff=0.2s..1s"
+    agent = stage.run(*flags, policy, WORKERS / "crasher.py", "--ranks=0,1,0", env=DEFAULT_RESTARTS)
+    assert agent.exit_code() == 0
+    events = [json.loads(line) for line in agent.lines if line.startswith('{"time"')]
+    verdicts = [event["fields"] for event in events if event["name"] == "verdict"]
+    assert [(one["rank"], one["action"], one["delay_s"]) for one in verdicts] == [
+        (0, "restart", 0.0),
+        (1, "restart", 0.2),
+        (0, "restart", 0.4),
+    ]
+    assert [one["exception"] for one in verdicts] == 3 * ["ValueError"]
+    log = tmp_path / "events.jsonl"
+    log.write_text(agent.output)
+    command = [sys.executable, "-m", "elastic_core", "policy", "replay", str(log), "--failure_policy=budget=2/1h"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "3 failure(s), 2 with another verdict"
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("budgt=1/1h", "there is no policy 'budgt'. Did you mean 'budget'?"),
+        ("budget=1", "is not of the form N/DURATION"),
+    ],
+)
+def test_a_policy_that_does_not_exist_ends_the_run_before_it_begins(stage: Stage, policy: str, says: str) -> None:
+    agent = stage.run("--standalone", f"--failure_policy={policy}", WORKERS / "crasher.py", "--ranks=0")
+    assert agent.exit_code() == ExitCode.USAGE
+    assert says in agent.output
+    assert not agent.reports("started")
+
+
+def test_nodes_with_another_policy_are_refused(stage: Stage, rendezvous: list[str]) -> None:
+    flags = [*rendezvous, "--nnodes=1:2", "--nproc_per_node=1"]
+    first = stage.run(*flags, "--failure_policy=budget=4/1h", WORKERS / "sleeper.py")
+    first.wait_for(r"round 1: ")
+    other = stage.run(*flags, "--failure_policy=budget=5/1h", WORKERS / "sleeper.py")
+    assert other.exit_code() != 0
+    assert "failure_policies" in other.output
+    first.kill_node()

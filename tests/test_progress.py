@@ -1,0 +1,236 @@
+"""How far scripts are, that nobody has changed: what they print is read, in jobs of real agents over two nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage import Agent, Stage
+
+EVENTS = "--event_log_handler=console"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The file of a script; it may wait for the file ``done`` beside it."""
+    return tmp_path / "train.py"
+
+
+HEAD = """
+    import os, pathlib, sys, time
+    RANK, DONE = int(os.environ["RANK"]), pathlib.Path(__file__).with_name("done")
+    ROUND_2 = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+"""
+
+
+def write(script: Path, *parts: str) -> Path:
+    script.write_text("".join(map(textwrap.dedent, (HEAD, *parts))))
+    return script
+
+
+def events(agent: Agent, name: str) -> list[Mapping[str, Any]]:
+    """The events of this name in an agent's log."""
+    logged = [json.loads(text) for text in re.findall(r'\{"time": .*\}\}', agent.output)]
+    return [event for event in logged if event["name"] == name]
+
+
+TITAN = """
+    for step in range(1, 21):
+        print(f"[titan] 2026-05-18 16:04:46,338 - root - INFO - step: {step:2}  loss:  3.24405  grad_norm:  0.8319  "
+              "memory:  9.46GiB(64.99%)", flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_script_that_prints_its_steps_fails_at_one(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
+    write(script, TITAN, "raise SystemExit(3 if RANK == 3 else time.sleep(1000))")
+    command = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous, script]
+    agents = [stage.run(*command), stage.run(*command)]
+    for agent in agents:
+        assert agent.exit_code() == 1
+        agent.wait_for(r"\[elastic\] .* progress is read from the workers' output, as torchtitan says it: rank \d")
+        agent.wait_for(r"who     rank 3 \(.*, at step 20$")
+        assert agent.output.count("progress is read") == 1, "one line a node"
+
+
+BARS = """
+    for step in range(1, 61):
+        if RANK == 0:
+            sys.stderr.write(f"\\r {step}%|###    | {step}/100 [00:01<00:09,  8.00it/s]")
+            sys.stderr.flush()
+            time.sleep(0.01)
+    print("ready", flush=True)
+    while not DONE.exists():
+        time.sleep(0.01)
+"""
+
+
+def test_the_state_of_an_agent_shows_the_step_of_a_bar_and_its_age(
+    stage: Stage, file_rendezvous: list[str], script: Path
+) -> None:
+    write(script, BARS)
+    agents = [stage.run("--nnodes=2", EVENTS, *file_rendezvous, script) for _ in range(2)]
+    for agent in agents:
+        agent.wait_for("ready")
+    [teller] = [agent for agent in agents if "1%|###" in agent.output]
+    teller.wait_for("60/100")
+    teller.signal(signal.SIGQUIT)
+    teller.wait_for(r"^  rank 0     pid \d+, started \d+\.\d s ago, step 60, last progress \d+\.\d s ago$")
+    script.with_name("done").touch()
+    assert [agent.exit_code() for agent in agents] == [0, 0]
+    [said] = events(teller, "progress_pattern")
+    assert said["fields"]["pattern"].startswith("a tqdm bar")
+    assert events(teller, "progress")
+
+
+OWN = """
+    step = 100 if ROUND_2 else 0
+    sys.stdout.buffer.write(bytes(range(256)) * 100 + b"\\n" + b"x" * 3_000_000 + b"\\n")
+    for step in range(step, step + 10):
+        print("x" * 100_000, "at", step, "of 200")
+    sys.stdout.flush()
+    os.kill(os.getpid(), 9) if not ROUND_2 else None
+    print("at 200 of 200")
+"""
+
+
+def test_an_own_pattern_is_read_between_garbage_and_from_a_single_workers_stdout(stage: Stage, script: Path) -> None:
+    write(script, OWN)
+    agent = stage.run("--standalone", "--max_restarts=1", EVENTS, r"--progress_pattern=at (?P<step>\d+) of", script)
+    assert agent.exit_code() == 0
+    [said] = events(agent, "progress_pattern")
+    assert said["fields"]["pattern"] == "--progress_pattern"
+    assert agent.output.count("x") >= 2 * 3_000_000 + 20 * 100_000, "all of it is shown"
+    assert events(agent, "progress_unread") == []
+
+
+NAN = """
+    for step in range(1, 1000):
+        print(f"step {step} loss {'nan' if step > 4 and not ROUND_2 else 0.5}", flush=True)
+        time.sleep(0.005)
+"""
+
+
+def test_a_nan_loss_ends_the_round_on_request(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
+    write(script, NAN)
+    pattern = r"--progress_pattern=step (?P<step>\d+) loss (?P<loss>\S+)"
+    command = ["--nnodes=2", "--max_restarts=1", "--nan_stop=20", pattern, *file_rendezvous, script]
+    agents = [stage.run(*command), stage.run(*command)]
+    assert [agent.exit_code() for agent in agents] == [0, 0]
+    for agent in agents:
+        agent.wait_for(r"round 2: .*NanLoss: the loss is nan since step 5")
+
+
+def test_a_nan_loss_is_the_root_cause_of_a_job_that_it_ends(stage: Stage, script: Path) -> None:
+    write(script, NAN)
+    pattern = r"--progress_pattern=step (?P<step>\d+) loss (?P<loss>\S+)"
+    agent = stage.run("--standalone", "--max_restarts=0", "--nan_stop=20", pattern, script)
+    assert agent.exit_code() == 1
+    agent.wait_for(r"what    NanLoss: the loss is nan since step 5$")
+
+
+def test_without_nan_stop_a_nan_loss_is_the_scripts_own_business(stage: Stage, script: Path) -> None:
+    write(script, NAN)
+    agent = stage.run("--standalone", "--max_restarts=0", script)
+    assert agent.exit_code() == 0
+
+
+REPORTS = """
+    import elastic_core as elastic
+    for step in range(1, 4):
+        elastic.report(step=step, loss=0.5, samples=32 * step, epoch=0.5)
+        time.sleep(0.15)
+    raise SystemExit(3)
+"""
+
+
+def test_reports_of_a_script(stage: Stage, script: Path) -> None:
+    agent = stage.run("--standalone", "--max_restarts=0", EVENTS, write(script, REPORTS))
+    assert agent.exit_code() == 1
+    agent.wait_for(r"who     rank 0 \(.*, at step 3$")
+    fields = events(agent, "progress")[0]["fields"]
+    assert (fields["step"], fields["samples"], fields["loss"], fields["epoch"]) == (1, 32, 0.5, 0.5)
+
+
+REAL_BAR = """
+    from tqdm import tqdm
+    for step in tqdm(range(1000), mininterval=0, miniters=1):
+        time.sleep(0.002)
+        if step == 400 and RANK == 1:
+            raise ValueError("boom")
+"""
+
+
+def test_a_bar_of_tqdms_own(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
+    write(script, REAL_BAR)
+    command = ["--nnodes=2", *file_rendezvous, script]
+    agents = [stage.run(*command), stage.run(*command)]
+    for agent in agents:
+        assert agent.exit_code() == 1
+        agent.wait_for(r"who     rank 1 \(.*, at step 400$")
+        agent.wait_for(r"what    exited with code 1$")
+
+
+TAKES_NOTICES = """
+    from elastic_core.worker.graceful_stop import should_checkpoint
+    for step in range(1, 6):
+        should_checkpoint(step)
+        time.sleep(0.15)
+    raise SystemExit(3)
+"""
+
+
+def test_a_script_that_takes_notices_reports_its_steps_with_that(stage: Stage, script: Path) -> None:
+    agent = stage.run("--standalone", "--max_restarts=0", EVENTS, write(script, TAKES_NOTICES))
+    assert agent.exit_code() == 1
+    agent.wait_for(r"who     rank 0 \(.*, at step 5$")
+    assert events(agent, "progress")[0]["fields"]["step"] == 1
+    assert events(agent, "progress_pattern") == [], "nothing was read"
+
+
+CHECKPOINTS = """
+    path = DONE.with_name("checkpoints") / "checkpoint-7" / "model.pt"
+    path.parent.mkdir(parents=True)
+    path.write_text("state")
+    print("saved", flush=True)
+    while not DONE.exists():
+        time.sleep(0.01)
+"""
+
+
+def test_a_directory_of_checkpoints_is_looked_at_beside_the_job(stage: Stage, script: Path) -> None:
+    place = script.with_name("checkpoints")
+    agent = stage.run("--standalone", f"--checkpoint_path={place}", write(script, CHECKPOINTS))
+    agent.wait_for("saved")
+
+    dumps = 0
+    while "checkpoint of step 7, saved " not in agent.output:  # two looks, five seconds apart, have to find it
+        dumps += 1
+        assert dumps < 1000
+        agent.signal(signal.SIGQUIT)
+        agent.wait_for("the state of ", count=dumps)
+        agent.wait_for("Current thread MainThread", count=dumps)
+    script.with_name("done").touch()
+    assert agent.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "error"),
+    [
+        (r"--progress_pattern=(?P<step>(\d+)+)$", "repeats something that is repeated"),
+        (r"--progress_pattern=(?P<stp>\d+)", "has the group 'stp'; known are step, loss, samples, epoch. An example: "),
+        ("--checkpoint_pattern=[", "is not a regular expression"),
+        ("--nan_stop=-1", "is less than 0"),
+    ],
+)
+def test_flags_that_are_refused_before_anything_starts(stage: Stage, script: Path, flag: str, error: str) -> None:
+    agent = stage.run("--standalone", flag, write(script, "print('started')"))
+    assert agent.exit_code() == 2
+    assert error in agent.output
+    assert "started" not in agent.output
