@@ -96,7 +96,8 @@ def started(stage: Stage, story: Story, commands: list[list[str]], last: int) ->
     (stage.folder / "train.py").write_text(story.script)
     env = {"LAST": str(last), "OMP_NUM_THREADS": "1"}
     if story is not STORIES["oom"]:
-        yield [stage.start([*command, "train.py"], env=env) for command in commands]
+        no_cores = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh"]
+        yield [stage.start([*no_cores, *command, "train.py"], env=env) for command in commands]
         return
     with memory_cgroup(MEMORY) as first, memory_cgroup(MEMORY) as second:
         enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"']
@@ -204,6 +205,21 @@ def test_a_node_whose_only_rank_has_exited_is_named(stage: Stage) -> None:
         assert node.exit_code == 1
         assert f"all workers of {nodes[1].name} had exited with code 0 before the other ranks" in node.summary[0]
         assert node.field("error") == "BrokenPipeError: [Errno 32] Broken pipe"
+
+
+def test_the_core_dump_of_a_crash_is_named(stage: Stage) -> None:
+    """Where the kernel hands core dumps to a program, that program is named if it is systemd's."""
+    (stage.folder / "train.py").write_text(STORIES["segv"].script)
+    with_cores = ["sh", "-c", 'ulimit -c unlimited; exec "$@"', "sh"]
+    agent = stage.start([*with_cores, *ELASTIC, "--standalone", "train.py"], env={"LAST": "0"})
+    assert agent.exit_code() == 1
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text()
+    told = re.findall(r"\| (core dump: .*)", agent.output)
+    if not pattern.startswith("|"):
+        [core] = told
+        assert Path(core.removeprefix("core dump: ")).stat().st_size > 0
+    else:
+        assert bool(told) == ("systemd-coredump" in pattern)
 
 
 # The page ------------------------------------------------------------------------------------------------------------

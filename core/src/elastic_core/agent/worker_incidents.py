@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 
 from elastic_core.agent.error_files import last_abort_line, last_exception_line, read_error_file
@@ -12,6 +13,7 @@ from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
 from elastic_core.errors import ElasticError
 from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
 from elastic_core.host.oom import OomCounter
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import Round
@@ -21,6 +23,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.messages import ServiceEnded
 
 MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
+CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
 DETAIL_MAX_CHARACTERS = 4096  # of the detail of an incident
 
 
@@ -73,6 +76,10 @@ def exit_incident(
         message = describe_oom(oom.limit_bytes())
         detail = f"{detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
         return worker_incident(info, worker, after, message=message, detail=detail, exit_code=exit_code)
+    if worker.pid is not None and -exit_code in CORE_SIGNALS:
+        began = time.time() - after - CLOCK_STEP_SECONDS
+        if dump := describe_core_dump(worker.pid, ".", began):
+            detail = f"{detail.rstrip()}\n{dump}".lstrip("\n")
     if timer is not None and exit_code == -timer.signum:
         message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
         return worker_incident(info, worker, after, message=message, detail=detail)
