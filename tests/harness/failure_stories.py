@@ -141,7 +141,8 @@ import torchvison
 
 torchvison.models.resnet50()
 """,
-        remark="All ranks fail at once, and any of them is the first.",
+        remark="All ranks fail at once, and any of them is the first. Some are stopped before they fail, and are not "
+        "counted.",
         what="exited with code 1",
         error="ModuleNotFoundError: No module named 'torchvison'",
         where="train.py:1 in <module>: import torchvison",

@@ -412,6 +412,17 @@ def test_a_rank_that_exited_before_explains_what_follows_from_a_peers_loss_and_n
         assert node.group.early_exit(failure) is None
 
 
+def test_workers_that_failed_alike_are_counted_at_the_end_of_the_round(node: Node) -> None:
+    node.start("echo 'ValueError: boom' >&2; exit 1", TWO)
+    failure = node.failure()
+    assert failure.message == "ValueError: boom"
+    while any(worker.exit_code is None for worker in node.group.workers):
+        assert select.select([node.warden], [], [], PATIENCE)[0]
+        assert not any(map(node.group.handle, node.warden.receive()))
+    assert node.group.finish_round(failure) == 2
+    assert node.group.finish_round(failure) == 0
+
+
 @pytest.mark.parametrize("grace", [0.0, 0.5])
 def test_what_the_warden_kills_after_a_peers_failure_is_no_cause(node: Node, grace: float) -> None:
     gate = node.folder / "gate"

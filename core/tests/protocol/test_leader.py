@@ -339,6 +339,18 @@ class TestGivingUp:
         closed = body(decide(view(ledger, *nodes, verdict=replace(GIVE_UP, requeue=True))))
         assert (closed.why, closed.exit_code) == ("no restart is left", ExitCode.REQUEUE)
 
+    def test_ranks_that_failed_alike_are_counted(self) -> None:
+        first, other = (replace(incident(name), message="KeyError: 'label'") for name in "ab")
+        ledger = halted("abc", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=first)
+        peer = replace(incident("c"), message="RuntimeError: Connection closed by peer")
+        nodes = [stopped("a", incident=first, alike=1), stopped("b", incident=other, alike=2)]
+        closed = body(decide(view(ledger, *nodes, stopped("c", alike=1), verdict=GIVE_UP)))
+        assert closed.why == "no restart is left; 4 of 6 ranks failed alike"
+        closed = body(decide(view(ledger, *nodes, stopped("c", incident=peer, alike=1), verdict=GIVE_UP)))
+        assert closed.why == "no restart is left; 3 of 6 ranks failed alike"
+        nodes = [nodes[0], stopped("b"), stopped("c")]
+        assert body(decide(view(ledger, *nodes, verdict=GIVE_UP))).why == "no restart is left"
+
     def test_waits_for_everybodys_report(self) -> None:
         nodes = [running("a", head=2), stopped("b", incident=self.blame)]
         assert decide(view(self.ledger(), *nodes, verdict=GIVE_UP)) == LookAgain(NOW + 0.5)

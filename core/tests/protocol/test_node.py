@@ -197,6 +197,16 @@ def test_a_rank_that_exited_early_stands_until_a_failure_explains_more() -> None
     assert known_failure(node.state) == row_of(node.state).incident == killed
 
 
+def test_how_many_workers_failed_alike_is_known_of_a_stopped_round_and_of_no_other() -> None:
+    node = running()
+    node.hears(WorkerFailed(incident("a")))
+    assert row_of(node.state).alike == 0
+    node.hears(WorkersGone(2))
+    assert row_of(node.state).alike == 2
+    node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
+    assert row_of(node.state).alike == 0
+
+
 def test_a_failure_in_a_round_that_is_being_stopped_is_no_incident() -> None:
     node = running()
     node.reads(halt())

@@ -209,8 +209,8 @@ class Supervisor:
             what = f"the workers had not stopped {limit:.0f} s after their round was over, and were killed"
             self._say("fenced", f"{what} (80 % of fence_after; others may go on then)", Level.ERROR)
         if self._warden.is_over(event):
-            self._group.finish_round()
-            self._step(node_events.WorkersGone())
+            alike = self._group.finish_round(known_failure(self._state))
+            self._step(node_events.WorkersGone(alike))
 
     def _tick(self) -> None:
         """Once per heartbeat: vouch that the loop lives (L1), renew the dead-man's switch (S4), look at slots (S8)."""

@@ -24,6 +24,7 @@ from elastic_core.warden.messages import ServiceEnded
 
 MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
 CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
+MESSAGE_MAX_CHARACTERS = 500  # of the message of an incident
 DETAIL_MAX_CHARACTERS = 4096  # of the detail of an incident
 
 
@@ -48,7 +49,7 @@ def worker_incident(
         local_rank=worker.assignment.local_rank,
         pid=worker.pid,
         exit_code=exit_code,
-        message=message[:500],
+        message=message[:MESSAGE_MAX_CHARACTERS],
         detail=detail[-DETAIL_MAX_CHARACTERS:],
         log=worker.streams.stderr_path or "",
         step=worker.step,
@@ -69,9 +70,7 @@ def exit_incident(
         timer: The timer that expired in it, if one did.
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
     """
-    message, detail = exception_of(worker)
-    if exit_code == -signal.SIGABRT:
-        message = last_abort_line(worker.streams.tail()) or message
+    message, detail = failure_of(worker, exit_code)
     if oom is not None and exit_code == -signal.SIGKILL:
         message = describe_oom(oom.limit_bytes())
         detail = f"{detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
@@ -89,6 +88,22 @@ def exit_incident(
     early = worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS
     kind = IncidentKind.PORT_TAKEN if early and any(map(port.search, in_use)) else IncidentKind.WORKER_FAILED
     return worker_incident(info, worker, after, kind, message=message, detail=detail, exit_code=exit_code)
+
+
+def failure_of(worker: Worker, exit_code: int) -> tuple[str, str]:
+    """Return why a worker failed, in one line, and the details: its exception, or what native code wrote."""
+    message, detail = exception_of(worker)
+    if exit_code == -signal.SIGABRT:
+        message = last_abort_line(worker.streams.tail()) or message
+    return message, detail
+
+
+def failed_alike(worker: Worker, failure: Incident) -> bool:
+    """Whether a worker that has ended failed with the message of ``failure``."""
+    code = worker.exit_code or 0
+    if not failure.message or not (code > 0 or code == -signal.SIGABRT):
+        return False  # most workers are ended by SIGTERM: what they had printed did not end them
+    return failure_of(worker, code)[0][:MESSAGE_MAX_CHARACTERS] == failure.message
 
 
 def describe_oom(limit: int | None) -> str:

@@ -22,7 +22,13 @@ from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
 from elastic_core.agent.worker import Worker, assignments, error_file, line_prefix
 from elastic_core.agent.worker_channels import Reports
-from elastic_core.agent.worker_incidents import exception_of, exit_incident, store_incident, worker_incident
+from elastic_core.agent.worker_incidents import (
+    exception_of,
+    exit_incident,
+    failed_alike,
+    store_incident,
+    worker_incident,
+)
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
@@ -246,13 +252,18 @@ class WorkerGroup:
         if self._recovery is not None:
             self._recovery.decided = self.now()
 
-    def finish_round(self) -> None:
-        """Finish the logs of a round whose processes are all gone."""
+    def finish_round(self, failure: Incident | None = None) -> int:
+        """Finish the logs of a round whose processes are all gone; return how many workers failed as ``failure`` did.
+
+        Those that were stopped before they failed are not among them.
+        """
         if self._recovery is not None:
             self._recovery.stopped = self.now()
         self._drain_streams()
+        alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self._workers.values())
         self._workers.clear()
         self.reports.clear()
+        return alike
 
     def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""

@@ -33,6 +33,7 @@ class NodeState:
     phase: Phase = Phase.WAITING
     round: int = 0  # the newest round whose workers were started here; 0 for none
     incident: Incident | None = None
+    alike: int = 0  # how many local workers failed with the message of the failure that ended the round
     progressed: bool = False
     checkpoint: LastCheckpoint | None = None  # the newest one of the round; None if the node does not notice any
     checkpoint_interval: float = 0.0  # seconds between the script's last two, of any round; 0 if not known
@@ -72,6 +73,7 @@ def row_of(state: NodeState) -> NodeRow:
         epoch=state.ledger.head.epoch,
         offer=state.offer,
         incident=state.incident,
+        alike=state.alike,
         leaving=state.leaving is not None,
         grace=0.0 if state.leaving is None else state.leaving.grace,
         takes_notices=state.takes_notices,
@@ -130,9 +132,9 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return replace(state, incident=incident)
         case node_events.WorkersDone() if state.work is Work.RUNNING:
             return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
-        case node_events.WorkersGone():
+        case node_events.WorkersGone(alike):
             phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED
-            return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
+            return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING, alike=alike)
         case node_events.Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
         case node_events.Checkpointed(number, now, saved) if number == state.round and state.work is Work.RUNNING:
@@ -207,6 +209,7 @@ def _forget_round(state: NodeState) -> NodeState:
     return replace(
         state,
         incident=None,
+        alike=0,
         progressed=False,
         checkpoint=None,
         takes_notices=False,
