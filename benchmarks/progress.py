@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.launchers import PAGE
 from benchmarks.tables import paragraphs, replaced, table
 from elastic_core.agent.progress_reader import ProgressReader
+from elastic_core.agent.stream_lines import Shape
 from elastic_core.agent.stream_pump import Pump, PumpThread
 from elastic_core.progress_patterns import compile_expressions
 
@@ -56,7 +57,7 @@ def cpu_share(line: str, expression: str | None, *, reads: bool) -> float:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
     progress = reader.stream(0) if reads else None
-    pump = Pump(reading, None, Path("none"), None, None, print, progress=progress)
+    pump = Pump(reading, None, Path("none"), None, Shape(), print, progress=progress)
     thread = PumpThread("reads")
     other = KINDS["other lines"][0]
     command = [sys.executable, "-c", _WRITER, line, other, str(LINES_PER_SECOND), str(SECONDS)]

@@ -19,6 +19,7 @@ from elastic_core.agent.progress_reader import (
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Expressions, Progress
 from elastic_core.progress_patterns import compile_expressions
+from elastic_core.protocol.node_events import Checkpointed
 
 
 class Node:
@@ -218,6 +219,15 @@ def test_the_last_checkpoint() -> None:
     node.prints("successfully saved checkpoint from iteration 9 to /x")
     node.reader.begin(2)
     assert node.reader.last_checkpoint() == (9, 0.0)
+    saved = [event for event in node.posted if isinstance(event, Checkpointed)]
+    assert saved == [Checkpointed(1, 102.0), Checkpointed(1, 103.0), Checkpointed(1, 107.0)], "rule L13 hears of each"
+
+
+def test_a_round_whose_checkpoints_are_all_noticed_says_so_when_it_begins() -> None:
+    posted: list[ProgressEvent] = []
+    reader = ProgressReader(notices_checkpoints=True, post=posted.append, now=lambda: 5.0)
+    reader.begin(3)
+    assert posted == [Checkpointed(3, 5.0, saved=False)]
 
 
 def test_an_expression_that_takes_long_is_not_used_any_more() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from elastic_core.events import Event, Field, Level
 from elastic_core.progress import BUILT_IN, Checkpoint, Expressions, Progress
+from elastic_core.protocol.node_events import Checkpointed
 
 if TYPE_CHECKING:
     from elastic_core.progress_patterns import LineReader, Recognizer, Scanner
@@ -43,7 +44,7 @@ class LossBroken:
 
 
 NOTHING = Progress()
-ProgressEvent: TypeAlias = "StepSeen | LossBroken"
+ProgressEvent: TypeAlias = "StepSeen | LossBroken | Checkpointed"
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class ProgressReader:
 
     Args:
         expressions: The user's.
+        notices_checkpoints: Whether every checkpoint of the script is noticed, also the first one.
         nan_stop: After how many nan or infinite losses in a row a worker fails; 0 for never.
         publish: Tells the observers.
         post: Gives the agent's loop an event.
@@ -75,6 +77,7 @@ class ProgressReader:
         self,
         expressions: Expressions = BUILT_IN,
         *,
+        notices_checkpoints: bool = False,
         nan_stop: int = 0,
         publish: Callable[[Event], None] = lambda event: None,
         post: Callable[[ProgressEvent], None] = lambda event: None,
@@ -83,6 +86,7 @@ class ProgressReader:
     ) -> None:
         self._nan_stop, self._publish, self._post, self._now, self._cpu = nan_stop, publish, post, now, cpu
         self._expressions = expressions
+        self._notices_checkpoints = notices_checkpoints
         self._recognizer: Recognizer | None = None
         """Imported with the first output, when the workers run."""
         self._lock = threading.Lock()
@@ -114,6 +118,8 @@ class ProgressReader:
             self._round, self._step_seen, self._said = number, False, None
             self._ranks.clear()
             self._streams.clear()
+        if self._notices_checkpoints:
+            self._post(Checkpointed(number, self._now(), saved=False))
 
     def stream(self, rank: int) -> StreamReader:
         """Return the reader of a stream of a worker of the current round."""
@@ -161,7 +167,8 @@ class ProgressReader:
     def note_checkpoint(self, checkpoint: Checkpoint, age: float = 0.0) -> None:
         """Take a checkpoint that was saved ``age`` seconds ago."""
         with self._lock:
-            self._note_checkpoint(checkpoint, age)
+            post = self._note_checkpoint(checkpoint, age)
+        self._post(post)
 
     def read(self, number: int, rank: int, lines: Sequence[str], at: float | None = None) -> None:
         """Read lines of a worker of round ``number`` that came at this instant; None for now."""
@@ -223,7 +230,7 @@ class ProgressReader:
             for progress in found:
                 posts += self._update(rank, self._known(rank), progress, self._now() if at is None else at)
             for checkpoint in checkpoints:
-                self._note_checkpoint(checkpoint, 0.0)
+                posts.append(self._note_checkpoint(checkpoint, 0.0))
             if found:
                 news += self._pattern_event(rank) if is_read else []
                 news += self._progress_event(rank)
@@ -262,12 +269,14 @@ class ProgressReader:
         since = f"since {known.broken_since}" if known.broken_since else f"in {known.broken} readings in a row"
         return [LossBroken(self._round, rank, f"NanLoss: the loss is {progress.loss} {since}")]
 
-    def _note_checkpoint(self, checkpoint: Checkpoint, age: float) -> None:
+    def _note_checkpoint(self, checkpoint: Checkpoint, age: float) -> Checkpointed:
         step = checkpoint.step
         if step is None and not age:
             steps = (known.progress.step for known in self._ranks.values())
             step = max((value for value in steps if value is not None), default=None)
-        self._checkpoint = (step, self._now() - age)
+        at = self._now() - age
+        self._checkpoint = (step, at)
+        return Checkpointed(self._round, at)
 
     def _pattern_event(self, rank: int) -> list[Event]:
         chosen = self._recognize().chosen

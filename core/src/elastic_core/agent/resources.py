@@ -167,7 +167,13 @@ def _progress_reader(config: RunConfig, publish: Publish, loop: EventLoop) -> It
         from elastic_core.progress_patterns import compile_expressions  # few runs have any
 
         expressions = compile_expressions(config.progress_pattern, config.checkpoint_pattern)
-    reader = ProgressReader(expressions, nan_stop=config.nan_stop, publish=publish, post=loop.post)
+    reader = ProgressReader(
+        expressions,
+        notices_checkpoints=config.checkpoint_pattern is not None or config.checkpoint_path is not None,
+        nan_stop=config.nan_stop,
+        publish=publish,
+        post=loop.post,
+    )
     if config.checkpoint_path is None:
         yield reader
         return
