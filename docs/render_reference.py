@@ -80,6 +80,9 @@ WHEN = {
     "round_started": "A round begins. `cause` is `None` for the first round.",
     "stop_planned": "The workers of a healthy round are to stop together within `deadline_s`.",
     "stop_at": "The step after which the workers of a planned stop end is agreed.",
+    "hang": "Nothing moves: no progress for the window, and no rank's stack changes (rule L14). Every node publishes "
+    "it, with a line for each place where ranks are in `stacks`, and in `rank` the one that the others wait for.",
+    "stacks": "All nodes have said where their ranks are: for `elastic stacks`, or because a suspicion was wrong.",
     "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "
     "and which policy decided. The leader publishes it. `elastic policy replay` reads it.",
     "round_halted": "A round is over, and its workers are stopped.",

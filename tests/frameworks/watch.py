@@ -1,5 +1,7 @@
 """How the scripts tell the test where they are, and where one of their workers waits to be killed.
 
+With ``HANG=1`` that worker waits for what never comes instead, as for a lock.
+
 The scripts call it from their callbacks; nothing else in them is for the test. The test puts this folder on PYTHONPATH,
 and lets a warm start preload it: a worker that finds it imported by another process was forked.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 
 IMPORTED_BY = os.getpid()
 
@@ -23,6 +26,8 @@ def step_ended(step: int) -> None:
     _report("step", step=step)
     if (os.environ["RANK"], _life(), step) == ("1", 0, int(os.environ["WAIT_AFTER_STEP"])):
         _report("waiting", step=step)
+        if os.environ.get("HANG") == "1":
+            threading.Event().wait()
         signal.pause()
 
 

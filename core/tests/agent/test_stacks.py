@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.stacks import ProcessStacks, collect, describe_ranks, main_stack, summarize
+from elastic_core.agent.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
+from elastic_core.protocol.node_events import Locate
+from elastic_core.warden.linux import descendants, pauses
 from elastic_core.worker.stack_dump import SIGNAL
 
 HANGS = {
@@ -80,6 +82,15 @@ def test_a_process_that_is_stopped_is_named_so_and_answers_when_it_goes_on(tmp_p
         assert "SIGSTOP" in found.place
         process.send_signal(signal.SIGCONT)
         assert "train.py" in collect([process.pid])[process.pid].place
+
+
+def test_a_process_that_waits_for_a_signal_waits_on(tmp_path: Path) -> None:
+    with running(PREPARE + "import signal\nprint('ready', flush=True)\nsignal.pause()", tmp_path) as process:
+        while not pauses(process.pid):  # it may not have come there yet
+            assert process.poll() is None
+        assert collect([process.pid])[process.pid].place.startswith("no Python stack: sleeping")
+        assert process.stdout is not None
+        assert not select.select([process.stdout], [], [], 0)[0], "its end would be readable"
 
 
 def test_a_process_that_was_not_prepared_is_sent_nothing(tmp_path: Path) -> None:
@@ -151,18 +162,46 @@ def test_the_call_that_a_person_knows_is_named_and_the_line_that_made_it() -> No
     assert place == "in all_reduce (torch/distributed/distributed_c10d.py:2810), called at model.py:7"
 
 
-def test_the_ranks_at_the_rarest_place_come_first() -> None:
-    places = dict.fromkeys(range(8), "in all_reduce (torch)") | {
-        3: "in __next__ (dataloader)",
-        9: "the process is gone",
+READY = "print('ready', flush=True)\n"
+HOW_IT_GOES: dict[str, tuple[str, bool, bool]] = {
+    "it waits": (READY + "import queue; queue.Queue().get()", False, False),
+    "it computes in many places": (
+        READY + "while True:\n  x = sum(range(90))\n  y = max(range(90))\n  z = 1",
+        True,
+        True,
+    ),
+    "native code holds the interpreter's lock": (READY + "import re; re.match(r'(a+)+b', 40 * 'a')", False, True),
+    "a child computes": (
+        "import subprocess, sys\n" + READY + "subprocess.run([sys.executable, '-c', 'while True: pass'])",
+        False,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOW_IT_GOES)
+def test_whether_a_rank_moves_and_computes(case: str, tmp_path: Path) -> None:
+    program, moves, computes = HOW_IT_GOES[case]
+    with running(PREPARE + program, tmp_path) as process:
+        try:
+            for _ in range(20):  # it may not have come there yet
+                found = locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid)], 12)
+                if (found.moved, found.busy) == (moves, computes):
+                    break
+        finally:
+            for pid, _ in descendants(process.pid):
+                os.kill(pid, signal.SIGKILL)
+    assert (found.moved, found.busy) == (moves, computes)
+    assert (found.answers, found.step, found.texts) == (5, 12, {})
+    assert list(found.places.values()) == [(3,)]
+
+
+def test_the_whole_stacks_come_on_request_and_ranks_without_a_process_are_named(tmp_path: Path) -> None:
+    with running(PREPARE + READY + "import queue; queue.Queue().get()", tmp_path) as process:
+        ranks = [LocalRank(0, process.pid), LocalRank(1, None), LocalRank(2, 1, finished=True)]
+        found = locate(Locate(5, full=True, judge=False), ranks, None)
+    assert "train.py" in found.texts["0"]
+    assert {rank: where for where, ranks in found.places.items() for rank in ranks if rank} == {
+        1: "being started",
+        2: "finished",
     }
-    assert summarize(places) == [
-        "rank 3 is in __next__ (dataloader)",
-        "rank 9: the process is gone",
-        "ranks 0-2, 4-7 are in all_reduce (torch)",
-    ]
-
-
-@pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([0, 1], "0-1"), ([0, 2, 3, 4, 9], "0, 2-4, 9"), ([], "")])
-def test_ranks_are_written_as_ranges(ranks: list[int], text: str) -> None:
-    assert describe_ranks(ranks) == text

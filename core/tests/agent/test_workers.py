@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from views import info, offer
 
+from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import LossBroken, StepSeen
+from elastic_core.agent.worker import Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.worker_incidents import DETAIL_MAX_CHARACTERS, start_failure
 from elastic_core.agent.workers import WorkerGroup
@@ -30,7 +32,7 @@ from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.progress import Progress
-from elastic_core.protocol.entries import Member, Round
+from elastic_core.protocol.entries import Member, Round, Stacks
 from elastic_core.protocol.node_events import (
     NodeEvent,
     Notice,
@@ -42,7 +44,7 @@ from elastic_core.protocol.node_events import (
 )
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import become_subreaper
-from elastic_core.warden.messages import Signalled, Spawned, SpawnFailed, StopCompleted, Stuck, WardenEvent
+from elastic_core.warden.messages import Exited, Signalled, Spawned, SpawnFailed, StopCompleted, Stuck, WardenEvent
 
 PATIENCE = 30.0
 TWO = (Member("b", 1, "default"), Member("a", 2, "default"))
@@ -241,6 +243,53 @@ def test_a_broken_loss_fails_a_worker_that_lives(node: Node) -> None:
     assert news.incident.exception == "NanLoss"
     assert node.group.handle(LossBroken(1, 1, "NanLoss: later")) is None
     node.group.stop(0.0)
+
+
+HANG = Stacks(round=1, why="", window=300.0, answers=3, report="rank 2 is in f\nrank 1 is in g", hang=True, culprit=2)
+
+
+def test_a_rank_that_hangs_is_killed_and_that_is_its_failure(node: Node) -> None:
+    node.start("exec sleep 3600", TWO)
+    node.run()
+    news = node.group.end_hung(HANG)
+    assert isinstance(news, WorkerFailed)
+    assert (news.incident.rank, news.incident.exception, news.incident.exit_code) == (2, "Hang", None)
+    assert news.incident.message == "Hang: no progress for 300 s; rank 2 is in f"
+    assert node.group.end_hung(replace(HANG, culprit=1)) is None, "the round has failed"
+    node.group.stop(0.0)
+    assert node.next() is None
+    ended = [event for event in node.heard if isinstance(event, Exited)]
+    assert {event.returncode for event in ended} == {-signal.SIGKILL}
+
+
+def test_a_rank_that_hangs_elsewhere_is_not_killed_here(node: Node) -> None:
+    node.start("exec sleep 3600", TWO)
+    node.run()
+    assert node.group.end_hung(replace(HANG, culprit=0)) is None
+    assert node.group.alive()
+    node.group.stop(0.0)
+
+
+def test_only_workers_that_run_can_make_no_progress(node: Node) -> None:
+    node.start("[ $LOCAL_RANK = 0 ] || exec sleep 3600", TWO)
+    looked_at: list[list[int]] = []
+
+    class Watch(HangWatch):
+        def look(self, workers: Iterable[Worker]) -> float:
+            looked_at.append([worker.assignment.local_rank for worker in workers])
+            return 300.0
+
+    assert node.group.seconds_without_progress() == 0.0, "hangs are not looked for"
+    node.group.hangs = Watch(300.0, node.group.progress)
+    while not (any(isinstance(e, Exited) for e in node.heard) and all(worker.pid for worker in node.group.workers)):
+        assert select.select([node.warden], [], [], PATIENCE)[0]
+        node.heard += (events := [*node.warden.receive()])
+        for event in events:
+            node.group.handle(event)
+    assert node.group.seconds_without_progress() == 300.0
+    assert looked_at == [[1]]
+    node.group.stop(0.0)
+    assert node.group.seconds_without_progress() == 0.0, "they are being stopped"
 
 
 # How they end --------------------------------------------------------------------------------------------------------

@@ -88,6 +88,8 @@ def test_a_value_is_read(parse: Callable[[str], object], text: str, value: objec
         (values.seconds, "nan", "is not a number of seconds", ""),
         (values.seconds, "inf", "is not a number of seconds", ""),
         (values.seconds, "-3", "is less than 0 seconds", " Did you mean '0'?"),
+        (values.positive_seconds, "0", "is not more than 0 seconds", ""),
+        (values.positive_seconds, "-1", "is less than 0 seconds", " Did you mean '0'?"),
         (values.not_empty, " ", "is empty", ""),
         (values.modules, "torch,./x.py", "has './x.py', which cannot be a module's name", ""),
         (values.address, "", "is empty", ""),

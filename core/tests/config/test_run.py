@@ -54,6 +54,8 @@ def test_ranks_that_a_map_does_not_name_have_its_default() -> None:
             "checkpoint_pattern '(' is not a regular expression: missing ), unterminated subpattern at position 0.",
         ),
         ({"shutdown_timeout": float("nan")}, "shutdown_timeout nan is not a number of seconds."),
+        ({"hang_window": -1.0}, "hang_window -1.0 is not a number of seconds."),
+        ({"hang_timeout": 0}, "hang_timeout 0 is not a number of seconds."),
         ({"rdzv_id": " "}, "rdzv_id is empty."),
         (
             {"nproc_per_node": 2, "tee": StreamMap(by_rank={2: Stream.ALL})},

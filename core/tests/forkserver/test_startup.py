@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.warden.fork_server import STARTUP
+from elastic_core.agent.stacks import collect
+from elastic_core.warden.startup import PREPARE_WORKER, STAGE, STARTUP, prepare_worker
 
 REPORT = """
 import json, os, sys
@@ -46,3 +47,59 @@ def test_the_sitecustomize_that_is_there_besides_is_not_lost(tmp_path: Path, sou
     alone = report(PYTHONPATH=str(own))
     assert alone["module"] in (1, 2)
     assert report(PYTHONPATH=f"{STARTUP}{os.pathsep}{own}") == alone
+
+
+SEEN = """
+import json, os, sys
+print(json.dumps([sorted(sys.modules), sys.path, dict(os.environ), sorted(sys.path_importer_cache)]))
+"""
+
+
+@pytest.mark.parametrize("before", [{}, {"PYTHONPATH": "/one:/two"}])
+def test_a_worker_that_prepares_to_write_its_stacks_finds_nothing_of_it(before: dict[str, str]) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", STAGE)} | before
+    command, ours = [sys.executable, "-c", SEEN], dict(env)
+    prepare_worker(command, ours)
+    assert ours[STAGE] == PREPARE_WORKER
+    plain, prepared = (
+        subprocess.run(command, env=given, capture_output=True, text=True, check=True) for given in (env, ours)
+    )
+    assert prepared.stderr == ""
+    assert json.loads(prepared.stdout) == json.loads(plain.stdout)
+
+
+def test_a_worker_that_prepares_answers_when_it_is_asked_for_its_stacks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint('ready', flush=True)\nsys.stdin.read()")
+    command, env = [sys.executable, "-u", str(tmp_path / "train.py")], dict(os.environ)
+    prepare_worker(command, env)
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert "train.py" in collect([process.pid])[process.pid].place
+        process.communicate(b"")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "prepared"),
+    [
+        (["/usr/bin/python3.11", "-u", "train.py", "-S"], True),
+        (["python", "-W", "-S", "-Xdev", "-m", "train"], True),
+        (["python", "-uI", "train.py"], False),
+        (["python", "-E", "train.py"], False),
+        (["python", "-S", "-c", "pass"], False),
+        (["./train.sh"], False),
+        (["pypy3", "train.py"], False),
+    ],
+    ids=str,
+)
+def test_only_python_programs_that_take_a_sitecustomize_are_prepared(command: list[str], prepared: bool) -> None:
+    environment: dict[str, str] = {}
+    prepare_worker(command, environment)
+    assert (STAGE in environment) is prepared
+
+
+def test_an_empty_module_path_is_left_alone() -> None:
+    environment = {"PYTHONPATH": ""}
+    prepare_worker(["python"], environment)
+    assert environment == {"PYTHONPATH": ""}

@@ -22,9 +22,10 @@ from elastic_core.protocol.entries import (
     Plan,
     Resume,
     Round,
+    Stacks,
     StopAt,
 )
-from elastic_core.protocol.roster import NodeRow, Phase, Slots
+from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase, Slots
 from elastic_core.protocol.settings import PROTOCOL
 
 GOLDEN = Path(__file__).with_name("golden") / f"protocol-{PROTOCOL}.jsonl"
@@ -40,6 +41,8 @@ BODIES: tuple[Body, ...] = (
     StopAt(round=1, step=7),
     OVER,
     Drain(nodes=("a",), why="drained"),
+    Stacks(round=1, why="no progress", requests=("stacks-1",), full=True, window=300.0, nth=1),
+    Stacks(round=1, why="no progress", window=300.0, nth=2, answers=9, report="rank 1", hang=True, culprit=1, step=7),
     Closed(success=False, why="no restart is left", exit_code=1, incident=incident("a")),
     Resume(scheduler_uid=None, settings=settings(), round=ROUND, halt=HALT, over=OVER, epoch=1, index=9, why="lost"),
 )
@@ -59,6 +62,12 @@ ROWS = (
         unreachable=("a",),
         unread=("x",),
         slots=Slots(2, (1,)),
+    ),
+    NodeRow(
+        info=info("c"),
+        hung=300.0,
+        stacks=LocalStacks(answers=9, places={"in f": (0, 1)}, moved=True, busy=True, step=7, texts={"0": "stack"}),
+        wants_stacks="full",
     ),
 )
 CHANGED = f"""The bytes that nodes exchange have changed, and earlier releases of protocol {PROTOCOL} have to read them.

@@ -36,6 +36,7 @@ from elastic_core.protocol.entries import (
     Plan,
     Resume,
     Round,
+    Stacks,
     StopAt,
 )
 from elastic_core.protocol.failure_detector import (
@@ -58,7 +59,10 @@ from elastic_core.protocol.node_events import (
     Exit,
     Grace,
     HistoryReplaced,
+    Hung,
     Leaving,
+    Locate,
+    Located,
     MakeOffer,
     NodeEvent,
     Notify,
@@ -74,8 +78,9 @@ from elastic_core.protocol.node_events import (
     WorkersDone,
     WorkersGone,
 )
+from elastic_core.protocol.ranks import place
 from elastic_core.protocol.repair import Diverged, Memory, WriteResume, compose_resume, describe_loss, overlap, settle
-from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.roster import LocalStacks, NodeInfo, NodeRow
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import ORIGIN
@@ -109,6 +114,8 @@ class Node:
     """The nodes that its probes do not reach."""
     steps: tuple[int, ...] = ()
     """The newest step of each worker, if the script calls ``should_checkpoint``."""
+    places: tuple[str, ...] = ("in train_step (train.py:40)",) * SIZE
+    """Where each worker is."""
     heard: tuple[int, float] = (0, 0.0)
     """The leader's heartbeat, and when it last changed."""
     reported: tuple[float, int] | None = None
@@ -240,6 +247,18 @@ class World:
         node.steps = tuple(map(int, steps))
         self.hears(node, TakesNotices(node.state.round))
 
+    def on_hang(self, name: str, *places: str, step: str = "") -> None:
+        node = self.nodes[name]
+        node.places, node.steps = places, tuple(map(int, [step] * len(places))) if step else ()
+        self.say(name, "sees no progress for 300 s")
+        self.hears(node, Hung(node.state.round, 300.0))
+
+    def on_stacks(self, job: str) -> None:
+        name = f"stacks-{next(self.ids)}"
+        info = NodeInfo(node_id=name, host="shell", host_id="", slot=0, local_world_size=0, role="", versions=VERSIONS)
+        self.say("shell", f"elastic stacks {job}")
+        self.rows[name] = NodeRow(info=info, wants_stacks="brief"), 1001, 0
+
     def on_drain(self, host: str) -> None:
         info = NodeInfo(
             node_id="request", host="shell", host_id="", slot=0, local_world_size=0, role="", versions=VERSIONS
@@ -326,6 +345,14 @@ class World:
             case Notify(notice) if notice is not None:
                 self.say(node.name, f"its workers stop at step {notice.step}, save, and exit with 0")
                 return [SteppedDown()]
+            case Locate(index, _, _):
+                assert node.state.ledger.round is not None
+                first = place(node.state.ledger.round.members, node.name).first_rank
+                found: dict[str, tuple[int, ...]] = {}
+                for rank, where in enumerate(node.places, first):
+                    found[where] = (*found.get(where, ()), rank)
+                self.say(node.name, "looks where its ranks are")
+                return [Located(LocalStacks(answers=index, places=found, step=max(node.steps, default=None)))]
             case MakeOffer():
                 node.offers += 1
                 return [Offered(_offer(node.name, node.offers))]
@@ -502,6 +529,12 @@ def describe(entry: Entry) -> str:
             return f"OVER of round {body.round} {by}{left}"
         case Drain() as body:
             return f"DRAIN {by}: {', '.join(body.nodes)} {body.why}"
+        case Stacks(answers=0) as body:
+            return f"STACKS {by} asks where the ranks of round {body.round} are: {body.why}"
+        case Stacks() as body:
+            hang = "a hang" if body.hang else "no hang"
+            since = "" if body.step is None else f", since step {body.step}"
+            return f"STACKS {by} reports {hang}{since}: {'; '.join(body.report.splitlines())}"
         case Closed() as body:
             return f"CLOSED {by}: {'success' if body.success else 'failure'}, exit code {body.exit_code}; {body.why}"
         case Resume() as body:

@@ -25,7 +25,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival
 from elastic_core.session.join import Applicant, arrive, join
 from elastic_core.session.runtime import Runtime
-from simulation import forgetting, peers, programs, runtime, strangers, verdicts
+from simulation import forgetting, peers, programs, questions, runtime, strangers, verdicts
 from simulation.engine import TICK, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
@@ -226,6 +226,7 @@ class SimAgent:
             warden=self.hands,
             group=self.hands,
             unreachable=partial(peers.unreachable, self.host),
+            locate=partial(questions.locate, self),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )
         look = partial(self.host.look, self.slot)

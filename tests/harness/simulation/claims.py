@@ -30,6 +30,21 @@ CLAIMS: tuple[Defect, ...] = (
         "None",
         "departed",
     ),
+    # Where the ranks are
+    Defect(
+        "a question is asked while one is open",
+        "ask_or_report",
+        "asked is not None and not asked.answers",
+        "False",
+        "questions",
+    ),
+    Defect(
+        "a question of an earlier round stands",
+        "advance",
+        "after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None)",
+        "after(halt=None, plan=None, stop_at=None, over=None, suspected=None)",
+        "questions",
+    ),
     # Who is gone
     Defect(
         "a proof counts while the heartbeat goes on",

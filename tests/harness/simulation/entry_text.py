@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, Leader, Open, Over, Plan, Resume, Round, StopAt
+from elastic_core.protocol.entries import (
+    Closed,
+    Drain,
+    Entry,
+    Halt,
+    Leader,
+    Open,
+    Over,
+    Plan,
+    Resume,
+    Round,
+    Stacks,
+    StopAt,
+)
 
 
 def told(entry: Entry) -> str:
@@ -26,6 +39,9 @@ def told(entry: Entry) -> str:
             return f"OVER {body.round}; left: {', '.join(body.left) or 'nobody'}"
         case Drain() as body:
             return f"DRAIN {', '.join(body.nodes)}: {body.why}"
+        case Stacks() as body:
+            what = f"reports on {body.answers}" if body.answers else "asks"
+            return f"STACKS {what}, {body.nth}, for {len(body.requests)}: {body.why}"
         case Closed() as body:
             return f"CLOSED with {body.exit_code}: {body.why}"
         case Resume() as body:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
 from elastic_core.protocol.roster import NodeInfo, NodeRow
-from simulation import breaches, crowd, leaders, outages, programs, proofs, strangers
+from simulation import breaches, crowd, leaders, outages, programs, proofs, questions, strangers
 from simulation.engine import Process
 from simulation.lines import Wire
 from simulation.plan import LONELY, Fault
@@ -333,5 +333,6 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     **crowd.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,
+    **questions.KINDS,
     **strangers.KINDS,
 }

@@ -33,6 +33,9 @@ class Hands:
     """The agent's worker group and its warden. The warden outlives the agent, until the last worker is gone."""
 
     run_uid = ""
+    hangs = None
+    """The supervisor does not look for hangs: a fault says that there is one (``questions``)."""
+    workers = ()
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
@@ -130,6 +133,10 @@ class Hands:
             self.host.world.truth.violated("I9", f"{self.agent.node_id} takes a stuck worker for gone")
         self.gang = None
         return 0
+
+    def newest_step(self) -> int | None:
+        """Return what the rank has reported last."""
+        return self.step
 
     def error_record(self, incident: Incident | None) -> None:
         """No worker here writes an error file."""

@@ -195,6 +195,14 @@ PROFILES: dict[str, Profile] = {
         job=scripts.leaders_job,
         script=scripts.leaders,
     ),
+    "questions": Profile(
+        {"quiet": 8, "ask": 8, "leader": 4, "crash": 2, "fail": 2, "cut": 2, "freeze": 2, "start": 5, "drain": 1},
+        length=45.0,
+        most=12,
+        hosts=(2, 3, 3, 4),
+        finishing=0.1,
+        job=scripts.questions_job,
+    ),
     "slots": Profile(
         {"start": 8, "cut": 7, "outlive": 5, "freeze": 2, "crash": 2, "power": 1, "fail": 2, "leave": 1},
         length=45.0,
@@ -283,6 +291,7 @@ ORDER = (
     "crowd",
     "suspended",
     "graceful",
+    "questions",
     "resizes",
 )
 """In which order a campaign takes them, again and again."""
@@ -382,6 +391,10 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return lots.choice([short, lots.uniform(3.0, 5.5), plan.fence_after]), float(lots.randrange(3))
         case "cut":
             return lots.choice([short, long, plan.fence_after]), float(lots.randrange(3))
+        case "quiet" | "ask":
+            return lots.choice([2.0, 12.0, 30.0]), float(lots.random() < 0.3) if kind == "ask" else 0.0
+        case "leader":
+            return lots.choice([0.01, 0.3]), lots.choice([0.5, 2.0])
         case "outlive":
             return lots.choice([2.0, 6.0, 0.8 * plan.fence_after]), 0.0
         case "forge-entry":

@@ -32,6 +32,11 @@ def leaders(lots: random.Random, plan: Plan) -> list[Fault]:
     return found
 
 
+def questions_job(lots: random.Random) -> dict[str, Any]:
+    """Draw a job whose nodes see no progress, and of which people ask where its ranks are."""
+    return {"latency": lots.choice([0.0005, 0.002, 0.02]), "max_restarts": 3, "min_nodes": 1}
+
+
 def slots_job(lots: random.Random) -> dict[str, Any]:
     """Draw a job on hosts of which two may have one host id."""
     return {

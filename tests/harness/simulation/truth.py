@@ -26,11 +26,12 @@ from elastic_core.protocol.entries import (
     Plan,
     Resume,
     Round,
+    Stacks,
     StopAt,
 )
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
-from simulation import endings, finishing, forgetting, leaders, programs, rules, unreached, verdicts
+from simulation import endings, finishing, forgetting, leaders, programs, questions, rules, unreached, verdicts
 from simulation.assumptions import ASSUMPTIONS
 from simulation.departures import Departures
 from simulation.entry_text import kind_of, told
@@ -153,6 +154,8 @@ class Truth:
                 self.world.count("OVER")
             case Drain():
                 self.world.count("DRAIN")
+            case Stacks() as body:
+                questions.check(self.world, entry, body)
             case Leader() as body:
                 kind = kind_of(body.why)
                 self.world.count("LEADER " + kind)

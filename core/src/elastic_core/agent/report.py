@@ -17,9 +17,10 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, HaltReason, Plan, Resume, Round, StopAt
+from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, HaltReason, Plan, Resume, Round, Stacks, StopAt
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.stacks import describe_hang
 from elastic_core.session.arrival import Arrival
 from elastic_core.warden import messages
 
@@ -248,10 +249,27 @@ def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id:
             case StopAt(round=number, step=at):
                 message = f"the workers of round {number} stop at step {at}"
                 yield Event("stop_at", message, fields={"round": number, "step": at})
+            case Stacks(answers=question) as found if question:
+                yield hang(found)
         if ledger.halt is not None and ledger.halt is not before.halt:
             yield round_halted(ledger.halt)
         if ledger.round is not None and ledger.round is not before.round:
             yield round_started(before, ledger, ledger.round, node_id)
+
+
+def hang(report: Stacks) -> Event:
+    """Return the event of a report of where the ranks are: people see it if nothing moves."""
+    fields: dict[str, Field] = {
+        "round": report.round,
+        "why": report.why,
+        "stacks": report.report,
+        "step": report.step,
+        "rank": report.culprit if report.hang else None,
+        "window_s": report.window,
+    }
+    if report.hang:
+        return Event("hang", describe_hang(report), Level.WARNING, fields)
+    return Event("stacks", describe_hang(report), Level.DEBUG, fields)
 
 
 def find_drain(entries: Iterable[Entry], node_id: str) -> str | None:

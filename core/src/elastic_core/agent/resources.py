@@ -12,10 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from elastic_core.agent import probing
+from elastic_core.agent import probing, stacks
 from elastic_core.agent.directories import log_directory, marked
 from elastic_core.agent.event_loop import EventLoop, Overdue
 from elastic_core.agent.fd_store import FdStore
+from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.report import Publish
@@ -52,6 +53,7 @@ class Resources:
     group: WorkerGroup
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
+    locate: stacks.Answer = stacks.locate  # finds out where its workers are
 
     def summarize(self, **counters: Any) -> RunSummary:
         """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""
@@ -150,6 +152,8 @@ def open_resources(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
         group.progress = progress
+        window = config.hang_window if config.hang_timeout is None else config.hang_timeout
+        group.hangs = None if window == 0 else HangWatch(window, progress)
         pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
         if pipe is not None or limit is not None:
             group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, loop.at, warden.pid)))

@@ -11,14 +11,23 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from elastic_core.agent.hangs import uses_cpu
 from elastic_core.agent.python_traceback import Frame, parse_frames
-from elastic_core.warden.linux import state_of, waits_in
+from elastic_core.agent.worker import Worker
+from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
+from elastic_core.protocol.node_events import Locate
+from elastic_core.protocol.roster import LocalStacks
+from elastic_core.protocol.stacks import FINISHED, NO_STACK
+from elastic_core.warden.linux import cpu_seconds_of_trees, pauses, state_of, waits_in
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
+SAMPLES = 4  # how often the stacks are collected, to see whether they move
+SAMPLES_SECONDS = 1.0  # from the first to the last
 _QUIET_SECONDS = 0.05  # stacks are complete when nothing more of them comes for so long
 _STACKS_MAX_BYTES = 1 << 18  # of one process
 _STATES: Mapping[str, str] = {
@@ -55,7 +64,7 @@ class ProcessStacks:
         """Where the process is, in one line: the innermost call, and the line of the user's program that led there."""
         if not self.main:
             where = f", in {self.wchan}" if self.wchan else ""
-            return f"no Python stack: {self.state}{where}" if self.state else "the process is gone"
+            return f"{NO_STACK}: {self.state}{where}" if self.state else "the process is gone"
         inner = self.main[0]
         users = next((frame for frame in self.main if not frame.is_library), None)
         if users is None or users == inner:
@@ -66,13 +75,14 @@ class ProcessStacks:
 def collect(pids: Iterable[int], seconds: float = ANSWER_SECONDS) -> dict[int, ProcessStacks]:
     """Return the stacks of these processes, which go on meanwhile. Blocks for ``seconds`` at most.
 
-    A process answers if it was prepared (``worker/stack_dump.py``). Of others only their state is known.
+    A process answers if it was prepared (``worker/stack_dump.py``). Of others only their state is known, and of those
+    that wait for a signal, since any signal would end that.
     """
     asked: dict[int, tuple[int, int]] = {}
     found = dict.fromkeys(pids, "")
     try:
         for pid in found:
-            if (file := _open_file(pid)) is not None:
+            if not pauses(pid) and (file := _open_file(pid)) is not None:
                 asked[pid] = file, os.fstat(file).st_size
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, SIGNAL)
@@ -98,34 +108,55 @@ def main_stack(text: str) -> tuple[Frame, ...]:
     return tuple(parse_frames(stacks.get("Current thread") or stacks.get("Thread") or ""))
 
 
-def summarize(places: Mapping[int, str]) -> list[str]:
-    """Return one line for each place, the rarest first, from where each rank is.
+@dataclass(frozen=True, slots=True)
+class LocalRank:
+    """A worker of whose stacks a STACKS asks."""
 
-    The rank that is alone somewhere is the one that the others wait for: in ``rank 3 is in __next__ …; 7 ranks (0-2,
-    4-7) are in all_reduce …`` it comes first.
+    rank: int
+    pid: int | None  # None for one that is being started
+    finished: bool = False
+
+    @classmethod
+    def of(cls, worker: Worker) -> LocalRank:
+        """Return the rank of a worker."""
+        return cls(worker.assignment.rank, worker.pid, worker.exit_code is not None)
+
+
+Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalStacks]"
+"""Answers a STACKS: takes what it asks for, the ranks, and the newest step."""
+
+
+def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+    """Find out where these ranks are, and, if that is wanted, whether they move, which takes about a second more.
+
+    ``step`` is the newest step that a rank is known to have reached.
     """
-    ranks_at: dict[str, list[int]] = {}
-    for rank, place in sorted(places.items()):
-        ranks_at.setdefault(place, []).append(rank)
-    lines = []
-    for place, ranks in sorted(ranks_at.items(), key=lambda item: (len(item[1]), item[1][0])):
-        verb, who = ("is", f"rank {ranks[0]}") if len(ranks) == 1 else ("are", f"ranks {describe_ranks(ranks)}")
-        gone = place.startswith(("no Python stack", "the process"))
-        lines.append(f"{who}: {place}" if gone else f"{who} {verb} {place}")
-    return lines
+    pids = {one.rank: one.pid for one in ranks if one.pid is not None and not one.finished}
+    began, used_before = time.monotonic(), cpu_seconds_of_trees(pids.values())
+    first = collect(pids.values())
+    moved, answering = False, [pid for pid, found in first.items() if found.main]
+    for _ in range(SAMPLES - 1 if asked.judge else 0):
+        time.sleep(SAMPLES_SECONDS / (SAMPLES - 1))
+        newer = collect(answering, _LATER_ANSWER_SECONDS)
+        moved |= any(found.main != first[pid].main for pid, found in newer.items() if found.main)
+    elapsed, used = time.monotonic() - began, cpu_seconds_of_trees(pids.values())
+    texts = {str(rank): first[pid].text or first[pid].place for rank, pid in pids.items()} if asked.full else {}
+    places: dict[str, tuple[int, ...]] = {}
+    for one in ranks:
+        where = first[pids[one.rank]].place if one.rank in pids else FINISHED if one.finished else "being started"
+        where = clip(where, PLACE_BYTES)
+        places[where] = (*places.get(where, ()), one.rank)
+    return LocalStacks(
+        answers=asked.index,
+        places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
+        moved=moved,
+        busy=any(uses_cpu(used[pid] - used_before[pid], elapsed) for pid in used),
+        step=step,
+        texts={rank: clip(text, FULL_STACKS_BYTES // len(texts)) for rank, text in texts.items()},
+    )
 
 
-def describe_ranks(ranks: Sequence[int]) -> str:
-    """Return sorted ranks as ranges, ``0-2, 4-7``."""
-    spans: list[tuple[int, int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1] = spans[-1][0], rank
-        else:
-            spans.append((rank, rank))
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
+_LATER_ANSWER_SECONDS = 0.3  # for the answer to a later sample of a process that has answered before
 _MACHINERY = frozenset({"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"})
 """Functions that only call another one."""
 

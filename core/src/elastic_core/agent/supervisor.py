@@ -13,11 +13,13 @@ from dataclasses import replace
 
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, Overdue, SignalReceived, Tick
+from elastic_core.agent.hangs import HangCheck, look_interval
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, handle_warden_death
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.shutdown import Departure
+from elastic_core.agent.stacks import LocalRank
 from elastic_core.agent.status import Status, describe_node
 from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.worker_store import Stores
@@ -27,10 +29,10 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
 from elastic_core.protocol.counters import past_failures
-from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
 from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
-from elastic_core.protocol.roster import Slots
+from elastic_core.protocol.roster import LocalStacks, Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Joined
@@ -44,6 +46,7 @@ from elastic_core.warden.client import CLOSING
 
 SILENT_PROGRESS_SECONDS = 30.0
 """Seconds for which all ranks of a script without reports must live to count as progress (rule L4)."""
+ANSWER_KEPT_SECONDS = 30.0  # how long the answer to a STACKS stands in the row, also for the next leader
 ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
 
@@ -152,6 +155,8 @@ class Supervisor:
             case AliveFor(number):
                 if self._group.alive() and number == self._state.round:
                     self._step(node_events.Progressed(number))
+            case HangCheck(number):
+                self._check_progress(number)
             case Overdue():
                 if self._state.work is Work.STOPPING:
                     self._warden.kill()
@@ -172,8 +177,12 @@ class Supervisor:
                 self._exit = Exit(leaving.exit_code, leaving.why)
             case node_events.EntriesRead() | node_events.HistoryReplaced() | node_events.RunReplaced():
                 self._step(event)
-            case node_events.Checkpointed() | node_events.Probed() | node_events.StoreLost():
+            case node_events.Checkpointed() | node_events.Probed() | node_events.StoreLost() | node_events.AnswerRead():
                 self._step(event)
+            case node_events.Located():
+                self._step(event)
+                kept_until = self._runtime.now() + ANSWER_KEPT_SECONDS
+                self._loop.at(kept_until, node_events.AnswerRead(event.stacks.answers))
             case _ if isinstance(event, messages.ForkServerEvent):
                 self._publish(report.fork_server(event))
                 if isinstance(event, messages.ForkServerFailed):
@@ -226,6 +235,21 @@ class Supervisor:
         if not set(before.held) <= set(self._slots.held):
             self._session.publish_row(replace(self._row, slots=self._slots))
 
+    def _check_progress(self, number: int) -> None:
+        """Look whether the workers of a round make progress (rule L14), and look again later."""
+        watch = self._group.hangs
+        if watch is None or number != self._state.round or self._state.work is not Work.RUNNING:
+            return
+        if (seconds := self._group.seconds_without_progress()) != self._state.hung:
+            self._step(node_events.Hung(number, seconds))
+        self._loop.at(self._runtime.now() + look_interval(watch.window), HangCheck(number))
+
+    def _end_hung(self, found: Stacks) -> None:
+        """End the rank for which the others wait, if nothing moves, the user wants that, and it is here."""
+        wanted = found.hang and found.round == self._state.round and self._config.hang_timeout is not None
+        if wanted and (failed := self._group.end_hung(found)) is not None:
+            self._step(failed)
+
     def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
 
@@ -259,6 +283,8 @@ class Supervisor:
             self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
         for effect in effects:
             self._do(effect)
+        if (found := self._state.ledger.stacks) is not None and found is not before.ledger.stacks:
+            self._end_hung(found)
         if failed is not None:  # last, because probes are not urgent
             node_id, session = self._state.info.node_id, self._session
             probe(failed, node_id, session.look_up, self._loop.post, self._runtime, self._resources.unreachable)
@@ -278,6 +304,8 @@ class Supervisor:
                 self._stop(grace, why)
             case node_events.Notify(notice):
                 self._notify(notice)
+            case node_events.Locate():
+                self._locate(effect)
             case node_events.MakeOffer():
                 newest = self._state.ledger.round
                 self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
@@ -295,6 +323,20 @@ class Supervisor:
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group.info, current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
+        self._loop.at(self._runtime.now(), HangCheck(current.number))
+
+    def _locate(self, asked: node_events.Locate) -> None:
+        """Find out where the workers are, on another thread."""
+        ranks, step = [LocalRank.of(worker) for worker in self._group.workers], self._group.newest_step()
+
+        def run() -> None:
+            try:
+                found = self._resources.locate(asked, ranks, step)
+            except OSError:  # no descriptor is left
+                found = LocalStacks(answers=asked.index, places={})
+            self._loop.post(node_events.Located(found))
+
+        self._runtime.thread(target=run, name="elastic-stacks", daemon=True).start()
 
     def _notify(self, notice: node_events.Notice | None) -> None:
         """Write the notice, *then* read the reports, and answer once."""

@@ -164,6 +164,10 @@ class Reports:
                     return channel.end.send(data, flags) == len(data)
         return False
 
+    def ending(self) -> set[int]:
+        """Return the workers that have reported that their program has ended."""
+        return {channel.tag for channel in self._channels.values() if channel.over}
+
     def drain(self) -> list[Stepped] | None:
         """Read all reports, and return the newest step of each worker; None if the reports do not end.
 

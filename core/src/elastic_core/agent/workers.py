@@ -15,6 +15,7 @@ from typing import Any
 
 from elastic_core.agent import worker_channels
 from elastic_core.agent.error_files import error_file_data
+from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
@@ -39,7 +40,7 @@ from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, 
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Round
+from elastic_core.protocol.entries import Round, Stacks
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
@@ -70,6 +71,7 @@ class WorkerGroup:
     temporary: bool = False  # whether ``directory`` is removed at the end, because no logs were requested
     watchdog: Watchdog | None = None  # none if no limit was requested
     progress: ProgressReader = field(default_factory=ProgressReader)
+    hangs: HangWatch | None = None  # none if hangs are not looked for
     now: Callable[[], float] = time.monotonic
     started_at: float = 0.0
     interrupted_seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
@@ -103,6 +105,8 @@ class WorkerGroup:
         self._workers.clear()
         self.reports.clear()
         self.progress.begin(current.number)
+        if self.hangs is not None:
+            self.hangs.begin()
         for assignment in assignments(
             self.config, self.run_uid, self.info.node_id, current, restart_count, self.directory
         ):
@@ -135,6 +139,36 @@ class WorkerGroup:
     def alive(self) -> bool:
         """Whether every local rank has been started and none has ended."""
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
+
+    def seconds_without_progress(self) -> float:
+        """Return for how long a worker has made no progress, once that is longer than it should be; else 0.
+
+        A worker that has ended, or whose program has, makes none; nor do workers that are being stopped.
+        """
+        if self.hangs is None or self._over:
+            return 0.0
+        ending, every = self.reports.ending(), self._workers.items()
+        living = [worker for tag, worker in every if worker.pid and worker.exit_code is None and tag not in ending]
+        try:
+            return self.hangs.look(living)
+        except OSError:  # no descriptor is left
+            return 0.0
+
+    def newest_step(self) -> int | None:
+        """Return the newest step that a local rank is known to have reached; None where none is known."""
+        steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
+        return max(steps, default=None)
+
+    def end_hung(self, report: Stacks) -> node_events.WorkerFailed | None:
+        """Kill the rank for which the others wait, if it is here, and report that as its failure."""
+        for tag, worker in self._workers.items():
+            if worker.assignment.rank == report.culprit and worker.exit_code is None and worker.pid and not self._over:
+                where = report.report.partition("\n")[0]
+                message = f"Hang: no progress for {report.window:g} s; {where}"
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(worker.pid, signal.SIGKILL)
+                return self._fail(tag, worker_incident(self.info, worker, self._after(), message=message))
+        return None
 
     def handle(
         self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent | ProgressEvent

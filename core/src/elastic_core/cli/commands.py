@@ -15,6 +15,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = {
     "drain": ("host_requests:drain", "Have the agents of a host leave their job."),
     "release": ("host_requests:release", "Say of a host that it is gone for good."),
     "status": ("status:command", "Say what a job does: nodes, ranks, restarts and why they were spent."),
+    "stacks": ("stacks:command", "Say where the ranks of a job are, as when it hangs."),
     "logs": ("logs:command", "Print the workers' output that was kept."),
     "plugins": ("plugins:command", "List the plugins that are installed."),
 }

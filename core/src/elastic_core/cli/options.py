@@ -188,6 +188,20 @@ class Flags:
         metavar="SECONDS",
         fills="preemption_grace",
     )
+    hang_window: float | None = FAILURE.flag(
+        "How long a worker makes no progress (no new step, no output, no use of a CPU) before all nodes say where "
+        "their ranks are, and a job that hangs is reported; 0 for never. Nothing is ended by it.",
+        parse=parse.seconds,
+        metavar="SECONDS",
+        fills="hang_window",
+        unset="300, or ten times the longest step if that is longer",
+    )
+    hang_timeout: float | None = FAILURE.flag(
+        "In place of --hang_window: a job that hangs also ends its round, which spends a restart.",
+        parse=parse.positive_seconds,
+        metavar="SECONDS",
+        fills="hang_timeout",
+    )
     signals_to_handle: tuple[signal.Signals, ...] | None = FAILURE.flag(
         "On which signals this node leaves. Its workers get the same signal, SIGTERM in the last fifth of "
         "--shutdown_timeout, at most 5 s before its end, and SIGKILL then. On SIGQUIT, unless it is named here, "

@@ -100,7 +100,7 @@ VARIABLES = (
     ),
     *_variables(
         Use.FORK_SERVER,
-        ELASTIC_FORK_SERVER="The stage of Elastic's sitecustomize: probe or hooked.",
+        ELASTIC_FORK_SERVER="The stage of Elastic's sitecustomize: probe, hooked or worker.",
         ELASTIC_FORK_SERVER_ROOM="Spaces that are replaced by a worker's variables, for /proc.",
     ),
     *_variables(Use.SERVICE, ELASTIC_SERVICE="The service's call: JSON with the entry, the arguments and descriptors."),

@@ -132,6 +132,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def positive_seconds(text: str) -> float:
+    """Parse a duration in seconds, more than 0."""
+    if (value := seconds(text)) == 0:
+        raise Wrong("is not more than 0 seconds")
+    return value
+
+
 def not_empty(text: str) -> str:
     """Parse a text that is not blank."""
     if not text.strip():

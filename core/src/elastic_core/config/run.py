@@ -145,6 +145,10 @@ class RunConfig:
     shutdown_timeout: float = SHUTDOWN_TIMEOUT  # between the first signal and SIGKILL, for workers of a healthy round
     failure_grace: float = 3.0  # between the first signal and SIGKILL, for workers of a broken round
     preemption_grace: float = 0.0  # time after SIGTERM in which all workers stop together; 0 for no such stop
+    hang_window: float | None = None
+    """How long a worker makes no progress before it is found out whether the job hangs; 0 for never, None for 300 s, or
+    ten times the longest step if that is longer."""
+    hang_timeout: float | None = None  # the same, after which a job that hangs also loses the round; None for never
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)
     tee: StreamMap = field(default_factory=StreamMap)
@@ -189,6 +193,10 @@ class RunConfig:
         for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval", "exit_barrier"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+                raise UsageError(f"{name} {value!r} is not a number of seconds.")
+        for name, least_seconds in (("hang_window", 0), ("hang_timeout", 1e-9)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Real) and least_seconds <= float(value) < math.inf):
                 raise UsageError(f"{name} {value!r} is not a number of seconds.")
         if self.master_port is not None and (type(self.master_port) is not int or not 0 <= self.master_port <= 65535):
             raise UsageError(f"master_port {self.master_port!r} is not a port, a whole number up to 65535.")

@@ -249,6 +249,23 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """STACKS: the members of a live round are asked where their ranks are; or what they have answered (rule L14)."""
+
+    round: int
+    why: str
+    requests: tuple[str, ...] = ()  # the ids of the requests of ``elastic stacks`` that it serves, at most MAX_REQUESTS
+    full: bool = False  # whether the whole stacks are wanted in the answers, not only the places
+    window: float = 0.0  # seconds without progress that a member has seen; 0 if nothing is suspected
+    nth: int = 0  # how often a suspicion has had members asked in this round; 0 if nothing is suspected
+    answers: int = 0  # the index of the STACKS whose answers this one reports; 0 for a STACKS that asks
+    report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
+    hang: bool = False  # whether nothing moves
+    culprit: int = 0  # the rank that ``--hang_timeout`` ends
+    step: int | None = None  # the newest step that any rank is known to have reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
     """CLOSED: the run is over for good (I12)."""
 
@@ -277,7 +294,7 @@ class Resume:
     why: str = ""
 
 
-Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Closed | Resume"
+Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Stacks | Closed | Resume"
 KINDS: Mapping[str, type] = {
     "OPEN": Open,
     "LEADER": Leader,
@@ -287,6 +304,7 @@ KINDS: Mapping[str, type] = {
     "STOP_AT": StopAt,
     "OVER": Over,
     "DRAIN": Drain,
+    "STACKS": Stacks,
     "CLOSED": Closed,
     "RESUME": Resume,
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause, follows_peer_loss
-from elastic_core.protocol import graceful_stop, leader_entries
+from elastic_core.protocol import graceful_stop, leader_entries, stacks
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
@@ -130,6 +130,11 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         looks.append(resize_at)
     elif len(current.members) < view.agreement.max_nodes and (admitted_at := view.next_admission_at()) is not None:
         looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
+    # A node sees no progress, or `elastic stacks` asks where the ranks are (L14).
+    asks = stacks.ask_or_report(view, current, finished)
+    if isinstance(asks, Append):
+        return asks
+    looks += [] if asks is None else [asks]
     return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
 
 

@@ -48,10 +48,16 @@ HOSTS_BYTES = 4096
 """Size of the members' hosts in a ROUND. Members whose host does not fit and that have no row are shown by node id."""
 NAMES_SHOWN = 8  # names in a text for users; the others are counted
 WHY_BYTES = 2048
+REPORT_BYTES = 2048  # size of the report in a STACKS
+MAX_REQUESTS = 8  # most requests that one STACKS serves; the next one serves the rest
+MAX_PLACES = 40  # most places in the answer of a node to a STACKS
+PLACE_BYTES = 200  # size of each of them
+FULL_STACKS_BYTES = 24_576  # size of the whole stacks in such an answer, of all local ranks together
 TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of its host
 WHERE_BYTES = 256  # size of the line of an incident's program
 DETAIL_BYTES = 6144
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
+_TEXTS = {"why": WHY_BYTES, "report": REPORT_BYTES}  # the size of each text in an entry's body, by field
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -89,8 +95,8 @@ def fit_body(body: T) -> T:
     changes: dict[str, Any] = {}
     for item in fields(body):
         value = getattr(body, item.name)
-        if item.name == "why":
-            value = clip(value, WHY_BYTES)
+        if item.name in _TEXTS:
+            value = clip(value, _TEXTS[item.name])
         elif isinstance(value, Incident):
             value = fit_incident(value)
         elif hasattr(value, "why"):  # the body of another entry, in a RESUME

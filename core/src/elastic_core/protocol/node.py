@@ -15,8 +15,9 @@ from elastic_core.incidents import Incident, distance_to_cause
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
-from elastic_core.protocol.node_events import Exit, Grace, Leave, MakeOffer, Notice, Notify, Start, Stop, Work
-from elastic_core.protocol.roster import LastCheckpoint, NodeInfo, NodeRow, Phase
+from elastic_core.protocol.node_events import Exit, Grace, Leave, Locate, MakeOffer, Notice, Notify, Start, Stop, Work
+from elastic_core.protocol.roster import LastCheckpoint, LocalStacks, NodeInfo, NodeRow, Phase
+from elastic_core.protocol.stacks import describe_hang
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
 
@@ -50,6 +51,9 @@ class NodeState:
     sent_notice: Notice | None = None  # the notice that the workers were sent last
     steps: tuple[int, ...] = ()
     """The answer to its PLAN: the step that each local rank had reported after the notice was sent; () before that."""
+    hung: float = 0.0  # seconds for which a rank of the round has made no progress; 0 while all do
+    located_for: int = 0  # the index of the newest STACKS for which the agent looks where the ranks are
+    stacks: LocalStacks | None = None  # what it has found; None once it has stood in the row for long enough
     stepped_down: bool = False  # whether the workers have stopped by themselves, as the notice said
 
 
@@ -84,6 +88,8 @@ def row_of(state: NodeState) -> NodeRow:
         checkpoint=state.checkpoint,
         probed=state.probed,
         unreachable=state.unreachable,
+        hung=state.hung,
+        stacks=state.stacks,
     )
 
 
@@ -127,9 +133,9 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
         case node_events.Offered(offer):
             return replace(state, offer=offer, needs_offer=False)
         case node_events.WorkerFailed(incident) if state.work is Work.RUNNING:
-            return replace(state, incident=incident)
+            return replace(state, incident=_with_report(state, incident))
         case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
-            return replace(state, incident=incident)
+            return replace(state, incident=_with_report(state, incident))
         case node_events.WorkersDone() if state.work is Work.RUNNING:
             return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
         case node_events.WorkersGone(alike):
@@ -145,6 +151,12 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return replace(state, takes_notices=True, progressed=True)
         case node_events.Answered(notice, steps) if notice == state.sent_notice and state.work is Work.RUNNING:
             return replace(state, steps=steps)
+        case node_events.Hung(number, seconds) if number == state.round and state.work is Work.RUNNING:
+            return replace(state, hung=seconds)
+        case node_events.Located(found) if found.answers == state.located_for and state.work is Work.RUNNING:
+            return replace(state, stacks=found)
+        case node_events.AnswerRead(answers) if state.stacks is not None and state.stacks.answers == answers:
+            return replace(state, stacks=None)
         case node_events.SteppedDown() if state.work is Work.RUNNING:
             return replace(state, stepped_down=True)
         case node_events.Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
@@ -154,6 +166,14 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
         case node_events.RunReplaced(why):
             return replace(state, run_replaced=why)
     return state
+
+
+def _with_report(state: NodeState, incident: Incident) -> Incident:
+    """Return the incident with the newest report of a hang in its round (rule L14)."""
+    found = state.ledger.suspected
+    if found is None or not found.hang or found.round != incident.round or found.report in incident.detail:
+        return incident
+    return replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), describe_hang(found)])))
 
 
 def _note_checkpoint(state: NodeState, now: float, saved: bool) -> NodeState:
@@ -194,6 +214,7 @@ def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
     """
     before, after = state.ledger.round, ledger.round
     state = replace(state, ledger=ledger, offer=None, needs_offer=True)
+    state = replace(state, located_for=0, stacks=None)  # entries of two histories may have one index
     if before is not None and after is not None and _is_same_round(before, after):
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
@@ -216,6 +237,9 @@ def _forget_round(state: NodeState) -> NodeState:
         sent_notice=None,
         steps=(),
         stepped_down=False,
+        hung=0.0,
+        located_for=0,
+        stacks=None,
     )
 
 
@@ -227,6 +251,8 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, .
         return replace(
             state, sent_notice=notice, steps=state.steps if _is_same_plan(notice, state.sent_notice) else ()
         ), (Notify(notice),)
+    if state.work is Work.RUNNING and (asked := _open_question(state)) is not None:
+        return replace(state, located_for=state.ledger.stacks_index, stacks=None), (asked,)
     if state.work in (Work.NONE, Work.DONE) and (end := _find_exit(state)) is not None:
         return state, (end,)
     wanted, dropped = _wanted_round(state), not state.ledger.is_member(state.info.node_id)
@@ -279,6 +305,14 @@ def _wanted_notice(state: NodeState) -> Notice | None:
         return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline)
     step, leaving = ledger.stop_at.step, ledger.stop_at.leaving
     return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step, leaving)
+
+
+def _open_question(state: NodeState) -> Locate | None:
+    """Return the effect of a STACKS that asks where the ranks of the round here are; None without a new one."""
+    ledger, asked = state.ledger, state.ledger.stacks
+    if asked is None or asked.answers or asked.round != state.round or ledger.stacks_index == state.located_for:
+        return None
+    return Locate(ledger.stacks_index, asked.full, asked.window > 0)
 
 
 def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:

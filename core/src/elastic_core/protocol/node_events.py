@@ -10,6 +10,7 @@ from elastic_core.exit_codes import signalled
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Entry, Offer, Round
 from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.roster import LocalStacks
 
 
 class Work(enum.Enum):
@@ -119,6 +120,28 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Hung:
+    """Ranks of the round have made no progress for ``seconds`` (rule L14); 0 if all make progress again."""
+
+    round: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The answer to a STACKS was collected."""
+
+    stacks: LocalStacks
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRead:
+    """The answer to a STACKS has stood in the row for long enough."""
+
+    answers: int
+
+
+@dataclass(frozen=True, slots=True)
 class SteppedDown:
     """Every local worker has exited with 0, at least one of them because of a notice."""
 
@@ -158,7 +181,8 @@ class RunReplaced:
 
 NodeEvent: TypeAlias = (
     "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Checkpointed"
-    " | Probed | TakesNotices | Answered | SteppedDown | Leaving | StoreLost | RunReplaced"
+    " | Probed | TakesNotices | Answered | Hung | Located | AnswerRead | SteppedDown | Leaving | StoreLost"
+    " | RunReplaced"
 )
 
 
@@ -196,6 +220,15 @@ class Notify:
 
 
 @dataclass(frozen=True, slots=True)
+class Locate:
+    """Find out where the workers are, without stopping them, as a STACKS asks."""
+
+    index: int  # of that STACKS
+    full: bool  # whether the whole stacks are wanted
+    judge: bool  # whether to find out if anything moves, since a hang is suspected
+
+
+@dataclass(frozen=True, slots=True)
 class MakeOffer:
     """Reserve a new place for the workers' store; the last one was used."""
 
@@ -209,4 +242,4 @@ class Exit:
     rejoin: bool = False  # whether to start again as a new node
 
 
-Effect: TypeAlias = "Start | Stop | Notify | MakeOffer | Exit"
+Effect: TypeAlias = "Start | Stop | Notify | Locate | MakeOffer | Exit"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -67,6 +67,18 @@ class LastCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStacks:
+    """Where the ranks of one node are: its answer to a STACKS (rule L14)."""
+
+    answers: int  # the index of that STACKS
+    places: Mapping[str, tuple[int, ...]]  # the ranks at each place, at most MAX_PLACES
+    moved: bool = False  # whether a stack changed within a second
+    busy: bool = False  # whether a process used a CPU
+    step: int | None = None  # the newest step that a rank here is known to have reached
+    texts: Mapping[str, str] = field(default_factory=dict)  # the whole stacks by rank, if they are wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
     """One decoded row."""
 
@@ -100,6 +112,12 @@ class NodeRow:
     """On the leader's row: the ids of nodes whose rows it cannot read, at most MAX_UNREAD_ROWS."""
     slots: Slots | None = None
     """Its newest look at its host's slots when it wrote this row; None if there was none since the first."""
+
+    hung: float = field(default=0.0, metadata=SKIPPABLE)
+    """Seconds for which a rank of round k has made no progress, when that was noticed; 0 while all make progress."""
+    stacks: LocalStacks | None = field(default=None, metadata=SKIPPABLE)
+    wants_stacks: str = field(default="", metadata=SKIPPABLE)
+    """``brief`` or ``full``: such a row is a request of ``elastic stacks``."""
 
     def within(self, epoch: int) -> NodeRow:
         """Return the row as it counts in this epoch: one of another epoch shows no entry read, no answer and no offer.

@@ -41,7 +41,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
             hosts the store that the others need.
         RendezvousTimeoutError: They have not answered.
     """
-    ledger = _running(store, job)
+    ledger = running_job(store, job)
     here = [seen.row for seen in readable(store.roster()) if seen.row.run == ledger.head.run]
     wanted = {row.info.node_id for row in here if row.info.host == host and not row.leaving}
     if not wanted:
@@ -54,7 +54,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
             hint="Drain the other hosts, or keep the store where no agent has to stay, with another --rdzv_backend. "
             "To end the job all the same, send that agent SIGTERM.",
         )
-    with _requested(store, "drain", drain=host):
+    with requested(store, "drain", drain=host):
         _await(store, wanted, time.monotonic() + patience)
     return len(wanted)
 
@@ -68,16 +68,18 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
         UsageError: There is no such job, no agent of it was there, or all of them still heartbeat.
         RendezvousTimeoutError: No agent of the job is there to decide.
     """
-    ledger = _running(store, job)
+    ledger = running_job(store, job)
 
     def heartbeats() -> dict[str, int]:
         found = readable(store.roster())
         return {
-            seen.row.info.node_id: seen.heartbeat for seen in found if seen.row.info.host == host and not _asks(seen)
+            seen.row.info.node_id: seen.heartbeat
+            for seen in found
+            if seen.row.info.host == host and not is_request(seen)
         }
 
     if not (before := heartbeats()):
-        hosts = list_names(sorted({seen.row.info.host for seen in readable(store.roster()) if not _asks(seen)}))
+        hosts = list_names(sorted({seen.row.info.host for seen in readable(store.roster()) if not is_request(seen)}))
         raise UsageError(f"No agent of job {job!r} was on {host!r}.", hint=f"They are or were on: {hosts or 'none'}.")
     time.sleep(PROOF_HEARTBEATS * ledger.settings.timing.beat_interval)
     after = heartbeats()
@@ -86,7 +88,7 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
             f"{host!r} is not gone: the heartbeats of all its agents in job {job!r} go on.",
             hint=f"To have them leave, use elastic drain {host}.",
         )
-    with _requested(store, "release", release=still) as request:
+    with requested(store, "release", release=still) as request:
         deadline, cursor = time.monotonic() + patience, Cursor()
         while any(seen.node_id == request for seen in store.roster([request])):  # the leader removes it
             if (left := deadline - time.monotonic()) <= 0:
@@ -98,7 +100,7 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
     return len(still)
 
 
-def _running(store: RendezvousBackend, job: str) -> Ledger:
+def running_job(store: RendezvousBackend, job: str) -> Ledger:
     """Return the ledger of the job.
 
     Raises:
@@ -113,14 +115,14 @@ def _running(store: RendezvousBackend, job: str) -> Ledger:
     return ledger
 
 
-def _asks(seen: Observation) -> bool:
+def is_request(seen: Observation) -> bool:
     """Whether a row is a request, and no node's."""
-    return bool(seen.row.drain or seen.row.release)
+    return bool(seen.row.drain or seen.row.release or seen.row.wants_stacks)
 
 
 @contextmanager
-def _requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[str]:
-    """Yield a request's row, by its id, for as long as the block runs."""
+def requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[str]:
+    """Enter a request's row for as long as the block runs; yield its id."""
     request = f"{what}-{uuid.uuid4().hex[:12]}"
     info = NodeInfo(
         node_id=request,

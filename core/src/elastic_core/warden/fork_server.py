@@ -21,13 +21,11 @@ from elastic_core.exit_codes import describe_exit
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.linux import signal_group
 from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
+from elastic_core.warden.startup import PACKAGE, STAGE, STARTUP
 
-STAGE = "ELASTIC_FORK_SERVER"  # the variable by which our ``sitecustomize`` recognizes a fork server
 ROOM = "ELASTIC_FORK_SERVER_ROOM"
 """Reserves room in which a worker shows the variables that the fork server has not (``host/process_title.py``)."""
 ROOM_SIZE = 4096  # bytes; these variables take about a thousand
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STARTUP = os.path.join(_PACKAGE, "forkserver", "startup")  # the directory of our ``sitecustomize``
 PROBE = f"""
 import os, sys
 if os.environ["{STAGE}"] != "hooked":
@@ -38,7 +36,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 SERVICE = f"""
 import sys
 sys.path[:1] = []
-sys.path.append({os.path.dirname(_PACKAGE)!r})
+sys.path.append({os.path.dirname(PACKAGE)!r})
 from elastic_core.forkserver.service import main
 main()
 """

@@ -8,7 +8,8 @@ import errno
 import fcntl
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from os import sysconf
 from typing import TypeAlias, TypeVar
 
 Process: TypeAlias = "tuple[int, int]"
@@ -18,7 +19,10 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+_PAUSES, _PPOLL = {"x86_64": ({"34", "130"}, "271"), "aarch64": ({"133"}, "73")}.get(os.uname().machine, ({"?"}, "?"))
+"""The numbers of pause, rt_sigsuspend and ppoll."""
 _spares: list[int] = []
+_TICKS_PER_SECOND = sysconf("SC_CLK_TCK")
 _T = TypeVar("_T")
 
 
@@ -160,10 +164,43 @@ def waits_in(pid: int) -> str:
     return _read(pid, "wchan").strip("0\n")
 
 
+def pauses(pid: int) -> bool:
+    """Whether a process is in ``pause`` or ``sigsuspend``, which any signal that it handles would end."""
+    number, *arguments = _read(pid, "syscall").split() or [""]
+    if number in _PAUSES:
+        return True
+    endless_poll = number == _PPOLL and arguments[:3] == ["0x0"] * 3  # so pause() is made where it is no system call
+    return endless_poll or "sys_pause" in waits_in(pid)
+
+
 def state_of(pid: int) -> str:
     """Return a process's state, one letter as in proc(5); '' where there is no such process."""
     line = _read(pid, "stat")
     return line[line.rfind(")") + 2 :][:1]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and of its children that it has waited for; 0 where there is no such process."""
+    return _cpu_seconds(_fields(pid))
+
+
+def cpu_seconds_of_trees(roots: Collection[int]) -> dict[int, float]:
+    """Return the CPU time of each of these processes together with all its descendants."""
+    pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
+    found = {pid: fields for pid in pids if (fields := _fields(pid))}
+    totals = dict.fromkeys(roots, 0.0)
+    for pid, fields in found.items():
+        above, seen = pid, {0}
+        while above not in totals and above in found and above not in seen:
+            seen.add(above)
+            above = int(found[above][1])
+        if above in totals:
+            totals[above] += _cpu_seconds(fields)
+    return totals
+
+
+def _cpu_seconds(fields: Sequence[str]) -> float:
+    return sum(map(int, fields[11:15])) / _TICKS_PER_SECOND  # utime, stime, cutime, cstime
 
 
 def running_process(pid: int) -> Process | None:
@@ -180,15 +217,18 @@ def _all() -> dict[int, tuple[int, int, bool]]:
 
 def _stat(pid: int) -> tuple[int, int, bool] | None:
     """(parent, start time, whether it still runs) of a process, or None."""
-    line = _read(pid, "stat")
-    if not line:
+    if not (fields := _fields(pid)):
         return None
-    # proc(5), counted from the third field: the second, the name in parentheses, can hold anything.
-    fields = line[line.rfind(")") + 2 :].split()
     state, parent, threads, start = fields[0], fields[1], fields[17], fields[19]
     # A zombie with more than one thread is a process whose main thread alone has ended.
     runs = not (state == "X" or (state == "Z" and int(threads) <= 1))
     return int(parent), int(start), runs
+
+
+def _fields(pid: int) -> list[str]:
+    """Return the fields of proc(5) from the third on: the second, the name in parentheses, can hold anything."""
+    line = _read(pid, "stat")
+    return line[line.rfind(")") + 2 :].split()
 
 
 def _read(pid: int, name: str) -> str:

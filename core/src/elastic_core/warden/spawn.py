@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from elastic_core.warden.channel import Message, close_all
 from elastic_core.warden.linux import die_with_parent
+from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
 OUT_OF_THE_WAY = 48
@@ -183,6 +184,7 @@ def _become(child: Child, given: Mapping[str, int], pipe: int, warden: int) -> N
             environment[SERVICE_VARIABLE] = json.dumps(call)
         if child.kind is Kind.WORKER:
             volunteer_for_oom()
+            prepare_worker(request["argv"], environment)
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

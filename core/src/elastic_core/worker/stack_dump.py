@@ -5,16 +5,16 @@ program uses. The handler is C code: it needs neither the interpreter's lock nor
 worker answers that waits for a lock, is in a collective, or holds the interpreter's lock in native code. The agent
 finds the memory file by its name in ``/proc`` (``agent/stacks.py``), so nothing has to be passed to the worker.
 
-Read by ``forkserver/startup`` as a file, before the program's own modules: it imports nothing that costs time.
+``forkserver/startup`` executes this file by its path, before the program's own modules: it imports only modules that
+are built in, or loaded anyway.
 """
 
-import contextlib
+import _signal  # type: ignore[import-not-found]  # the built-in part of signal, which imports enum
 import faulthandler
 import fcntl
 import os
-import signal
 
-SIGNAL = signal.SIGRTMAX - 3
+SIGNAL: int = _signal.SIGRTMAX - 3
 """Asks for the stacks. It ends a process that has no handler, so the agent sends it only where there is one."""
 FILE_NAME = "elastic-stacks"  # of the memory file
 _LEAST_DESCRIPTOR = 48  # a script's own files have numbers from 3 on
@@ -25,13 +25,17 @@ def prepare() -> None:
 
     Where no descriptor or no memory is left, the process goes without.
     """
-    with contextlib.suppress(OSError, RuntimeError, ValueError):  # no stderr: faulthandler has nowhere to write
+    try:
         if not faulthandler.is_enabled():
             faulthandler.enable()
-    with contextlib.suppress(OSError):
+    except (OSError, RuntimeError, ValueError):  # no stderr: faulthandler has nowhere to write
+        pass
+    try:
         low = os.memfd_create(FILE_NAME)
         try:
             descriptor = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _LEAST_DESCRIPTOR)
         finally:
             os.close(low)
         faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
+    except OSError:
+        pass

@@ -1,7 +1,8 @@
 """The fork server's hook: ``site`` imports a module of this name just before the interpreter runs the program.
 
 ``ELASTIC_FORK_SERVER`` is ``probe`` in the interpreter that shows that this file is found, and ``hooked`` in the fork
-server, where the import returns in workers only. In other processes, and afterwards in a worker, this module hides: it
+server, where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which prepares to
+write its stacks. In other processes, and afterwards in a worker, this module hides: it
 ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
 """
 
@@ -51,12 +52,31 @@ def _be_the_fork_server() -> None:
         os._exit(1)
 
 
+def _prepare_worker() -> None:
+    """Have this worker write its stacks on request, and leave no module behind that it would not have had."""
+    usual = frozenset(sys.modules)
+    try:
+        name = "elastic_core.worker.stack_dump"
+        package = os.path.join(os.path.dirname(__file__), "..", "..")
+        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
+        code = loader(name, os.path.join(package, "worker", "stack_dump.py")).get_code(name)
+        module = type(sys)(name)
+        exec(code, module.__dict__)
+        module.prepare()
+    except Exception:  # such as a module that this interpreter was built without: the program runs all the same
+        pass
+    for name in [name for name in sys.modules if name not in usual]:
+        del sys.modules[name]
+
+
 _stage = os.environ.pop("ELASTIC_FORK_SERVER", None)
 if _stage == "probe":
     os.environ["ELASTIC_FORK_SERVER"] = "hooked"
 elif _stage == "hooked":
     _be_the_fork_server()
 else:
+    if _stage == "worker":
+        _prepare_worker()
     _stand_aside()
 if sys.modules.get(__name__) is None or sys.modules[__name__].__dict__ is globals():
     raise ImportError(f"No module named {__name__!r}", name=__name__)

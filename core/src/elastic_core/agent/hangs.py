@@ -1,0 +1,128 @@
+"""Notices that a worker makes no progress (rule L14): from its steps, its output and its use of a CPU.
+
+Everything here is read from outside, so it works for any program: an agent looks at its workers once in a fiftieth of
+the window, at a cost of some 20 µs each. A suspicion ends nothing. It has the leader ask all nodes where their ranks
+are, and what they answer shows whether anything moves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from elastic_core.agent.progress_reader import ProgressReader
+from elastic_core.agent.worker import Worker
+from elastic_core.progress import Progress
+from elastic_core.warden.linux import cpu_seconds
+
+LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
+STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
+LOOKS_PER_WINDOW = 50
+LOOK_SECONDS = 0.2, 5.0  # the least and the greatest interval between two looks
+CPU_SHARE = 0.01  # of a core: a process that uses less waits
+CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
+
+
+@dataclass(frozen=True, slots=True)
+class HangCheck:
+    """It is time to look whether the workers of a round make progress."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """When a worker last showed that it makes progress; instants of the monotonic clock."""
+
+    stepped_at: float | None  # when its step last changed; None if no step is known
+    printed_at: float  # when it last wrote anything; its start before that
+    computed_at: float  # when it was last seen to use a CPU; its start before that
+
+
+def makes_progress(signs: Signs, now: float, window: float) -> bool:
+    """Whether a worker has shown progress within the window.
+
+    A worker whose steps are known must come to a new one, or print. Any other must print, or use a CPU.
+    """
+    other = signs.computed_at if signs.stepped_at is None else signs.stepped_at
+    return now - max(signs.printed_at, other) < window
+
+
+def window_seconds(given: float | None, longest_step: float | None) -> float:
+    """Return the seconds without progress after which a worker is suspected."""
+    if given is not None:
+        return given
+    return max(LEAST_WINDOW_SECONDS, STEPS_PER_WINDOW * (longest_step or 0.0))
+
+
+def look_interval(window: float) -> float:
+    """Return the seconds between two looks."""
+    least, most = LOOK_SECONDS
+    return min(most, max(least, window / LOOKS_PER_WINDOW))
+
+
+def uses_cpu(seconds: float, elapsed: float) -> bool:
+    """Whether a process that has used a CPU for so many of the ``elapsed`` seconds does more than wait."""
+    return seconds > max(CPU_SHARE * elapsed, CPU_TICK_SECONDS)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of one worker at the last look."""
+
+    pid: int
+    tails: tuple[bytes, ...]
+    printed_at: float
+    cpu: float
+    computed_at: float
+
+
+@dataclass(slots=True)
+class HangWatch:
+    """Looks at the workers of a round, again and again. For the agent's loop.
+
+    Args:
+        given: The user's window in seconds; None for one that follows from the longest step.
+        progress: Knows how far they have come.
+        cpu: Returns the CPU seconds of a process; 0 of one that is gone.
+        now: Seconds, monotonic.
+    """
+
+    given: float | None
+    progress: ProgressReader
+    cpu: Callable[[int], float] = cpu_seconds
+    now: Callable[[], float] = time.monotonic
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _looked_at: float = 0.0
+
+    @property
+    def window(self) -> float:
+        """The seconds without progress after which a worker is suspected."""
+        return window_seconds(self.given, self.progress.longest_interval())
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self._seen.clear()
+
+    def look(self, workers: Iterable[Worker]) -> float:
+        """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
+        now, window, newest = self.now(), self.window, self.progress.newest()
+        elapsed, self._looked_at = now - self._looked_at, now
+        still = [not makes_progress(self._signs(worker, now, elapsed, newest), now, window) for worker in workers]
+        return window if any(still) else 0.0
+
+    def _signs(self, worker: Worker, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]) -> Signs:
+        rank, pid = worker.assignment.rank, worker.pid or 0
+        tails, used = tuple(pump.tail for pump in worker.streams.pumps.values()), self.cpu(pid)
+        seen = self._seen.get(rank)
+        if seen is None or seen.pid != pid:
+            seen = self._seen[rank] = _Seen(pid, tails, now, used, now)
+        if any(one is not other for one, other in zip(tails, seen.tails, strict=True)):  # replaced, never changed
+            seen.printed_at = now
+        if uses_cpu(used - seen.cpu, elapsed):
+            seen.computed_at = now
+        seen.tails, seen.cpu = tails, used
+        reached = newest.get(rank)
+        stepped_at = None if reached is None or reached[0].position is None else now - reached[1]
+        return Signs(stepped_at, seen.printed_at, seen.computed_at)

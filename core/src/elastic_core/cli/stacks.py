@@ -1,0 +1,58 @@
+"""``elastic stacks``: where the ranks of a job are, from any host that reaches its store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elastic_core.cli.job_store import STORE_FLAGS, job_store
+from elastic_core.cli.option import FlagCommand
+from elastic_core.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from elastic_core.session.stacks_request import Located
+
+
+def stacks(*, job: str | None, full: bool, **given: Any) -> int:
+    """Ask all nodes, print where their ranks are, and return the exit code."""
+    from elastic_core.session.stacks_request import ask  # not for --help
+
+    if job is not None:
+        given["rdzv_id"] = job
+    with job_store(given) as (store, job_id):
+        found = ask(store, job_id, full=full)
+    click.echo("\n".join(describe(found, full=full)))
+    return int(ExitCode.SUCCESS)
+
+
+def describe(found: Located, *, full: bool) -> Iterator[str]:
+    """Yield the lines for people."""
+    from elastic_core.protocol.stacks import describe_hang
+
+    yield describe_hang(found.report)
+    for rank, text in found.texts.items():
+        yield f"\nrank {rank}"
+        yield from (f"  {line}" for line in text.rstrip().splitlines())
+    if full and not found.texts:
+        yield "\nThe whole stacks did not arrive: no node has answered in time."
+
+
+command = FlagCommand(
+    "stacks",
+    callback=stacks,
+    params=[
+        click.Argument(["job"], required=False),
+        *STORE_FLAGS,
+        click.Option(
+            ["--full"],
+            is_flag=True,
+            help="Print the whole Python stacks of all threads of each rank as well, up to 24 KiB for each node.",
+        ),
+    ],
+    help="Say where the ranks of JOB are, without stopping them: the line of the script, and what it waits "
+    "for.\n\nJOB is the job's --rdzv_id. The flags of `elastic run` name its store.",
+    epilog="It takes a second or two, and write access to the job's store. A process that does not answer is shown "
+    "with its state and where in the kernel it waits.",
+)

@@ -1,0 +1,189 @@
+"""Where the ranks of a round are: the question to all nodes, their answers, and the report (rule L14).
+
+The leader asks when a node sees no progress, or when ``elastic stacks`` has entered a request. Each member answers in
+its row; the leader sums the answers up in a second STACKS, which every node prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from elastic_core.protocol.entries import Round, Stacks
+from elastic_core.protocol.failure_detector import NodeView
+from elastic_core.protocol.leader_entries import Append
+from elastic_core.protocol.leader_view import LeaderView
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.limits import MAX_REQUESTS, REPORT_BYTES, UNREAD_ID_LENGTH, clip
+from elastic_core.protocol.ranks import place
+from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase
+
+ANSWER_WAIT_SECONDS = 5.0  # how long the leader waits for the answers of members that live
+BRIEF, FULL = "brief", "full"  # what a request wants: places, or the whole stacks as well
+FINISHED = "finished"  # the place of a rank whose program has ended
+NO_STACK = "no Python stack"  # the beginning of the place of a process that does not answer
+_COLLECTIVE = "(torch/distributed/"  # in the place of a rank that waits for its peers
+
+
+def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -> Append | float | None:
+    """Return the STACKS that is due in a live round; else when one may be due, and None if none is expected."""
+    asked, asked_at = view.ledger.stacks, view.ledger.stacks_at
+    if asked is not None and not asked.answers:
+        due = asked_at + ANSWER_WAIT_SECONDS
+        if view.now < due and _unanswered(view, current, finished):
+            return due
+        return Append(_report(view, current, asked), view.ledger.counters)
+    if view.members_behind(current, view.ledger.head.anchors.latest):
+        return None  # a member has not begun; its row will call `decide` again
+    requests = _requests(view)
+    hung = [node for node in view.node_views(current) if node.row.hung and _has_workers(node, current)]
+    window = max((node.row.hung for node in hung), default=0.0)
+    ask_at = _may_ask_at(view.ledger, window) if hung else None
+    suspected = ask_at is not None and view.now >= ask_at
+    if not requests and not suspected:
+        return ask_at
+    last = view.ledger.suspected
+    body = Stacks(
+        round=current.number,
+        why=_why(view, hung if suspected else [], requests),
+        requests=tuple(node.node_id for node in requests),
+        full=any(node.row.wants_stacks == FULL for node in requests),
+        window=window if suspected else 0.0,
+        nth=(0 if last is None else last.nth) + 1 if suspected else 0,
+    )
+    return Append(body, view.ledger.counters)
+
+
+def summarize(places: Mapping[int, str]) -> list[str]:
+    """Return one line for each place, from where each rank is. The rank that the others wait for comes first.
+
+    That is one outside of torch's collectives; among several places, the one with the fewest ranks.
+    """
+    ranks_at: dict[str, list[int]] = {}
+    for rank, where in sorted(places.items()):
+        ranks_at.setdefault(where, []).append(rank)
+    return [_describe(where, ranks) for where, ranks in sorted(ranks_at.items(), key=_suspicion)]
+
+
+def describe_ranks(ranks: Sequence[int]) -> str:
+    """Return sorted ranks as ranges, ``0-2, 4-7``."""
+    spans: list[tuple[int, int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1] = spans[-1][0], rank
+        else:
+            spans.append((rank, rank))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def is_hang(answers: Iterable[LocalStacks]) -> bool:
+    """Whether nothing moves: every stack stayed as it was, and steps are known, or no process used a CPU."""
+    every = list(answers)
+    still = bool(every) and not any(answer.moved for answer in every)
+    return still and (any(answer.step is not None for answer in every) or not any(answer.busy for answer in every))
+
+
+def describe_hang(report: Stacks) -> str:
+    """Return the message of a report for people, several lines."""
+    since = "" if report.step is None else f", since step {report.step}"
+    what = f"no progress for {report.window:g} s{since}" if report.hang else f"where the ranks are{since}"
+    return "\n".join([f"round {report.round}: {what}:", *(f"  {line}" for line in report.report.splitlines())])
+
+
+def _suspicion(item: tuple[str, list[int]]) -> tuple[bool, bool, int, int]:
+    where, ranks = item
+    return where == FINISHED, _COLLECTIVE in where, len(ranks), ranks[0]
+
+
+def _describe(where: str, ranks: Sequence[int]) -> str:
+    verb, who = ("is", f"rank {ranks[0]}") if len(ranks) == 1 else ("are", f"ranks {describe_ranks(ranks)}")
+    if where == FINISHED:
+        return f"{who} {'has' if len(ranks) == 1 else 'have'} finished"
+    return f"{who}: {where}" if where.startswith((NO_STACK, "the process")) else f"{who} {verb} {where}"
+
+
+def _has_workers(node: NodeView, current: Round) -> bool:
+    return node.row.phase is Phase.RUNNING and node.row.round == current.number
+
+
+def _may_ask_at(ledger: Ledger, window: float) -> float:
+    """Return when members may be asked again after a suspicion: after the window, and each time twice as late."""
+    last = ledger.suspected
+    if last is None:
+        return ledger.round_at
+    return ledger.suspected_at + max(window, last.window) * 2.0 ** min(last.nth - 1, 10)
+
+
+def _requests(view: LeaderView) -> list[NodeView]:
+    """Return the requests that no report has served yet."""
+    nodes = view.watch.nodes.values()
+    wanted = [node for node in nodes if node.row.wants_stacks and node.node_id not in view.ledger.served]
+    return [node for node in wanted if len(node.node_id) <= UNREAD_ID_LENGTH][:MAX_REQUESTS]
+
+
+def _why(view: LeaderView, hung: Sequence[NodeView], requests: Sequence[NodeView]) -> str:
+    if not hung:
+        return f"requested by elastic stacks on {requests[0].row.info.host}"
+    return f"no progress for {hung[0].row.hung:g} s on {view.describe_nodes(node.node_id for node in hung)}"
+
+
+def _answer(view: LeaderView, row: NodeRow) -> LocalStacks | None:
+    """Return a row's answer to the open question; None if it has none."""
+    found, ledger = row.stacks, view.ledger
+    answered = found is not None and row.epoch == ledger.head.epoch and found.answers == ledger.stacks_index
+    return found if answered else None
+
+
+def _unanswered(view: LeaderView, current: Round, finished: Collection[str]) -> list[str]:
+    """Return the members that have yet to answer, without those that have finished or are lost."""
+    answered = {node.node_id for node in view.node_views(current) if _answer(view, node.row) is not None}
+    return [i for i in current.group_ranks if i not in answered and i not in finished and not view.is_lost(i)]
+
+
+def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
+    places: dict[int, str] = {}
+    answers, silent = [], []
+    for member in current.members:
+        node, mine = view.get(member.node_id), place(current.members, member.node_id)
+        ranks = range(mine.first_rank, mine.first_rank + member.local_world_size)
+        if view.has_finished(current, member.node_id):
+            places |= dict.fromkeys(ranks, FINISHED)
+        elif node is None or (answer := _answer(view, node.row)) is None:
+            silent.append((member.node_id, ranks))
+        else:
+            answers.append(answer)
+            places |= {rank: where for where, found in answer.places.items() for rank in found if rank in ranks}
+    lines = summarize(places)
+    for node_id, ranks in silent:
+        lines.append(f"{view.describe_nodes([node_id])} (ranks {describe_ranks(ranks)}) has not answered")
+    steps = [answer.step for answer in answers if answer.step is not None]
+    return Stacks(
+        round=current.number,
+        why=asked.why,
+        requests=asked.requests,
+        full=asked.full,
+        window=asked.window,
+        nth=asked.nth,
+        answers=view.ledger.stacks_index,
+        report=_fit_lines(lines),
+        hang=asked.window > 0 and is_hang(answers),
+        culprit=culprit(places),
+        step=max(steps, default=None),
+    )
+
+
+def culprit(places: Mapping[int, str]) -> int:
+    """Return the rank to end after a hang: the first one at the place that comes first in :func:`summarize`; else 0."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, where in sorted(places.items()):
+        ranks_at.setdefault(where, []).append(rank)
+    return min(ranks_at.items(), key=_suspicion)[1][0] if ranks_at else 0
+
+
+def _fit_lines(lines: Sequence[str]) -> str:
+    """Return as many of the lines as fit into a report, and how many others there are."""
+    for count in range(len(lines), 0, -1):
+        more = [f"and {len(lines) - count} more places"] if count < len(lines) else []
+        text = "\n".join([*lines[:count], *more])
+        if clip(text, REPORT_BYTES) == text:
+            return text
+    return clip("\n".join(lines), REPORT_BYTES)

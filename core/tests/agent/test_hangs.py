@@ -1,0 +1,148 @@
+"""When a worker is suspected to hang: tables of what was seen of it, and looks at made-up workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from elastic_core.agent.hangs import (
+    HangWatch,
+    Signs,
+    look_interval,
+    makes_progress,
+    uses_cpu,
+    window_seconds,
+)
+from elastic_core.agent.progress_reader import ProgressReader
+from elastic_core.agent.worker import Worker
+from elastic_core.progress import Progress
+
+NOW, WINDOW = 1000.0, 300.0
+LONG_AGO, JUST_NOW = NOW - WINDOW, NOW - 1.0
+
+
+@pytest.mark.parametrize(
+    ("stepped", "printed", "computed", "progress"),
+    [
+        pytest.param(JUST_NOW, LONG_AGO, LONG_AGO, True, id="a new step"),
+        pytest.param(LONG_AGO, JUST_NOW, LONG_AGO, True, id="output"),
+        pytest.param(LONG_AGO, LONG_AGO, JUST_NOW, False, id="steps are known, and it computes at one step"),
+        pytest.param(LONG_AGO, LONG_AGO, LONG_AGO, False, id="nothing"),
+        pytest.param(None, LONG_AGO, JUST_NOW, True, id="no step is known, and it computes"),
+        pytest.param(None, JUST_NOW, LONG_AGO, True, id="no step is known, and it prints"),
+        pytest.param(None, LONG_AGO, LONG_AGO, False, id="no step is known, and it does nothing"),
+    ],
+)
+def test_what_counts_as_progress(stepped: float | None, printed: float, computed: float, progress: bool) -> None:
+    assert makes_progress(Signs(stepped, printed, computed), NOW, WINDOW) is progress
+
+
+@pytest.mark.parametrize(
+    ("given", "longest", "window"),
+    [(None, None, 300.0), (None, 12.0, 300.0), (None, 60.0, 600.0), (20.0, 60.0, 20.0)],
+)
+def test_the_window_is_ten_steps_at_least(given: float | None, longest: float | None, window: float) -> None:
+    assert window_seconds(given, longest) == window
+
+
+@pytest.mark.parametrize(("window", "seconds"), [(2.0, 0.2), (100.0, 2.0), (300.0, 5.0), (3000.0, 5.0)])
+def test_the_interval_of_looks(window: float, seconds: float) -> None:
+    assert look_interval(window) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "elapsed", "used"), [(0.01, 0.2, False), (0.02, 0.2, True), (0.05, 5.0, False), (0.06, 5.0, True)]
+)
+def test_a_process_that_uses_less_than_a_hundredth_of_a_core_waits(seconds: float, elapsed: float, used: bool) -> None:
+    assert uses_cpu(seconds, elapsed) is used
+
+
+@dataclass
+class Clock:
+    at: float = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@dataclass
+class Stream:
+    tail: bytes = b""
+
+
+@dataclass
+class Streams:
+    out: Stream = field(default_factory=Stream)
+
+    @property
+    def pumps(self) -> dict[str, Stream]:
+        return {"out": self.out}
+
+
+@dataclass
+class Assigned:
+    rank: int
+
+
+def worker(rank: int = 0, pid: int = 10) -> Any:
+    return Worker(cast("Any", Assigned(rank)), cast("Any", Streams()), pid)
+
+
+class TestWatch:
+    def setup_method(self) -> None:
+        self.clock, self.used = Clock(), dict.fromkeys((10, 11, 12), 0.0)
+        self.progress = ProgressReader(now=self.clock)
+        self.progress.begin(1)
+        self.watch = HangWatch(10.0, self.progress, cpu=lambda pid: self.used[pid], now=self.clock)
+
+    def look(self, at: float, *workers: Any) -> float:
+        self.clock.at = at
+        return self.watch.look(workers)
+
+    def test_a_worker_that_does_nothing_is_suspected_after_the_window(self) -> None:
+        one = worker()
+        assert [self.look(at, one) for at in (0.0, 5.0, 9.9, 10.0)] == [0.0, 0.0, 0.0, 10.0]
+
+    def test_output_counts_also_if_it_is_the_same_again(self) -> None:
+        one = worker()
+        self.look(0.0, one)
+        one.streams.out.tail = bytes(bytearray(b"loss"))
+        self.look(8.0, one)
+        one.streams.out.tail = bytes(bytearray(b"loss"))
+        assert [self.look(at, one) for at in (16.0, 25.0, 26.0)] == [0.0, 0.0, 10.0]
+
+    def test_a_worker_that_computes_is_not_suspected_until_its_steps_are_known(self) -> None:
+        one = worker()
+        for at in range(30):
+            self.used[10] += 0.5
+            assert self.look(float(at), one) == 0.0
+        self.progress.observe(0, Progress(step=7))
+        for at in range(30, 41):
+            self.used[10] += 0.5
+            suspected = self.look(float(at), one)
+        assert suspected == 10.0
+        self.progress.observe(0, Progress(step=8))
+        assert self.look(42.0, one) == 0.0
+
+    def test_one_worker_that_hangs_is_enough(self) -> None:
+        busy, idle = worker(), worker(1, 11)
+        for at in range(11):
+            self.used[10] += 0.5
+            suspected = self.look(float(at), busy, idle)
+        assert suspected == 10.0
+
+    def test_a_worker_of_the_next_round_begins_anew(self) -> None:
+        self.look(0.0, worker())
+        self.look(11.0, worker(pid=12))
+        assert self.look(20.0, worker(pid=12)) == 0.0
+        self.watch.begin()
+        assert self.look(40.0, worker(pid=12)) == 0.0
+
+    def test_the_window_grows_with_the_longest_step(self) -> None:
+        watch = HangWatch(None, self.progress)
+        for at, reached in ((0.0, 1), (60.0, 2)):
+            self.clock.at = at
+            self.progress.observe(0, Progress(step=reached))
+        assert watch.window == 600.0

@@ -1,0 +1,306 @@
+"""Where the ranks of a round are, as the leader asks, sums up and judges it, and as a node answers (rule L14)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_leader import NOW, body, running, view
+from test_node import Node, halt, running as running_node
+from test_repair import resumed
+from views import incident, info, live, offer, seen, then
+
+from elastic_core.protocol.entries import Leader, Round, Stacks
+from elastic_core.protocol.failure_detector import NodeView
+from elastic_core.protocol.leader import decide
+from elastic_core.protocol.leader_entries import LookAgain
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.limits import MAX_REQUESTS, REPORT_BYTES
+from elastic_core.protocol.node import row_of
+from elastic_core.protocol.node_events import (
+    AnswerRead,
+    HistoryReplaced,
+    Hung,
+    Locate,
+    Located,
+    WorkerFailed,
+    WorkersGone,
+)
+from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase
+from elastic_core.protocol.stacks import ANSWER_WAIT_SECONDS, culprit, describe_hang, describe_ranks, is_hang, summarize
+
+ASKS = Stacks(round=1, why="no progress for 300 s on host-a", window=300.0, nth=1)
+WAITS = "in all_reduce (torch/distributed/distributed_c10d.py:2810), called at train.py:41"
+LOADS = "in __next__ (torch/utils/data/dataloader.py:732), called at train.py:40"
+
+
+def hung(name: str, seconds: float = 300.0, **more: Any) -> NodeView:
+    return running(name, hung=seconds, **more)
+
+
+def request(name: str = "stacks-1", *, wants: str = "brief", serial: int = 9) -> NodeView:
+    row = NodeRow(info=replace(info("x"), node_id=name, host="shell"), wants_stacks=wants)
+    return replace(seen("x"), row=row, serial=serial)
+
+
+def asked(*, at: float = NOW - 1, by: Stacks = ASKS) -> Ledger:
+    return then(live("ab"), by, at=at)
+
+
+def answer(name: str, places: Mapping[str, tuple[int, ...]], *, question: int = 3, **more: Any) -> NodeView:
+    epoch = more.pop("epoch", 0)
+    return running(name, stacks=LocalStacks(answers=question, places=places, **more), epoch=epoch)
+
+
+class TestQuestion:
+    def test_a_node_that_sees_no_progress_has_all_asked(self) -> None:
+        assert body(decide(view(live("ab"), hung("a"), running("b")))) == ASKS
+
+    def test_a_request_of_a_person_has_all_asked_and_is_no_suspicion(self) -> None:
+        found = body(decide(view(live("ab"), running("a"), running("b"), request())))
+        assert found == Stacks(round=1, why="requested by elastic stacks on shell", requests=("stacks-1",))
+
+    def test_a_request_for_the_whole_stacks_says_so(self) -> None:
+        found = body(decide(view(live("ab"), running("a"), running("b"), request(wants="full"))))
+        assert isinstance(found, Stacks)
+        assert found.full
+
+    def test_a_suspicion_and_requests_are_one_question(self) -> None:
+        many = [request(f"stacks-{i}", serial=9 + i) for i in range(MAX_REQUESTS + 1)]
+        found = body(decide(view(live("ab"), hung("a"), running("b"), *many)))
+        assert isinstance(found, Stacks)
+        assert (found.window, len(found.requests)) == (300.0, MAX_REQUESTS)
+
+    @pytest.mark.parametrize(
+        "nodes",
+        [
+            pytest.param([running("a"), running("b")], id="all make progress"),
+            pytest.param([seen("a", Phase.FINISHED, head=2, hung=300.0), running("b")], id="it has finished"),
+            pytest.param([hung("a", number=7), running("b")], id="that was another round"),
+        ],
+    )
+    def test_no_question_is_asked_without_need(self, nodes: list[NodeView]) -> None:
+        assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
+
+    def test_no_question_is_asked_before_all_members_have_begun(self) -> None:
+        ledger = live("ab", at=NOW - 0.5)
+        assert isinstance(decide(view(ledger, hung("a"), running("b", head=1, arrived=NOW))), LookAgain)
+
+    def test_a_failure_comes_first(self) -> None:
+        found = decide(view(live("ab"), hung("a", incident=incident("a")), running("b")))
+        assert not isinstance(getattr(found, "body", None), Stacks)
+
+    def test_after_a_report_the_next_question_comes_a_window_later_and_then_two(self) -> None:
+        first = then(asked(at=NOW - 300), replace(ASKS, answers=3, report="x"), at=NOW - 299)
+        found = decide(view(first, hung("a", head=4), running("b", head=4)))
+        assert isinstance(found, LookAgain)
+        assert found.at == NOW + 1
+        ledger = then(asked(at=NOW - 302), replace(ASKS, answers=3, report="x"), at=NOW - 301)
+        assert body(decide(view(ledger, hung("a", head=4), running("b", head=4)))) == replace(ASKS, nth=2)
+        again = then(then(ledger, replace(ASKS, nth=2), at=NOW - 300), replace(ASKS, nth=2, answers=5), at=NOW - 300)
+        assert isinstance(decide(view(again, hung("a", head=6), running("b", head=6))), LookAgain)
+
+    def test_a_request_that_was_served_is_not_served_again(self) -> None:
+        by_hand = Stacks(round=1, why="by hand", requests=("stacks-1",))
+        served = then(asked(by=by_hand), replace(by_hand, answers=3, report="x"), at=NOW - 0.5)
+        assert isinstance(decide(view(served, running("a"), running("b"), request())), LookAgain)
+        more = decide(view(served, running("a"), running("b"), request(), request("stacks-2", serial=10)))
+        found = body(more)
+        assert isinstance(found, Stacks)
+        assert found.requests == ("stacks-2",)
+
+    def test_a_request_of_a_person_does_not_hasten_the_next_question_of_a_suspicion(self) -> None:
+        first = then(asked(at=NOW - 299), replace(ASKS, answers=3, report="x", hang=True), at=NOW - 299)
+        by_hand = Stacks(round=1, why="by hand", requests=("stacks-1",))
+        ledger = then(then(first, by_hand, at=NOW - 8), replace(by_hand, answers=5, report="x"), at=NOW - 8)
+        found = decide(view(ledger, hung("a", head=6), running("b", head=6)))
+        assert isinstance(found, LookAgain)
+        assert found.at == NOW + 1
+
+
+class TestReport:
+    def test_the_leader_waits_until_all_have_answered(self) -> None:
+        found = decide(view(asked(), answer("a", {WAITS: (0, 1)}), running("b")))
+        assert isinstance(found, LookAgain)
+        assert found.at == NOW - 1 + ANSWER_WAIT_SECONDS
+
+    def test_the_report_names_the_rank_that_the_others_wait_for_first(self) -> None:
+        nodes = answer("a", {WAITS: (0, 1)}, step=812), answer("b", {WAITS: (2,), LOADS: (3,)}, step=811)
+        found = body(decide(view(asked(), *nodes)))
+        lines = [f"rank 3 is {LOADS}", f"ranks 0-2 are {WAITS}"]
+        assert found == replace(ASKS, answers=3, report="\n".join(lines), hang=True, culprit=3, step=812)
+        assert isinstance(found, Stacks)
+        assert describe_hang(found).splitlines() == [
+            "round 1: no progress for 300 s, since step 812:",
+            *(f"  {line}" for line in lines),
+        ]
+
+    def test_who_does_not_answer_in_time_is_named(self) -> None:
+        found = body(decide(view(asked(at=NOW - ANSWER_WAIT_SECONDS), answer("a", {WAITS: (0, 1)}), running("b"))))
+        assert isinstance(found, Stacks)
+        assert found.report.splitlines()[-1] == "host-b (ranks 2-3) has not answered"
+
+    def test_a_node_that_has_finished_need_not_answer(self) -> None:
+        done = seen("b", Phase.FINISHED, head=2)
+        found = body(decide(view(asked(), answer("a", {WAITS: (0, 1)}), done)))
+        assert isinstance(found, Stacks)
+        assert found.report.splitlines() == [f"ranks 0-1 are {WAITS}", "ranks 2-3 have finished"]
+
+    @pytest.mark.parametrize("other", [answer("b", {}, question=2), answer("b", {}, epoch=1)], ids=["older", "epoch"])
+    def test_an_answer_to_another_question_is_none(self, other: NodeView) -> None:
+        assert isinstance(decide(view(asked(), answer("a", {WAITS: (0, 1)}), other)), LookAgain)
+
+    def test_a_successor_reports_what_members_have_answered(self) -> None:
+        ledger = then(asked(), Leader(why="a is gone"), at=NOW - 0.5, author="b")
+        found = body(decide(view(ledger, answer("a", {WAITS: (0, 1)}), answer("b", {LOADS: (2, 3)}))))
+        assert isinstance(found, Stacks)
+        assert found.answers == 3
+
+    def test_a_long_report_is_cut_to_its_share_and_says_so(self) -> None:
+        many = {f"in {'f' * 150}{rank} (train.py:{rank})": (rank,) for rank in range(40)}
+        ledger = then(asked(by=replace(ASKS)), Leader(why="x"), at=NOW - 0.9)
+        nodes = answer("a", many), answer("b", many)
+        found = body(decide(view(ledger, *nodes)))
+        assert isinstance(found, Stacks)
+        assert len(found.report) <= REPORT_BYTES
+
+    def test_what_a_person_asked_for_is_no_hang(self) -> None:
+        by_hand = Stacks(round=1, why="by hand", requests=("stacks-1",))
+        nodes = answer("a", {WAITS: (0, 1)}), answer("b", {WAITS: (2, 3)})
+        found = body(decide(view(asked(by=by_hand), *nodes)))
+        assert isinstance(found, Stacks)
+        assert not found.hang
+        assert describe_hang(found).startswith("round 1: where the ranks are:\n")
+
+
+STILL = LocalStacks(answers=3, places={})
+
+
+@pytest.mark.parametrize(
+    ("answers", "hang"),
+    [
+        ([], False),
+        ([STILL, STILL], True),
+        ([STILL, replace(STILL, moved=True)], False),
+        ([STILL, replace(STILL, busy=True)], False),
+        ([replace(STILL, step=7), replace(STILL, busy=True)], True),
+        ([replace(STILL, step=7), replace(STILL, moved=True)], False),
+    ],
+    ids=["no answer", "nothing moves", "a stack moves", "it computes", "it computes and steps are known", "slow step"],
+)
+def test_it_is_a_hang_if_nothing_moves(answers: list[LocalStacks], hang: bool) -> None:
+    assert is_hang(answers) is hang
+
+
+@pytest.mark.parametrize(
+    ("places", "rank"),
+    [
+        ({}, 0),
+        ({0: WAITS, 1: WAITS}, 0),
+        ({0: WAITS, 1: LOADS}, 1),
+        ({0: "finished", 1: WAITS, 2: WAITS}, 1),
+        ({0: WAITS, 1: "no Python stack: stopped by a signal (SIGSTOP)", 2: WAITS}, 1),
+        ({0: WAITS, 1: WAITS, 2: WAITS.replace("41", "52")}, 2),
+    ],
+    ids=["no answer", "all at one place", "outside of a collective", "who has finished", "stopped", "another line"],
+)
+def test_the_rank_to_end_is_the_one_that_the_others_wait_for(places: dict[int, str], rank: int) -> None:
+    assert culprit(places) == rank
+
+
+def test_the_ranks_at_the_rarest_place_come_first() -> None:
+    places = dict.fromkeys(range(8), WAITS) | {3: LOADS, 9: "the process is gone", 10: "finished"}
+    assert summarize(places) == [
+        f"rank 3 is {LOADS}",
+        "rank 9: the process is gone",
+        f"ranks 0-2, 4-7 are {WAITS}",
+        "rank 10 has finished",
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([0, 1], "0-1"), ([0, 2, 3, 4, 9], "0, 2-4, 9"), ([], "")])
+def test_ranks_are_written_as_ranges(ranks: list[int], text: str) -> None:
+    assert describe_ranks(ranks) == text
+
+
+# A node --------------------------------------------------------------------------------------------------------------
+
+
+def located(node: Node, question: int = 3) -> LocalStacks:
+    found = LocalStacks(answers=question, places={WAITS: (0, 1)})
+    node.hears(Located(found))
+    return found
+
+
+def test_a_node_looks_where_its_ranks_are_once_and_answers_in_its_row() -> None:
+    node = running_node()
+    assert node.reads(ASKS) == (Locate(3, full=False, judge=True),)
+    found = located(node)
+    assert row_of(node.state).stacks == found
+    assert node.reads(replace(ASKS, answers=3, report="x")) == ()
+    assert row_of(node.state).stacks == found, "the next leader may need it"
+    node.hears(AnswerRead(3))
+    assert row_of(node.state).stacks is None
+
+
+def test_a_question_that_was_answered_already_is_not_looked_into() -> None:
+    node = running_node()
+    assert node.reads(ASKS, replace(ASKS, answers=3, report="x")) == ()
+
+
+def test_a_node_without_workers_does_not_answer() -> None:
+    node = running_node()
+    node.reads(halt())
+    assert row_of(node.state).stacks is None
+    node.hears(Located(LocalStacks(answers=0, places={WAITS: (0,)})))
+    assert row_of(node.state).stacks is None
+
+
+def test_what_was_seen_of_a_round_is_forgotten_with_it() -> None:
+    node = running_node()
+    node.hears(Hung(1, 300.0))
+    assert row_of(node.state).hung == 300.0
+    node.reads(ASKS)
+    located(node)
+    node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
+    node.hears(WorkersGone())
+    row = row_of(node.state)
+    assert (row.hung, row.stacks, node.state.ledger.stacks) == (0.0, None, None)
+    node.hears(Hung(1, 300.0))
+    assert row_of(node.state).hung == 0.0
+
+
+def test_a_question_of_another_epoch_with_the_same_index_is_another_question() -> None:
+    node = running_node()
+    node.reads(ASKS)
+    located(node)
+    node.hears(HistoryReplaced(resumed(node.state.ledger)))
+    assert row_of(node.state).stacks is None
+
+
+def test_the_next_failure_of_the_round_says_where_the_ranks_were() -> None:
+    node = running_node()
+    report = replace(ASKS, answers=3, report=f"rank 3 is {LOADS}", hang=True)
+    node.reads(ASKS, report)
+    node.hears(WorkerFailed(replace(incident("a"), detail="Traceback …\n")))
+    assert node.state.incident is not None
+    assert node.state.incident.detail == f"Traceback …\n{describe_hang(report)}"
+
+
+def test_a_request_of_a_person_does_not_displace_the_report_of_a_hang() -> None:
+    node = running_node()
+    report = replace(ASKS, answers=3, report=f"rank 3 is {LOADS}", hang=True)
+    by_hand = Stacks(round=1, why="by hand", requests=("stacks-1",))
+    node.reads(ASKS, report, by_hand, replace(by_hand, answers=5, report="x"))
+    node.hears(WorkerFailed(incident("a")))
+    assert node.state.incident is not None
+    assert node.state.incident.detail == describe_hang(report)
+
+
+def test_a_report_without_a_hang_is_no_part_of_a_failure() -> None:
+    node = running_node()
+    node.reads(ASKS, replace(ASKS, answers=3, report="x"))
+    node.hears(WorkerFailed(incident("a")))
+    assert node.state.incident == incident("a")

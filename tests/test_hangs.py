@@ -1,0 +1,139 @@
+"""A job that hangs is noticed, and every node says which rank the others wait for, and where it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stage import WARM, WORKERS, Agent, Stage
+
+HANG, WINDOW = WORKERS / "hang.py", 3
+LINES = {text: number for number, text in enumerate(HANG.read_text().splitlines(), 1)}
+"""The number of each line of the script, by its text."""
+
+
+def start(stage: Stage, rendezvous: list[str], *arguments: object, flags: list[str] | None = None) -> list[Agent]:
+    """Start a job of two nodes with two ranks each, which looks for hangs of three seconds."""
+    more = flags or [f"--hang_window={WINDOW}"]
+    command = ["--nnodes=2", "--nproc_per_node=2", *more, *rendezvous, HANG, *arguments]
+    return [stage.run(*command, env=WARM), stage.run(*command, env=WARM)]
+
+
+def line(text: str) -> int:
+    return next(number for found, number in LINES.items() if text in found)
+
+
+WAITS = rf"are in all_reduce \(torch/distributed/\S+\), called at hang.py:{line('dist.all_reduce')}"
+ALL_REDUCE = f"ranks 0, 2-3 {WAITS}"
+PLACES = {
+    "dataloader": rf"rank 1 is in __next__ \(torch/utils/data/dataloader.py:\d+\).*, called at hang.py:"
+    f"{line('for sample in')}",
+    "lock": rf"rank 1 is in lock_twice \(hang.py:{line('        lock.acquire()')}\)",
+    "skip": rf"rank 1 is in recv \(torch/distributed/\S+\), called at hang.py:{line('dist.recv(')}",
+}
+
+
+@pytest.mark.parametrize("how", PLACES)
+def test_the_rank_that_the_others_wait_for_is_named_on_every_node(
+    stage: Stage, file_rendezvous: list[str], how: str
+) -> None:
+    agents = start(stage, file_rendezvous, f"--how={how}")
+    for agent in agents:
+        agent.wait_for(rf"round 1: no progress for {WINDOW} s:$")
+        agent.wait_for(PLACES[how])
+        agent.wait_for(ALL_REDUCE)
+    assert "worker_failed" not in "".join(agent.output for agent in agents)
+
+
+def test_a_rank_that_holds_the_interpreters_lock_is_named_if_steps_are_known(
+    stage: Stage, file_rendezvous: list[str]
+) -> None:
+    agents = start(stage, file_rendezvous, "--how=native", "--steps")
+    for agent in agents:
+        agent.wait_for(rf"round 1: no progress for {WINDOW} s, since step \d+:$")
+        agent.wait_for(rf"rank 1 is in match \(re\S*:\d+\), called at hang.py:{line('re.match')}")
+
+
+def test_a_stopped_rank_is_named_with_its_state(stage: Stage, file_rendezvous: list[str]) -> None:
+    agents = start(stage, file_rendezvous, "--how=stop")
+    stage.wait_until(lambda: any(agent.reports("ready") for agent in agents))
+    [home] = [agent for agent in agents if 1 in agent.workers()]
+    os.kill(home.workers()[1], signal.SIGSTOP)
+    for agent in agents:
+        agent.wait_for(r"rank 1: no Python stack: stopped by a signal \(SIGSTOP\)")
+    os.kill(home.workers()[1], signal.SIGCONT)
+
+
+def test_with_hang_timeout_the_rank_is_ended_and_the_job_goes_on(stage: Stage, file_rendezvous: list[str]) -> None:
+    flags = [f"--hang_timeout={WINDOW}", "--max_restarts=1"]
+    agents = start(stage, file_rendezvous, "--how=lock", flags=flags)
+    for agent in agents:
+        assert agent.exit_code() == 0, agent.output
+        assert len(agent.reports("done")) == 2
+    [home] = [agent for agent in agents if "worker_failed" in agent.output or "rank 1 (pid" in agent.output]
+    home.wait_for(rf"rank 1 \(pid \d+\) Hang: no progress for {WINDOW} s; {PLACES['lock']}")
+
+
+def test_a_hang_that_ends_the_job_is_its_root_cause(stage: Stage, file_rendezvous: list[str]) -> None:
+    agents = start(stage, file_rendezvous, "--how=lock", flags=[f"--hang_timeout={WINDOW}", "--max_restarts=0"])
+    for agent in agents:
+        assert agent.exit_code() == 1
+        agent.wait_for(rf"what    Hang: no progress for {WINDOW} s; {PLACES['lock']}")
+        agent.wait_for(ALL_REDUCE)
+
+
+HEALTHY = {
+    "slow steps": ["--how=slow", "--steps"],
+    "a long first step": ["--how=slow", "--at=0"],
+    "rank 0 evaluates while the others wait in a barrier": ["--how=barrier", "--rank=0"],
+}
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_a_job_of_which_one_rank_computes_is_no_hang(
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path, case: str
+) -> None:
+    until = tmp_path / "until"
+    flags = [f"--hang_window={WINDOW}", "--verbose"]
+    agents = start(stage, file_rendezvous, *HEALTHY[case], f"--until={until}", flags=flags)
+    for agent in agents:
+        agent.wait_for(r"round 1: where the ranks are")
+    until.touch()
+    for agent in agents:
+        assert agent.exit_code() == 0
+        assert "no progress" not in agent.output
+
+
+def test_elastic_stacks_says_where_the_ranks_are_and_ends_none(
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+) -> None:
+    until = tmp_path / "until"
+    agents = start(stage, file_rendezvous, "--how=alone", "--rank=-1", f"--until={until}", flags=["--hang_window=2"])
+    for agent in agents:
+        agent.wait_for("round 1: 4 worker")
+    command = [sys.executable, "-m", "elastic_core", "stacks", "--full", *file_rendezvous]
+    found = ""
+    while "compute" not in found:  # the workers may not have come there yet
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found = done.stdout
+    assert found.startswith("round 1: where the ranks are")
+    assert re.findall(r"^rank (\d)$", found, re.MULTILINE) == ["0", "1", "2", "3"]
+    until.touch()
+    for agent in agents:
+        assert agent.exit_code() == 0, agent.output
+        assert "no progress" not in agent.output
+
+
+def test_elastic_stacks_of_a_job_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "elastic_core", "stacks", "nothing", "--rdzv_backend=file"]
+    done = subprocess.run(
+        [*command, f"--rdzv_endpoint={tmp_path / 'store'}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "There is no job 'nothing'" in done.stderr
