@@ -120,11 +120,21 @@ NAN = """
 def test_a_nan_loss_ends_the_round_on_request(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
     write(script, NAN)
     pattern = r"--progress_pattern=step (?P<step>\d+) loss (?P<loss>\S+)"
-    command = ["--nnodes=2", "--max_restarts=1", "--nan_stop=20", pattern, *file_rendezvous, script]
+    options = ["--max_restarts=1", "--nan_stop=20", "--failure_policy=nan_loss=off"]
+    command = ["--nnodes=2", *options, pattern, *file_rendezvous, script]
     agents = [stage.run(*command), stage.run(*command)]
     assert [agent.exit_code() for agent in agents] == [0, 0]
     for agent in agents:
         agent.wait_for(r"round 2: .*NanLoss: the loss is nan since step 5")
+
+
+def test_a_nan_loss_ends_the_job_where_a_policy_says_so(stage: Stage, script: Path) -> None:
+    write(script, NAN)
+    pattern = r"--progress_pattern=step (?P<step>\d+) loss (?P<loss>\S+)"
+    agent = stage.run("--standalone", "--max_restarts=3", "--nan_stop=20", pattern, script)
+    assert agent.exit_code() == 1
+    agent.wait_for("the job has failed: .*loss")
+    assert "round 2" not in agent.output
 
 
 def test_a_nan_loss_is_the_root_cause_of_a_job_that_it_ends(stage: Stage, script: Path) -> None:

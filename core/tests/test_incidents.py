@@ -8,6 +8,7 @@ from elastic_core.incidents import (
     IncidentKind,
     Verdict,
     by_cause,
+    describe_early_exit,
     follows_peer_loss,
     strictest,
 )
@@ -121,4 +122,31 @@ def test_what_follows_from_a_peers_loss_is_told_from_what_does_not(facts: dict[s
 def test_a_cause_comes_before_what_follows_whatever_the_clocks_say() -> None:
     killed, later = incident(exit_code=-9, after=5.2), incident(exit_code=1, message="ValueError: x", after=5.3)
     peer, other = incident(exit_code=1, message=GLOO, after=5.0), incident(exit_code=-15, after=5.1)
-    assert sorted([other, later, peer, killed], key=by_cause) == [killed, later, peer, other]
+    early = incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message=describe_early_exit(peer), after=4.9)
+    assert sorted([other, later, early, peer, killed], key=by_cause) == [killed, later, early, peer, other]
+
+
+@pytest.mark.parametrize(
+    ("message", "exception"),
+    [
+        ("ValueError: boom", "ValueError"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "torch.OutOfMemoryError"),
+        ("terminate called after throwing an instance of 'c10::Error': what(): boom", "c10::Error"),
+        ("terminate called without an active exception", ""),
+        ("free(): invalid pointer", ""),
+        ("", ""),
+    ],
+)
+def test_the_type_of_an_exception_of_python_or_c_is_known(message: str, exception: str) -> None:
+    assert incident(exit_code=-6, message=message).exception == exception
+
+
+def test_a_rank_that_exited_early_is_described_with_the_failure_of_its_peer() -> None:
+    peer = incident(exit_code=1, message="BrokenPipeError: [Errno 32] Broken pipe", rank=0)
+    early = incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message=describe_early_exit(peer))
+    assert early.describe() == (
+        "exited with code 0 before the other ranks: it had finished when rank 0 on h lost a connection "
+        "(BrokenPipeError: [Errno 32] Broken pipe)"
+    )
+    silent = incident(exit_code=-15, rank=2)
+    assert describe_early_exit(silent).endswith("lost a connection (was killed by SIGTERM)")

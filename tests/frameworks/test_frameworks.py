@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stage import Stage
+from stage import WARM, Stage, over
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 3
@@ -91,3 +91,35 @@ def test_after_a_kill_a_trainer_finds_its_imports_done_without_a_flag(stage: Sta
     assert "its workers started warm" in agent.output
     for rank in (0, 1):
         assert [r["life"] for r in agent.reports("finished", rank=rank)] == [1]
+
+
+HANG_WINDOW = 5  # seconds
+WAITS = next(
+    number
+    for number, line in enumerate((HERE / "watch.py").read_text().splitlines(), 1)
+    if "threading.Event().wait()" in line
+)
+
+
+@pytest.mark.parametrize("script", [HF_TRAINER, LIGHTNING, ACCELERATE], ids=lambda script: script.framework)
+def test_the_rank_and_its_line_are_named_and_with_hang_timeout_the_job_goes_on(
+    stage: Stage, tmp_path: Path, script: Script
+) -> None:
+    flags = [
+        "--nnodes=2",
+        "--nproc_per_node=1",
+        "--max_restarts=1",
+        f"--hang_timeout={HANG_WINDOW}",
+        *over("file", tmp_path),
+    ]
+    arguments = [f"--output_dir={tmp_path / 'output'}", *script.arguments]
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    more = {"PYTHONPATH": path, "WAIT_AFTER_STEP": str(KILL_AFTER), "HF_HUB_OFFLINE": "1", "HANG": "1"}
+    agents = [stage.run(*flags, HERE / "scripts" / script.name, *arguments, env={**WARM, **more}) for _ in range(2)]
+    for agent in agents:
+        agent.wait_for(rf"round 1: no progress for {HANG_WINDOW} s")
+        agent.wait_for(rf"rank 1 is in wait \(threading.py:\d+\).*, called at watch.py:{WAITS}")
+        assert agent.exit_code() == 0, agent.output
+        others = [line for line in agent.lines if re.search(r"rank 0 is in", line)]
+        assert others, agent.output
+        assert re.search(r"\(torch/|called at \w+\.py:\d+", others[0])

@@ -17,6 +17,7 @@ from elastic_core.exit_codes import describe_exit
 
 DESCRIBED_CHARACTERS = 200  # of a message, in one line
 _EXCEPTION_NAME = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
+_CPP_EXCEPTION = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']{1,200})'")
 
 
 class IncidentKind(str, enum.Enum):
@@ -24,6 +25,8 @@ class IncidentKind(str, enum.Enum):
 
     WORKER_FAILED = "worker_failed"
     """A worker exited non-zero or was killed: spends one restart."""
+    EXITED_EARLY = "exited_early"
+    """A worker exited with 0 while others ran, and a peer failed since it was gone: spends one restart."""
     START_FAILED = "start_failed"
     """A worker could not be started at all (no such program, no pids left): spends one restart."""
     STORE_DIED = "store_died"
@@ -34,6 +37,10 @@ class IncidentKind(str, enum.Enum):
     """A node's heartbeats stopped, or its row is gone: spends none."""
     NODE_LEFT = "node_left"
     """A node announced that it leaves (preemption, Ctrl-C): spends none."""
+
+
+SPENDS_A_RESTART = frozenset({IncidentKind.WORKER_FAILED, IncidentKind.EXITED_EARLY, IncidentKind.START_FAILED})
+"""The failures of workers. Any other incident spends no restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +84,9 @@ class Incident:
 
     @property
     def exception(self) -> str:
-        """The exception's type as a traceback names it, ``ValueError`` or ``torch.OutOfMemoryError``; '' for none."""
+        """The exception's type, as a traceback or C++ names it, ``torch.OutOfMemoryError``; '' for none."""
+        if (native := _CPP_EXCEPTION.match(self.message)) is not None:
+            return native["type"]
         name, colon, _ = self.message.partition(":")
         return name if _EXCEPTION_NAME.fullmatch(name) and (colon or name == self.message) else ""
 
@@ -86,7 +95,8 @@ class Incident:
 
         ``exited with code 1: ValueError: boom, at train.py:41 in step``
         """
-        if not self.exception or self.message == self.cause():
+        named = self.exception or self.kind is IncidentKind.EXITED_EARLY
+        if not named or self.message == self.cause():
             return self.cause()
         where = f", at {self.where.partition(': ')[0]}" if self.where else ""
         return f"{self.cause()}: {self.message[:DESCRIBED_CHARACTERS]}{where}"
@@ -95,6 +105,8 @@ class Incident:
         """Return the outcome in a few words, e.g. ``was killed by SIGBUS (often a full /dev/shm)``."""
         if self.exit_code is None:
             return self.message or self.kind.value.replace("_", " ")
+        if self.kind is IncidentKind.EXITED_EARLY:
+            return f"{describe_exit(self.exit_code)} before the other ranks"
         note = "" if self.exception else _SIGNAL_NOTES.get(-self.exit_code, "")
         return f"{describe_exit(self.exit_code)}{note}"
 
@@ -172,13 +184,28 @@ def has_wrong_arguments(incident: Incident) -> bool:
     return incident.exit_code == _USAGE_EXIT_CODE and _USAGE.search(incident.detail) is not None
 
 
-def by_cause(incident: Incident) -> tuple[bool, float]:
-    """Return a sort key for the failures of one round: failures that follow from a lost peer come last.
+def describe_early_exit(consequence: Incident) -> str:
+    """Return the message of a worker that exited with 0; ``consequence`` is the failure of the peer that lost it."""
+    message = consequence.message[:DESCRIBED_CHARACTERS] or consequence.cause()
+    return f"it had finished when rank {consequence.rank} on {consequence.host} lost a connection ({message})"
+
+
+def distance_to_cause(incident: Incident) -> int:
+    """Return how far a failure is from the root cause: the smallest of a round's failures is reported.
+
+    0 for a worker that failed by itself, 1 for one that exited with 0 before its peers, which may have been right, and
+    2 for a failure that follows from the loss of a peer.
+    """
+    return 2 if follows_peer_loss(incident) else int(incident.kind is IncidentKind.EXITED_EARLY)
+
+
+def by_cause(incident: Incident) -> tuple[int, float]:
+    """Return a sort key for the failures of one round: the root cause comes first (:func:`distance_to_cause`).
 
     Times alone do not tell: hosts begin a round at slightly different times, and the peers of a killed worker fail
     within the same millisecond.
     """
-    return follows_peer_loss(incident), incident.after
+    return distance_to_cause(incident), incident.after
 
 
 _SIGNAL_NOTES: Mapping[int, str] = {

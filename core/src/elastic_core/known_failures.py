@@ -342,6 +342,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
 _BY_KIND: Mapping[IncidentKind, FailureClass] = {
     IncidentKind.NODE_LOST: FailureClass.INFRASTRUCTURE,
     IncidentKind.NODE_LEFT: FailureClass.PREEMPTION,
+    IncidentKind.EXITED_EARLY: FailureClass.SCRIPT,
     IncidentKind.STORE_DIED: FailureClass.INFRASTRUCTURE,
     IncidentKind.PORT_TAKEN: FailureClass.INFRASTRUCTURE,
 }
@@ -391,6 +392,8 @@ _RANK_PREFIX = re.compile(r"^\[rank\d{1,6}\]: ?", re.MULTILINE)
 
 def recognize(incident: Incident) -> KnownFailure | None:
     """Return the first known failure that the text of an incident shows; None where none does."""
+    if incident.kind is IncidentKind.EXITED_EARLY:
+        return None  # its message quotes the failure of a peer
     own = f"{failure_text(incident)}\n{_rest_of_message(incident)}".lower()
     everywhere = f"{incident.message}\n{incident.detail}".lower()
     killed = _signal_of(incident) in (signal.SIGKILL, signal.SIGTERM)

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.error_files import DETAIL, last_exception_line, last_lines, one_line, read_error_file
+from elastic_core.agent.error_files import (
+    DETAIL,
+    last_abort_line,
+    last_exception_line,
+    last_lines,
+    one_line,
+    read_error_file,
+)
 
 CALLSTACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: boom\n'
 
@@ -185,6 +192,40 @@ def test_the_exception_of_the_last_traceback_is_found(stderr: str, line: str) ->
 
 def test_control_characters_of_an_exception_do_not_reach_the_terminal() -> None:
     assert last_exception_line("ValueError: \x1b[2Jgone\n") == "ValueError:  [2Jgone"
+
+
+THROWN = "terminate called after throwing an instance of 'std::runtime_error'\n"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line"),
+    [
+        pytest.param(f"step 1\n{THROWN}  what():  boom\n", f"{THROWN.strip()}: what(): boom", id="C++"),
+        pytest.param(
+            f"[rank3]: {THROWN}[rank3]:   what():  boom\n", f"{THROWN.strip()}: what(): boom", id="with a prefix"
+        ),
+        pytest.param(
+            f"{THROWN}  what():  boom\nFatal Python error: Aborted\n*** end ***\n",
+            f"{THROWN.strip()}: what(): boom",
+            id="C++, and a stack of Python's",
+        ),
+        pytest.param(f"{THROWN}x what(): boom\n", THROWN.strip(), id="without a text"),
+        pytest.param("terminate called without an active exception\n", "terminate called without an active exception"),
+        pytest.param("free(): invalid pointer\n", "free(): invalid pointer", id="the C library"),
+        pytest.param("a\ndouble free or corruption (out)\n", "double free or corruption (out)"),
+        pytest.param("*** stack smashing detected ***: terminated\n", "*** stack smashing detected ***: terminated"),
+        pytest.param(
+            "python: pool.c:12: take: Assertion `size > 0' failed.\nbye\n",
+            "python: pool.c:12: take: Assertion `size > 0' failed.",
+            id="an assertion",
+        ),
+        pytest.param("Traceback (most recent call last):\nValueError: boom\n", "", id="none of these"),
+        pytest.param("he said: terminate called\n", "", id="not at the beginning of a line"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_what_native_code_wrote_before_it_aborted_is_found(stderr: str, line: str) -> None:
+    assert last_abort_line(stderr) == line
 
 
 @pytest.mark.parametrize(

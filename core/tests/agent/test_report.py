@@ -20,7 +20,7 @@ from elastic_core.agent.report import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.incidents import Incident, IncidentKind, describe_early_exit
 from elastic_core.protocol.entries import (
     Closed,
     Counters,
@@ -102,13 +102,19 @@ def test_a_crash_is_told_with_who_what_where_and_its_last_lines() -> None:
         ),
         (
             Incident(kind=IncidentKind.NODE_LOST, round=3, node_id="n1", host="gpu-7", after=0.04),
-            ["  who     node gpu-7, round 3", "  what    node lost"],
+            [
+                "  who     node gpu-7, round 3",
+                "  what    node lost",
+                "  hint    Look there for what ended the agent or the host: its kernel's log, the scheduler's, the "
+                "network.",
+            ],
         ),
         (  # rank 0 and local rank 0 are ranks
             replace(CRASH, rank=0, local_rank=0, message="", detail="", log="/l"),
             [
                 "  who     rank 0 (host gpu-7, local rank 0, pid 4711), round 2, 12.3 s after its start",
                 "  what    exited with code 1",
+                "  hint    It wrote nothing to stderr: look for sys.exit(1) or os._exit(1) in the program.",
                 "  log     /l on gpu-7",
             ],
         ),
@@ -139,6 +145,16 @@ def test_a_known_failure_comes_with_a_hint() -> None:
     ]
 
 
+def test_a_rank_that_exited_early_is_told_with_the_peer_that_failed_of_it() -> None:
+    peer = replace(CRASH, rank=0, host="gpu-1", message="RuntimeError: Connection closed by peer")
+    early = replace(CRASH, kind=IncidentKind.EXITED_EARLY, exit_code=0, message=describe_early_exit(peer), detail="")
+    assert root_cause(early)[2:5] == [
+        "  what    exited with code 0 before the other ranks",
+        "  error   it had finished when rank 0 on gpu-1 lost a connection (RuntimeError: Connection closed by peer)",
+        "  hint    All ranks must take the same number of steps: compare the number of batches by rank.",
+    ]
+
+
 # The closing message -------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +175,8 @@ def test_a_known_failure_comes_with_a_hint() -> None:
             "\n"
             f"{TITLE}\n"
             "  who     rank 0 (host host-a), round 1, 5.0 s after its start\n"
-            "  what    exited with code 1",
+            "  what    exited with code 1\n"
+            "  hint    It wrote nothing to stderr: look for sys.exit(1) or os._exit(1) in the program.",
         ),
     ],
     ids=["success", "failure", "too few nodes", "with a root cause"],

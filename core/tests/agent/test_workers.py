@@ -443,6 +443,35 @@ def test_a_kill_that_is_known_only_after_a_peer_has_failed_of_it_is_told_as_well
     assert (cause.rank, cause.exit_code) == (2, -signal.SIGKILL)
 
 
+def test_a_rank_that_exited_before_explains_what_follows_from_a_peers_loss_and_nothing_else(node: Node) -> None:
+    gate = node.folder / "gate"
+    os.mkfifo(gate)
+    node.start(f"test $RANK = 2 && exit 0; read line < {gate}; {PEER_FAILS}", TWO)
+    while all(worker.exit_code is None for worker in node.group.workers):
+        assert select.select([node.warden], [], [], PATIENCE)[0]
+        assert not any(map(node.group.handle, node.warden.receive()))
+    gate.write_text("go\n")
+    peer = node.failure()
+    assert (peer.rank, peer.exit_code) == (1, 1)
+    assert (early := node.group.early_exit(peer)) is not None
+    assert early.incident.kind is IncidentKind.EXITED_EARLY
+    assert (early.incident.rank, early.incident.exit_code) == (2, 0)
+    assert "it had finished when rank 1 on" in node.published[-1].message
+    for failure in (None, replace(peer, message="ValueError: boom", detail="")):
+        assert node.group.early_exit(failure) is None
+
+
+def test_workers_that_failed_alike_are_counted_at_the_end_of_the_round(node: Node) -> None:
+    node.start("echo 'ValueError: boom' >&2; exit 1", TWO)
+    failure = node.failure()
+    assert failure.message == "ValueError: boom"
+    while any(worker.exit_code is None for worker in node.group.workers):
+        assert select.select([node.warden], [], [], PATIENCE)[0]
+        assert not any(map(node.group.handle, node.warden.receive()))
+    assert node.group.finish_round(failure) == 2
+    assert node.group.finish_round(failure) == 0
+
+
 @pytest.mark.parametrize("grace", [0.0, 0.5])
 def test_what_the_warden_kills_after_a_peers_failure_is_no_cause(node: Node, grace: float) -> None:
     gate = node.folder / "gate"

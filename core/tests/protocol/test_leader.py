@@ -316,6 +316,41 @@ class TestGivingUp:
         nodes = [stopped("a", incident=peer), stopped("b", incident=killed)]
         assert body(decide(view(ledger, *nodes, verdict=GIVE_UP))).incident == killed
 
+    def test_a_rank_that_exited_early_explains_a_peers_loss_and_another_try_would_not_help(self) -> None:
+        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer")
+        early = replace(incident("b", after=5.2, kind=IncidentKind.EXITED_EARLY), exit_code=0)
+        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer)
+        verdict = replace(GIVE_UP, requeue=True)
+        nodes = [stopped("a", incident=peer), stopped("b", incident=early)]
+        closed = body(decide(view(ledger, *nodes, verdict=verdict)))
+        assert (closed.incident, closed.exit_code, closed.why) == (early, ExitCode.JOB_FAILED, GIVE_UP.reason)
+        closed = body(decide(view(ledger, nodes[0], stopped("b"), verdict=verdict)))
+        assert (closed.incident, closed.exit_code) == (peer, ExitCode.REQUEUE)
+
+    def test_a_node_that_had_finished_explains_a_peers_loss(self) -> None:
+        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer")
+        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer)
+        nodes = [stopped("a", incident=peer), seen("b", Phase.FINISHED, head=3)]
+        closed = body(decide(view(ledger, *nodes, verdict=replace(GIVE_UP, requeue=True))))
+        assert (closed.incident, closed.exit_code) == (peer, ExitCode.JOB_FAILED)
+        assert closed.why == ("no restart is left; all workers of host-b had exited with code 0 before the other ranks")
+        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=self.blame)
+        nodes = [stopped("a", incident=self.blame), nodes[1]]
+        closed = body(decide(view(ledger, *nodes, verdict=replace(GIVE_UP, requeue=True))))
+        assert (closed.why, closed.exit_code) == ("no restart is left", ExitCode.REQUEUE)
+
+    def test_ranks_that_failed_alike_are_counted(self) -> None:
+        first, other = (replace(incident(name), message="KeyError: 'label'") for name in "ab")
+        ledger = halted("abc", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=first)
+        peer = replace(incident("c"), message="RuntimeError: Connection closed by peer")
+        nodes = [stopped("a", incident=first, alike=1), stopped("b", incident=other, alike=2)]
+        closed = body(decide(view(ledger, *nodes, stopped("c", alike=1), verdict=GIVE_UP)))
+        assert closed.why == "no restart is left; 4 of 6 ranks failed alike"
+        closed = body(decide(view(ledger, *nodes, stopped("c", incident=peer, alike=1), verdict=GIVE_UP)))
+        assert closed.why == "no restart is left; 3 of 6 ranks failed alike"
+        nodes = [nodes[0], stopped("b"), stopped("c")]
+        assert body(decide(view(ledger, *nodes, verdict=GIVE_UP))).why == "no restart is left"
+
     def test_waits_for_everybodys_report(self) -> None:
         nodes = [running("a", head=2), stopped("b", incident=self.blame)]
         assert decide(view(self.ledger(), *nodes, verdict=GIVE_UP)) == LookAgain(NOW + 0.5)
@@ -667,6 +702,11 @@ class TestTheCause:
         decision = decide(view(live("ab"), *nodes))
         assert isinstance(decision, LookAgain)
         assert decision.at == pytest.approx(NOW + 0.06)
+
+    def test_a_rank_that_exited_early_may_not_be_the_cause_either(self) -> None:
+        early = replace(incident("a", kind=IncidentKind.EXITED_EARLY), exit_code=0)
+        nodes = [replace(running("a", incident=early), reported_at=NOW - 0.04), running("b")]
+        assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
 
     def test_a_verdict_is_not_kept_waiting(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), running("b")]

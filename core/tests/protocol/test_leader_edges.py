@@ -243,6 +243,15 @@ def test_too_few_nodes_may_be_none() -> None:
     assert found.why == "0 of at least 2 nodes are here after 100 s (no node); 2 more never came"
 
 
+@pytest.mark.parametrize("reason", [HaltReason.NODE_LOST, HaltReason.FAILURE])
+def test_too_few_nodes_after_a_loss_have_the_loss_as_their_cause(reason: HaltReason) -> None:
+    lost = incident("b", kind=IncidentKind.NODE_LOST)
+    ledger = halted("ab", reason, settings(min_nodes=2, join_timeout=10), blame=lost)
+    found = outcome(view(ledger, stopped("a")))
+    assert found.exit_code == ExitCode.TOO_FEW_NODES
+    assert found.incident == (lost if reason is HaltReason.NODE_LOST else None)
+
+
 def test_a_member_whose_row_is_lost_counts_when_a_bad_host_is_left_out() -> None:
     ledger = with_counters(live("ab", settings(min_nodes=2)), losses={"id-host-c": HostLosses(3, 0.0)})
     assert outcome(began(view(ledger, running("a"), seen("c", head=2)), NOW - 1)) == NOW + 5

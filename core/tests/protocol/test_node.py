@@ -9,9 +9,10 @@ from test_repair import resumed
 from views import entry, incident, info, members, offer, start, then
 
 from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import IncidentKind
 from elastic_core.protocol.entries import Body, Closed, Halt, HaltReason, Leader, Plan, Round, StopAt
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.node import NodeState, failed_round, row_of, step
+from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
     Effect,
@@ -183,6 +184,27 @@ def test_a_cause_that_is_known_while_workers_are_stopped_replaces_what_followed_
     assert row_of(node.state).incident == killed
     node.hears(WorkerFailed(replace(incident("a"), exit_code=-11)))
     assert row_of(node.state).incident == killed
+
+
+def test_a_rank_that_exited_early_stands_until_a_failure_explains_more() -> None:
+    node, peer = running(), replace(incident("b"), message="RuntimeError: Connection closed by peer")
+    node.reads(replace(halt(), incident=peer))
+    early = replace(incident("a", kind=IncidentKind.EXITED_EARLY), exit_code=0)
+    node.hears(WorkerFailed(early))
+    assert known_failure(node.state) == row_of(node.state).incident == early
+    killed = replace(incident("a"), exit_code=-9)
+    node.hears(WorkerFailed(peer), WorkerFailed(killed), WorkerFailed(early))
+    assert known_failure(node.state) == row_of(node.state).incident == killed
+
+
+def test_how_many_workers_failed_alike_is_known_of_a_stopped_round_and_of_no_other() -> None:
+    node = running()
+    node.hears(WorkerFailed(incident("a")))
+    assert row_of(node.state).alike == 0
+    node.hears(WorkersGone(2))
+    assert row_of(node.state).alike == 2
+    node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
+    assert row_of(node.state).alike == 0
 
 
 def test_a_failure_in_a_round_that_is_being_stopped_is_no_incident() -> None:

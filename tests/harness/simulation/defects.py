@@ -436,8 +436,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "the first failure is told by clocks alone",
         "by_cause",
-        "follows_peer_loss(incident), incident.after",
-        "False, incident.after",
+        "distance_to_cause(incident), incident.after",
+        "0, incident.after",
         "causes",
     ),
     # Sizes

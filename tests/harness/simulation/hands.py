@@ -125,10 +125,14 @@ class Hands:
         self._asked += 1
         self._stop(grace)
 
-    def finish_round(self) -> None:
+    def early_exit(self, failure: Incident | None) -> None:
+        """Return nothing: a node has one worker here, and has finished when that has exited with 0."""
+
+    def finish_round(self, failure: Incident | None = None) -> int:
         if self.gang is not None and self.gang.stuck:
             self.host.world.truth.violated("I9", f"{self.agent.node_id} takes a stuck worker for gone")
         self.gang = None
+        return 0
 
     def newest_step(self) -> int | None:
         """Return what the rank has reported last."""

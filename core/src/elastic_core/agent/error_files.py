@@ -19,6 +19,14 @@ _MOST = 1 << 20
 _RANK = r"(?:\[[\w-]*\d+\]: ?)?"  # torch puts "[rank0]: " before each line of a traceback
 _TRACEBACK = re.compile(rf"{_RANK}Traceback \(most recent call last\):\s*")
 _EXCEPTION = re.compile(rf"{_RANK}(?P<line>(?:[\w<>]+\.)*(?P<name>[^\W\d]\w*)(?:: .*|:|))\s*")
+_TERMINATE = re.compile(
+    rf"^{_RANK}(?P<line>terminate called [^\n]*)(?:\n{_RANK} *what\(\): (?P<what>[^\n]*))?", re.MULTILINE
+)
+_ABORT = re.compile(
+    rf"^{_RANK}(?P<line>(?:double free|free\(\): |munmap_chunk\(\): |malloc\(\): |corrupted |\*\*\* )[^\n]*"
+    r"|[^\n]*: Assertion [^\n]* failed\.)$",
+    re.MULTILINE,
+)
 _USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|ExceptionGroup")
 
 
@@ -59,6 +67,19 @@ def last_exception_line(stderr_tail: str) -> str:
         if (match := _EXCEPTION.fullmatch(line)) is not None and _USUAL_NAME.fullmatch(match["name"]):
             return one_line(match["line"])
     return ""
+
+
+def last_abort_line(stderr_tail: str) -> str:
+    """Return what native code wrote before it aborted (SIGABRT), in one line; '' if it wrote nothing that is known.
+
+    ``terminate called after throwing an instance of 'std::runtime_error': what(): socket closed`` for C++, else the
+    last line of the C library's, or of a failed assertion.
+    """
+    if terminations := list(_TERMINATE.finditer(stderr_tail)):
+        last = terminations[-1]
+        return one_line(f"{last['line']}: what(): {last['what'].strip()}" if last["what"] else last["line"])
+    aborts = list(_ABORT.finditer(stderr_tail))
+    return one_line(aborts[-1]["line"]) if aborts else ""
 
 
 def one_line(text: str) -> str:

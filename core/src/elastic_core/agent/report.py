@@ -177,15 +177,13 @@ def leave(publish: Publish, exit_code: int, why: str, incident: Incident | None)
 
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """Return the lines that describe a failure."""
-    from elastic_core.known_failures import recognize  # here, since only a job that failed needs it
-
     lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}"]
     if incident.message and incident.message != incident.cause():
         lines.append(f"  error   {incident.message}")
     if incident.where:
         lines.append(f"  where   {incident.where}")
-    if (known_failure := recognize(incident)) is not None:
-        lines.append(f"  hint    {known_failure.advice}")
+    if hint := _hint(incident):
+        lines.append(f"  hint    {hint}")
     if incident.log:
         lines.append(f"  log     {incident.log} on {incident.host}")
     if incident.detail:
@@ -193,6 +191,28 @@ def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
         tail = incident.detail.rstrip().splitlines()[-(ROOT_CAUSE_MAX_LINES - len(lines)) :]
         lines += [f"    | {line}" for line in tail]
     return lines
+
+
+_HINTS: Mapping[IncidentKind, str] = {
+    IncidentKind.EXITED_EARLY: "All ranks must take the same number of steps: compare the number of batches by rank.",
+    IncidentKind.NODE_LOST: "Look there for what ended the agent or the host: its kernel's log, the scheduler's, the "
+    "network.",
+}
+
+
+def _hint(incident: Incident) -> str:
+    """Return what to do about a failure in one sentence; '' where nothing is known."""
+    from elastic_core.known_failures import recognize  # here, since only a job that failed needs it
+
+    if (known := recognize(incident)) is not None:
+        return known.advice
+    if (by_kind := _HINTS.get(incident.kind)) is not None:
+        return by_kind
+    silent = not (incident.message or incident.detail)
+    if silent and incident.exit_code is not None and incident.exit_code > 0:
+        code = incident.exit_code
+        return f"It wrote nothing to stderr: look for sys.exit({code}) or os._exit({code}) in the program."
+    return ""
 
 
 def _who(incident: Incident) -> str:

@@ -30,7 +30,7 @@ from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
-from elastic_core.protocol.node import NodeState, failed_round, row_of, step
+from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
 from elastic_core.protocol.roster import LocalStacks, Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -218,8 +218,8 @@ class Supervisor:
             what = f"the workers had not stopped {limit:.0f} s after their round was over, and were killed"
             self._say("fenced", f"{what} (80 % of fence_after; others may go on then)", Level.ERROR)
         if self._warden.is_over(event):
-            self._group.finish_round()
-            self._step(node_events.WorkersGone())
+            alike = self._group.finish_round(known_failure(self._state))
+            self._step(node_events.WorkersGone(alike))
 
     def _tick(self) -> None:
         """Once per heartbeat: vouch that the loop lives (L1), renew the dead-man's switch (S4), look at slots (S8)."""
@@ -354,7 +354,10 @@ class Supervisor:
             self._plugins.stop_planned(self._state.round, seconds, why)
         self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
         signum = received if received is not None and grace is Grace.PLANNED else signal.SIGTERM
+        early = self._group.early_exit(known_failure(self._state)) if grace is Grace.BROKEN else None
         self._group.stop(seconds, broken=grace is Grace.BROKEN, signum=signum)
+        if early is not None:
+            self._step(early)
 
     # Reports ---------------------------------------------------------------------------------------------------------
 

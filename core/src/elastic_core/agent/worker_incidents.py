@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 
-from elastic_core.agent.error_files import last_exception_line, read_error_file
+from elastic_core.agent.error_files import last_abort_line, last_exception_line, read_error_file
 from elastic_core.agent.python_traceback import user_line
 from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
 from elastic_core.errors import ElasticError
 from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
 from elastic_core.host.oom import OomCounter
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import Round
@@ -21,6 +23,8 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.warden.messages import ServiceEnded
 
 MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
+CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
+MESSAGE_MAX_CHARACTERS = 500  # of the message of an incident
 DETAIL_MAX_CHARACTERS = 4096  # of the detail of an incident
 
 
@@ -45,7 +49,7 @@ def worker_incident(
         local_rank=worker.assignment.local_rank,
         pid=worker.pid,
         exit_code=exit_code,
-        message=message[:500],
+        message=message[:MESSAGE_MAX_CHARACTERS],
         detail=detail[-DETAIL_MAX_CHARACTERS:],
         log=worker.streams.stderr_path or "",
         step=worker.step,
@@ -66,11 +70,15 @@ def exit_incident(
         timer: The timer that expired in it, if one did.
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
     """
-    message, detail = exception_of(worker)
+    message, detail = failure_of(worker, exit_code)
     if oom is not None and exit_code == -signal.SIGKILL:
         message = describe_oom(oom.limit_bytes())
-        detail = f"{detail}\nmemory.events: oom_kill 1"
+        detail = f"{detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
         return worker_incident(info, worker, after, message=message, detail=detail, exit_code=exit_code)
+    if worker.pid is not None and -exit_code in CORE_SIGNALS:
+        began = time.time() - after - CLOCK_STEP_SECONDS
+        if dump := describe_core_dump(worker.pid, ".", began):
+            detail = f"{detail.rstrip()}\n{dump}".lstrip("\n")
     if timer is not None and exit_code == -timer.signum:
         message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
         return worker_incident(info, worker, after, message=message, detail=detail)
@@ -82,10 +90,31 @@ def exit_incident(
     return worker_incident(info, worker, after, kind, message=message, detail=detail, exit_code=exit_code)
 
 
+def failure_of(worker: Worker, exit_code: int) -> tuple[str, str]:
+    """Return why a worker failed, in one line, and the details: its exception, or what native code wrote."""
+    message, detail = exception_of(worker)
+    if exit_code == -signal.SIGABRT:
+        message = last_abort_line(worker.streams.tail()) or message
+    return message, detail
+
+
+def failed_alike(worker: Worker, failure: Incident) -> bool:
+    """Whether a worker that has ended failed with the message of ``failure``."""
+    code = worker.exit_code or 0
+    if not failure.message or not (code > 0 or code == -signal.SIGABRT):
+        return False  # most workers are ended by SIGTERM: what they had printed did not end them
+    return failure_of(worker, code)[0][:MESSAGE_MAX_CHARACTERS] == failure.message
+
+
 def describe_oom(limit: int | None) -> str:
     """Return the message of a worker that the kernel killed for want of memory; ``limit`` is its cgroup's, in bytes."""
-    used_up = "the host has no memory left" if limit is None else f"its cgroup has used up {limit / 2**30:.1f} GiB"
+    used_up = "the host has no memory left" if limit is None else f"its cgroup has used up {describe_size(limit)}"
     return f"HostOutOfMemory: the kernel killed the worker, because {used_up}"
+
+
+def describe_size(size: int) -> str:
+    """Return a number of bytes for people: ``1.5 GiB``, ``300 MiB``."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def exception_of(worker: Worker) -> tuple[str, str]:

@@ -23,14 +23,20 @@ from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
 from elastic_core.agent.worker import Worker, assignments, error_file, line_prefix
 from elastic_core.agent.worker_channels import Reports
-from elastic_core.agent.worker_incidents import exception_of, exit_incident, store_incident, worker_incident
+from elastic_core.agent.worker_incidents import (
+    exception_of,
+    exit_incident,
+    failed_alike,
+    store_incident,
+    worker_incident,
+)
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.oom import OomCounter, find_counter
-from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
+from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
@@ -261,18 +267,37 @@ class WorkerGroup:
             self._recovery = Recovery(began=self.now(), detected=self.now())
         self.warden.stop(grace=grace, signum=signum)
 
+    def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
+        """Return the first local worker that exited with 0 while others ran, if that explains the round's failure.
+
+        ``failure`` follows from the loss of a peer then. A worker that stopped for a notice has not exited early.
+        """
+        done = [worker for worker in self._workers.values() if worker.exit_code == 0 and not worker.leaves]
+        if failure is None or not follows_peer_loss(failure) or not done:
+            return None
+        first = min(done, key=lambda worker: worker.ended_at or 0.0)
+        after = round((first.ended_at or self.now()) - self.started_at, 6)
+        message = describe_early_exit(failure)
+        incident = worker_incident(self.info, first, after, IncidentKind.EXITED_EARLY, message=message, exit_code=0)
+        return self._publish_failure(incident)
+
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""
         if self._recovery is not None:
             self._recovery.decided = self.now()
 
-    def finish_round(self) -> None:
-        """Finish the logs of a round whose processes are all gone."""
+    def finish_round(self, failure: Incident | None = None) -> int:
+        """Finish the logs of a round whose processes are all gone; return how many workers failed as ``failure`` did.
+
+        Those that were stopped before they failed are not among them.
+        """
         if self._recovery is not None:
             self._recovery.stopped = self.now()
         self._drain_streams()
+        alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self._workers.values())
         self._workers.clear()
         self.reports.clear()
+        return alike
 
     def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""

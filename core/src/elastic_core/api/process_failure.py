@@ -59,7 +59,7 @@ def failure_of(incident: Incident) -> ProcessFailure:
     return ProcessFailure(
         local_rank=-1 if incident.local_rank is None else incident.local_rank,
         pid=incident.pid or 0,
-        exitcode=1 if incident.exit_code is None else incident.exit_code,
+        exitcode=incident.exit_code or 1,
         error_file="",
         error_file_data=error_data(message, incident.detail),
         message=message,

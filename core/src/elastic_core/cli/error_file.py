@@ -37,10 +37,10 @@ def _write(data: Mapping[str, Any]) -> None:
 
 
 def _data(ending: Ending) -> dict[str, Any]:
-    if (incident := ending.incident) is None:
-        return error_data(ending.why, ending.why, ending.exit_code)
+    if (incident := ending.incident) is None or ending.exit_code == ExitCode.TOO_FEW_NODES:
+        return error_data(ending.why, ending.why, ending.exit_code)  # ``why`` names the nodes that are missing
     what = incident.message or incident.cause()
     if ending.exit_code == ExitCode.STORE_LOST:  # with the store, the job would have gone on after this failure
         return error_data(f"{ending.why}. What failed on this node: {what}", incident.detail, ending.exit_code)
-    code = ending.exit_code if incident.exit_code is None else incident.exit_code
+    code = incident.exit_code or ending.exit_code  # of a worker that exited with 0 too early, the job's
     return with_exit_code(ending.recorded, code) if ending.recorded else error_data(what, incident.detail, code)

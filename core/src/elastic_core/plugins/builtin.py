@@ -17,7 +17,7 @@ from elastic_core.config.run import UNLIMITED_RESTARTS
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.terminal import printable
-from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, repeats_at_once
+from elastic_core.incidents import SPENDS_A_RESTART, Action, History, Incident, Verdict, repeats_at_once
 
 
 def is_worth_requeueing(incident: Incident) -> bool:
@@ -37,12 +37,10 @@ def is_worth_requeueing(incident: Incident) -> bool:
 class MaxRestartsPolicy:
     """Restart until ``--max_restarts`` are spent, unless the program would fail in the same way again at once."""
 
-    SPENDS_A_RESTART = frozenset({IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED})
-
     @hookimpl
     def elastic_judge_failure(self, incident: Incident, history: History) -> Verdict:
         """Return a verdict in every case, also when every other policy abstains."""
-        if incident.kind not in self.SPENDS_A_RESTART:
+        if incident.kind not in SPENDS_A_RESTART:
             return Verdict(Action.RESTART, f"{incident.kind.value.replace('_', ' ')} spends no restart")
         if history.restarts < history.max_restarts:
             if (why := repeats_at_once(incident)) is not None:

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import TypeGuard
 
-from elastic_core.incidents import Action, Failure, Incident, IncidentKind, as_failure
+from elastic_core.incidents import SPENDS_A_RESTART, Action, Failure, Incident, as_failure
 from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, HostLosses, Round, SpentRestart
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
@@ -22,7 +22,7 @@ LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a ho
 
 def is_charged(incident: Incident | None) -> TypeGuard[Incident]:
     """Whether an incident spends a restart: only failures of workers do."""
-    return incident is not None and incident.kind in (IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED)
+    return incident is not None and incident.kind in SPENDS_A_RESTART
 
 
 def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> tuple[Counters, bool]:

@@ -167,6 +167,11 @@ class Round:
         """The rank of each member among the nodes, by node id, in order."""
         return cast(Members, self.members).group_ranks
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has."""
+        return sum(member.local_world_size for member in self.members)
+
     def host_of(self, node_id: str) -> str | None:
         """Return the host of a member; None for other nodes, and for members whose hosts did not fit."""
         rank = self.group_ranks.get(node_id, len(self.hosts))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
-from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause, follows_peer_loss
 from elastic_core.protocol import graceful_stop, leader_entries, stacks
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
@@ -329,8 +329,17 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     reason = verdict.reason if verdict is not None else "the failure policy gave up"
     if (blamed := find_unreachable(view, old)) is not None:
         reason += f"; {describe_unreachable(view, old, blamed)}"
-    requeue = verdict is not None and verdict.requeue
-    return leader_entries.close_as_failed(view, reason, _first_cause(view, old, halt), requeue=requeue)
+    cause = _first_cause(view, old, halt)
+    if cause is not None and (alike := _count_alike(view, old, halt, cause)) > 1:
+        reason += f"; {alike} of {old.world_size} ranks failed alike"
+    early = cause is not None and cause.kind is IncidentKind.EXITED_EARLY
+    # A node that had finished explains a lost connection: the program ends its ranks at different steps anywhere.
+    finished = [node_id for node_id in old.group_ranks if view.has_finished(old, node_id)]
+    if finished and cause is not None and follows_peer_loss(cause):
+        reason += f"; all workers of {view.describe_nodes(finished)} had exited with code 0 before the other ranks"
+        early = True
+    requeue = verdict is not None and verdict.requeue and not early
+    return leader_entries.close_as_failed(view, reason, cause, requeue=requeue)
 
 
 def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> float | None:
@@ -358,6 +367,16 @@ def _first_cause(view: LeaderView, old: Round, halt: Halt) -> Incident | None:
     if not is_charged(halt.incident):
         return halt.incident
     return min((*view.incidents(old), halt.incident), key=by_cause)
+
+
+def _count_alike(view: LeaderView, old: Round, halt: Halt, cause: Incident) -> int:
+    """Return how many ranks failed with the message of the root cause, as far as the members have counted them."""
+    reports = [(node.row.incident or halt.incident, node.row.alike) for node in view.node_views(old)]
+    return sum(count for known, count in reports if cause.message and known is not None and _is_alike(known, cause))
+
+
+def _is_alike(one: Incident, other: Incident) -> bool:
+    return (one.round, one.message) == (other.round, other.message)
 
 
 def _is_round_over(view: LeaderView, old: Round) -> bool:

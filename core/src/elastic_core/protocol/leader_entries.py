@@ -155,7 +155,11 @@ def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float
         f"{len(came)} of at least {view.agreement.min_nodes} nodes are here after {view.now - since:.0f} s "
         f"({here}); {who}"
     )
-    return Append(Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES), view.ledger.counters)
+    halt = view.ledger.halt
+    cause = halt.incident if halt is not None and halt.reason is HaltReason.NODE_LOST else None
+    return Append(
+        Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES, incident=cause), view.ledger.counters
+    )
 
 
 def describe_wait(view: LeaderView, here: list[NodeView], deadline: float) -> str:

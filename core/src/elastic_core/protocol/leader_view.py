@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from elastic_core.config.run import Timing
-from elastic_core.incidents import Incident, Verdict, by_cause, follows_peer_loss
+from elastic_core.incidents import Incident, Verdict, by_cause, distance_to_cause
 from elastic_core.protocol.entries import HaltReason, Resume, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, is_proved_gone, silence_deadline
 from elastic_core.protocol.ledger import Ledger
@@ -179,7 +179,7 @@ class LeaderView:
         must judge the cause.
         """
         incidents = self.incidents(current)
-        if not follows_peer_loss(incidents[0]) or len(incidents) == len(current.members):
+        if distance_to_cause(incidents[0]) == 0 or len(incidents) == len(current.members):
             return -math.inf
         reports = [(node.row.incident, node.reported_at) for node in self.node_views(current)]
         reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)

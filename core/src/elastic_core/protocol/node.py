@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, follows_peer_loss
+from elastic_core.incidents import Incident, distance_to_cause
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
@@ -34,6 +34,7 @@ class NodeState:
     phase: Phase = Phase.WAITING
     round: int = 0  # the newest round whose workers were started here; 0 for none
     incident: Incident | None = None
+    alike: int = 0  # how many local workers failed with the message of the failure that ended the round
     progressed: bool = False
     checkpoint: LastCheckpoint | None = None  # the newest one of the round; None if the node does not notice any
     checkpoint_interval: float = 0.0  # seconds between the script's last two, of any round; 0 if not known
@@ -76,6 +77,7 @@ def row_of(state: NodeState) -> NodeRow:
         epoch=state.ledger.head.epoch,
         offer=state.offer,
         incident=state.incident,
+        alike=state.alike,
         leaving=state.leaving is not None,
         grace=0.0 if state.leaving is None else state.leaving.grace,
         takes_notices=state.takes_notices,
@@ -89,6 +91,12 @@ def row_of(state: NodeState) -> NodeRow:
         hung=state.hung,
         stacks=state.stacks,
     )
+
+
+def known_failure(state: NodeState) -> Incident | None:
+    """Return the failure that ended the node's round, as far as the node knows: its own, or the one of the HALT."""
+    halt = state.ledger.halt
+    return state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
 
 
 def failed_round(before: NodeState, after: NodeState) -> Round | None:
@@ -130,9 +138,9 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return replace(state, incident=_with_report(state, incident))
         case node_events.WorkersDone() if state.work is Work.RUNNING:
             return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
-        case node_events.WorkersGone():
+        case node_events.WorkersGone(alike):
             phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED
-            return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING)
+            return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING, alike=alike)
         case node_events.Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
         case node_events.Checkpointed(number, now, saved) if number == state.round and state.work is Work.RUNNING:
@@ -183,9 +191,8 @@ def _note_checkpoint(state: NodeState, now: float, saved: bool) -> NodeState:
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:
     """Whether a failure that was found while workers were being stopped is closer to the root cause."""
-    halt = state.ledger.halt
-    known = state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
-    better = known is not None and follows_peer_loss(known) and not follows_peer_loss(incident)
+    known = known_failure(state)
+    better = known is not None and distance_to_cause(incident) < distance_to_cause(known)
     return better and incident.round == state.round
 
 
@@ -223,6 +230,7 @@ def _forget_round(state: NodeState) -> NodeState:
     return replace(
         state,
         incident=None,
+        alike=0,
         progressed=False,
         checkpoint=None,
         takes_notices=False,

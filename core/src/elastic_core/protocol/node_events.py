@@ -77,6 +77,8 @@ class WorkersDone:
 class WorkersGone:
     """The stop is complete: no process of the round is left."""
 
+    alike: int = 0  # how many local workers failed with the message of the failure that ended the round
+
 
 @dataclass(frozen=True, slots=True)
 class Progressed:

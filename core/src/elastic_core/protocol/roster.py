@@ -90,6 +90,8 @@ class NodeRow:
     epoch: int = 0  # The epoch of that entry. If it is older than the run's, the node has not read of the RESUME yet.
     offer: Offer | None = None
     incident: Incident | None = None  # the node's first failure in round k
+    alike: int = 0
+    """Of a stopped node: how many of its workers failed with the message of that failure, or of the HALT's."""
     leaving: bool = False
     """Whether the node leaves and is not in the next round. Its phase still says whether its workers are gone."""
     grace: float = 0.0  # seconds that its workers have to stop together with all others; 0 if they are stopped at once

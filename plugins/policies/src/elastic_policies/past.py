@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_core.incidents import Failure, History, Incident, IncidentKind
+from elastic_core.incidents import SPENDS_A_RESTART, Failure, History, Incident, IncidentKind
 from elastic_core.known_failures import FailureClass, classify
 from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_FAILURES, clip
 
@@ -22,7 +22,7 @@ __all__ = [
 
 def is_failure(incident: Incident) -> bool:
     """Whether workers failed; the protocol handles all other incidents without a restart being spent."""
-    return incident.kind in (IncidentKind.WORKER_FAILED, IncidentKind.START_FAILED)
+    return incident.kind in SPENDS_A_RESTART
 
 
 def class_of(failure: Failure) -> FailureClass:

@@ -23,7 +23,7 @@ class JobFailed(ChildFailedError, SystemExit):
         rank, local_rank, pid, exit_code = 0, 0, -1, code  # where no worker is to blame
         if incident is not None and incident.rank is not None:
             rank, local_rank, pid = incident.rank, incident.local_rank or 0, incident.pid or -1
-            exit_code = code if incident.exit_code is None else incident.exit_code
+            exit_code = incident.exit_code or code
         failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exit_code, error_file=NO_ERROR_FILE)
         if incident is not None and exit_code >= 0:
             failure.message = incident.detail or incident.message or failure.message
