@@ -27,6 +27,7 @@ RUNNING = JobStatus(
     nodes=(
         NodeStatus(node_id="a", host="node0", ranks=(0, 7), phase="running", leads=True, leaving=False),
         NodeStatus(node_id="b", host="node1", ranks=(8, 8), phase="running", leads=False, leaving=True),
+        NodeStatus(node_id="d", host="node3", ranks=(9, 9), phase="running", leads=False, leaving=False, hung_s=300.0),
         NodeStatus(node_id="c", host="node2", ranks=None, phase="waiting", leads=False, leaving=False),
     ),
     store_s=0.0012,
@@ -37,13 +38,14 @@ def test_a_running_job() -> None:
     assert "\n".join(describe(RUNNING)) == (
         "job 'job42' is running: rank 9 on node1 was killed by SIGKILL\n"
         "  run       c48a123563c5, for 62 min\n"
-        "  round     3: 16 worker(s) on 2 node(s)\n"
+        "  round     3: 16 worker(s) on 3 node(s)\n"
         "  restarts  2 of 3 spent:\n"
         "            round 1: ValueError, rank 9 on node1 at step 812, 50 min ago\n"
         "            round 2: was killed by SIGKILL, rank 3 on node0, 12.5 s ago\n"
         "  lost      2 node(s), on 1 host(s)\n"
         "  node      node0, ranks 0 to 7: running (decides)\n"
         "  node      node1, rank 8: running (leaves)\n"
+        "  node      node3, rank 9: running (no progress for 5 min: elastic stacks says where its ranks are)\n"
         "  node      node2: waiting\n"
         "  store     answers in 1 ms"
     )

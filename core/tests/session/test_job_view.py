@@ -43,6 +43,11 @@ def test_a_member_without_a_row_and_one_that_has_not_begun() -> None:
     assert [node.phase for node in nodes] == ["silent", "starting"]
 
 
+def test_a_member_that_sees_no_progress_in_the_newest_round() -> None:
+    nodes = status(live("ab"), rows("a", hung=300.0), rows("b", hung=300.0, number=7)).nodes
+    assert [node.hung_s for node in nodes] == [300.0, 0.0]
+
+
 def test_rows_of_another_run_are_not_of_the_job() -> None:
     other = [replace(row, row=replace(row.row, run="another")) for row in rows("c")]
     assert [node.host for node in status(live("a"), rows("a"), other).nodes] == ["host-a"]

@@ -77,6 +77,8 @@ def _node(node: NodeStatus) -> str:
     if node.ranks is not None and node.ranks[0] == node.ranks[1]:
         ranks = f", rank {node.ranks[0]}"
     marks = [*(["decides"] if node.leads else []), *(["leaves"] if node.leaving else [])]
+    if node.hung_s:
+        marks.append(f"no progress for {describe_duration(node.hung_s)}: elastic stacks says where its ranks are")
     return f"{node.host}{ranks}: {node.phase}" + (f" ({', '.join(marks)})" if marks else "")
 
 

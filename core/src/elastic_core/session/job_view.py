@@ -32,6 +32,7 @@ class NodeStatus:
         phase: ``running``, ``waiting``, ``stopped`` or ``finished``; ``silent`` for a member without a row.
         leads: Whether it decides for the job.
         leaving: Whether it has said that it leaves.
+        hung_s: Seconds for which one of its ranks has made no progress, when that was noticed; 0 while all do.
     """
 
     node_id: str
@@ -40,6 +41,7 @@ class NodeStatus:
     phase: str
     leads: bool
     leaving: bool
+    hung_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,7 @@ def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, NodeR
         phase="silent" if row is None else _phase(row, current),
         leads=ledger.leader == node_id,
         leaving=row is not None and row.leaving,
+        hung_s=row.hung if row is not None and row.round == current.number else 0.0,
     )
 
 
