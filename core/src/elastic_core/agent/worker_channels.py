@@ -168,19 +168,21 @@ class Reports:
         """Return the workers that have reported that their program has ended."""
         return {channel.tag for channel in self._channels.values() if channel.over}
 
-    def drain(self) -> list[Stepped] | None:
-        """Read all reports, and return the newest step of each worker; None if the reports do not end.
+    def drain(self) -> list[Stepped | Advanced] | None:
+        """Read all reports, and return the progress that they tell; None if the reports do not end.
 
-        Steps that were received before count too, since they may still be queued on the loop. Other reports are
-        delivered as if they came now.
+        Of each worker the newest step is returned, also one that was received before and may still be queued on the
+        loop. Other reports are delivered as if they came now.
         """
-        steps = []
+        steps: list[Stepped | Advanced] = []
         for channel in self._channels.values():
             told: Report | _Served | None = None
             for _ in range(DRAINED_PACKETS_MAX):
                 if (told := self._next(channel)) is None:
                     break
-                if not isinstance(told, (Stepped, NotUnderstood, _Served)):
+                if isinstance(told, Advanced):
+                    steps.append(told)
+                elif not isinstance(told, (Stepped, NotUnderstood, _Served)):
                     self._later(self._clock(), told)
             if told is not None:
                 return None

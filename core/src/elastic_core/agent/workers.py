@@ -346,7 +346,10 @@ class WorkerGroup:
             return False
         for told in reports:
             if worker := self._workers.get(told.tag):
-                self._stepped(worker, told.step, told.leaves)
+                if isinstance(told, worker_channels.Advanced):
+                    self.progress.observe(worker.assignment.rank, told.progress)
+                else:
+                    self._stepped(worker, told.step, told.leaves)
         return True
 
     def _stepped(self, worker: Worker, step: int, leaves: bool) -> node_events.TakesNotices | None:
@@ -361,6 +364,7 @@ class WorkerGroup:
     def _fail(self, tag: int, incident: Incident) -> node_events.WorkerFailed | None:
         """Report the first failure, and a later one if it explains the first."""
         if incident.rank is not None:
+            self._read_steps()  # the worker's end may be known before its last report is read
             incident = replace(incident, step=self.progress.step(incident.rank))
         if self._over:
             return self._publish_failure(incident) if self._is_cause(tag, incident) else None
