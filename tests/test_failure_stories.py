@@ -154,6 +154,8 @@ def masked(stage: Stage, nodes: list[Node], lines: list[str]) -> str:
     text = re.sub(r"<(node\d)>", r"\1", text)
     text = re.sub(r"\[elastic\] \S+ ", "[elastic] 12:00:00 ", text)
     text = re.sub(r"pid \d+", "pid 4711", text)
+    text = re.sub(r"thread 0x[0-9a-f]+", "thread 0x00007f3a5c1b2000", text)
+    text = re.sub(r'"/\S+/lib/python3\.\d+/(\S+)", line \d+', r'"/usr/lib/python3.11/\1", line 519', text)
     text = re.sub(r"\d+\.\d s after its start", "0.1 s after its start", text)
     text = re.sub(r"logs\d/job_\w+", "logs/job_6e4bfe790b20", text)
     text = re.sub(r"(?<=after )\d+(?= s \(node0\))", "6", text)

@@ -99,6 +99,7 @@ if os.environ["RANK"] == os.environ["LAST"]:
 signal.pause()
 """,
         what=KILLED.format("SIGSEGV", "invalid memory access in native code"),
+        where="train.py:6 in <module>",
         failure_class="framework",
     ),
     "sigkill": Story(
@@ -253,6 +254,7 @@ signal.pause()
 """,
         what="was killed by SIGABRT",
         error="terminate called after throwing an instance of 'std::runtime_error': what(): no memory left in the pool",
+        where="train.py:7 in <module>",
         hint="A native library has a defect or does not fit",
         exception="std::runtime_error",
         failure_class="framework",

@@ -435,9 +435,12 @@ def test_a_kill_that_is_known_only_after_a_peer_has_failed_of_it_is_told_as_well
     node.start(f"{PEER_FAILS}; trap '' TERM; echo > {gate}; sleep 300", TWO)
     gate.read_text()
     assert node.failure().rank == 1
+    killed = next(worker for worker in node.group.workers if worker.assignment.rank == 2)
+    while killed.pid is None:  # the warden may report its start after the end of the other one
+        assert select.select([node.warden], [], [], PATIENCE)[0]
+        assert not any(map(node.group.handle, node.warden.receive()))
     node.group.stop(PATIENCE, broken=True)
-    pid = next(worker.pid for worker in node.group._workers.values() if worker.assignment.rank == 2)
-    assert pid is not None
+    pid = killed.pid
     os.kill(pid, signal.SIGKILL)
     cause = node.failure()
     assert (cause.rank, cause.exit_code) == (2, -signal.SIGKILL)
