@@ -46,6 +46,20 @@ def test_the_clock_of_the_disks_host_may_be_wrong(changed_at: float, age: float)
     assert newest.look([saved(1, changed_at)], 20.0, 1020.0) == (Checkpoint(1, "out/checkpoint-1/model.pt"), age)
 
 
+def test_a_file_with_a_step_in_its_path_comes_before_all_others() -> None:
+    newest = NewestCheckpoint()
+    files = [SavedFile(100.0, "/out/checkpoint-500/model.pt", 9), SavedFile(200.0, "/out/trainer_state.json", 9)]
+    found = [newest.look(files, at, 300.0) for at in (0.0, 5.0)][-1]
+    assert found is not None
+    assert found[0].step == 500
+
+
+def test_logs_and_metrics_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in ("model.pt", "events.out.tfevents.17.host.1.0", "train.log", "model.pt.tmp", "metrics.jsonl"):
+        (tmp_path / name).write_text("x")
+    assert [os.path.basename(file.path) for file in find_files(str(tmp_path))] == ["model.pt"]
+
+
 def test_empty_files_do_not_count() -> None:
     newest = NewestCheckpoint()
     assert [newest.look([saved(1, 1.0, 0)], at, 1000.0) for at in (1.0, 2.0, 3.0)] == [None] * 3

@@ -16,7 +16,9 @@ from elastic_core.agent.error_files import (
     last_lines,
     one_line,
     read_error_file,
+    telling_lines,
 )
+from elastic_core.agent.python_traceback import user_line
 
 CALLSTACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: boom\n'
 
@@ -255,3 +257,20 @@ def test_one_line_is_the_first_that_says_anything(text: str, line: str) -> None:
 )
 def test_the_last_whole_lines_within_the_limit_are_kept(data: bytes, kept: str) -> None:
     assert last_lines(data, 10) == kept
+
+
+def test_what_native_code_wrote_is_kept_before_long_stacks() -> None:
+    thread = '  File "/v/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1773 in _call_impl\n'
+    stacks = f"Thread 0x01 (most recent call first):\n{60 * thread}\nCurrent thread 0x02 (most recent call first):\n"
+    own = '  File "/home/me/train.py", line 41 in step\n'
+    text = f"step 812\nterminate called after throwing an instance of 'X'\nFatal Python error: Aborted\n\n{stacks}{own}"
+    told = telling_lines((text + 60 * thread).encode(), 4096)
+    assert len(told) <= 4096
+    assert told.startswith(
+        "step 812\nterminate called after throwing an instance of 'X'\nFatal Python error: Aborted\n"
+    )
+    assert own in told
+    assert "Thread 0x01" not in told
+    assert str(user_line(told)) == "train.py:41 in step"
+    short = text[: text.index("Thread 0x01")].encode()
+    assert telling_lines(short, 4096) == short.decode()

@@ -22,7 +22,7 @@ from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
-from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
+from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
 from elastic_core.progress import Progress
 from elastic_core.progress_patterns import compile_expressions
@@ -597,7 +597,7 @@ def test_all_that_a_terminal_holds_is_read_when_a_worker_has_failed(tmp_path: Pa
     thread = PumpThread("pump")
     thread.catch_up([pump], PATIENCE)
     assert len(held) > 2 * TAIL
-    assert pump.tail == held[-TAIL - 1 :]
+    assert pump.tail == held[-REMEMBERED - 1 :]
     pump.close()
     thread.close(PATIENCE)
     os.close(theirs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,14 @@ def test_a_verdict_that_cannot_be_written_is_an_error_and_no_exception(tmp_path:
     (tmp_path / "file").write_text("")
     error = write_verdict(replace(SUMMARY, logs=tmp_path / "file"), FAILED)
     assert isinstance(error, OSError)
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: answers.wait(60))
+    error = write_verdict(replace(SUMMARY, logs=tmp_path), FAILED, seconds=0.01)
+    answers.set()
+    assert "no answer within" in str(error)
 
 
 def test_without_logs_there_is_no_file() -> None:

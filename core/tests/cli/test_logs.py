@@ -89,6 +89,31 @@ def test_bytes_of_any_kind_are_passed_on(tmp_path: Path) -> None:
     assert out.getvalue() == b"[round 1, rank 0, stdout] \xff\x00\n"
 
 
+def test_progress_bars_are_lines_and_a_long_line_is_cut_and_nothing_is_read_twice(tmp_path: Path) -> None:
+    path = keep(tmp_path, 1, 0, "")
+    path.write_bytes(b" 1%\r 2%\r\nab" + b"x" * 200_000 + b"\nlast")
+    out = io.BytesIO()
+    follower = Follower(tmp_path, Selection(), out)
+    follower.print_new(last=False)
+    assert not follower.print_new(last=False)
+    follower.print_new(last=True)
+    lines = [line.partition("] ")[2] for line in out.getvalue().decode().splitlines()]
+    assert lines[:2] == [" 1%", " 2%"]
+    assert "".join(lines[2:-1]) == "ab" + "x" * 200_000
+    assert lines[-1] == "last"
+
+
+def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
+    keep(tmp_path, 1, 0, "one\n")
+    for rank, make in ((1, lambda path: path.symlink_to("/etc/passwd")), (2, os.mkfifo)):
+        path = keep(tmp_path, 1, rank, "")
+        path.unlink()
+        make(path)
+    keep(tmp_path, 1, 3, "").unlink()
+    assert printed(tmp_path) == ["[round 1, rank 0, stdout] one"]
+    assert find_run(tmp_path) == tmp_path
+
+
 def test_of_several_runs_the_one_that_wrote_last_is_taken(tmp_path: Path) -> None:
     for at, name in ((2_000_000_000, "job_new"), (1_000_000_000, "job_old")):
         path = keep(tmp_path / name, 1, 0, name)

@@ -141,6 +141,22 @@ class TestReport:
         found = body(decide(view(asked(at=NOW - ANSWER_WAIT_SECONDS), answer("a", {WAITS: (0, 1)}), running("b"))))
         assert isinstance(found, Stacks)
         assert found.report.splitlines()[-1] == "host-b (ranks 2-3) has not answered"
+        assert not found.hang, "the one that works may be among them"
+
+    def test_a_node_that_could_not_look_proves_no_hang(self) -> None:
+        found = body(decide(view(asked(), answer("a", {WAITS: (0, 1)}), answer("b", {}))))
+        assert isinstance(found, Stacks)
+        assert (found.still, found.hang) == (True, False)
+
+    def test_a_newer_step_than_at_the_last_suspicion_begins_the_count_anew(self) -> None:
+        before = replace(ASKS, answers=3, nth=5, step=800, still=True)
+        ledger = then(then(asked(), before, at=NOW - 400), replace(ASKS, nth=6), at=NOW - 1)
+        nodes = [
+            answer(name, {WAITS: ranks}, question=5, step=812, head=5) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))
+        ]
+        found = body(decide(view(ledger, *nodes)))
+        assert isinstance(found, Stacks)
+        assert (found.nth, found.step) == (1, 812)
 
     def test_a_node_that_has_finished_need_not_answer(self) -> None:
         done = seen("b", Phase.FINISHED, head=2)

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import itertools
 import os
+import re
 import stat
 import threading
 import time
@@ -17,6 +18,8 @@ from elastic_core.progress_patterns import step_of_path
 
 LOOK_SECONDS = 5.0  # between two looks
 FILES_MAX = 10_000  # that one look takes in
+_NO_CHECKPOINT = re.compile(r"/events\.out\.tfevents[^/]*$|\.(?:log|tmp|lock|jsonl|csv)$")
+"""Files that scripts write beside their checkpoints: logs, metrics, and what is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,11 @@ class SavedFile:
     changed_at: float
     path: str
     size: int
+
+
+def _likeness(file: SavedFile) -> tuple[bool, float, str]:
+    """Return a sort key: files with a step in their path are checkpoints before all others, newer ones before older."""
+    return step_of_path(file.path) is not None, file.changed_at, file.path
 
 
 class NewestCheckpoint:
@@ -40,7 +48,7 @@ class NewestCheckpoint:
 
     def look(self, files: Iterable[SavedFile], now: float, time_of_day: float) -> tuple[Checkpoint, float] | None:
         """Take what a look has found; return a checkpoint that is finished and new, with its age in seconds."""
-        newest = max(files, key=lambda file: (file.changed_at, file.path), default=None)
+        newest = max(files, key=_likeness, default=None)
         before, self._last = self._last, newest
         if newest != before:
             self._seen_at = self._looked_at
@@ -70,6 +78,8 @@ def _files_below(place: str) -> Iterator[SavedFile]:
     if os.path.isdir(place):
         paths = (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names)
     for path in paths:
+        if _NO_CHECKPOINT.search(path):
+            continue
         with contextlib.suppress(OSError):  # it was removed just now
             found = os.stat(path)
             if stat.S_ISREG(found.st_mode):

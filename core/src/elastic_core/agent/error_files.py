@@ -27,6 +27,7 @@ _ABORT = re.compile(
     r"|[^\n]*: Assertion [^\n]* failed\.)$",
     re.MULTILINE,
 )
+_FATAL, _CURRENT_THREAD = b"Fatal Python error: ", b"Current thread 0x"
 _USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|ExceptionGroup")
 
 
@@ -94,6 +95,21 @@ def last_lines(data: bytes, limit: int) -> str:
     if len(data) > limit and data[-limit - 1 : -limit] != b"\n":
         end = end[end.find(b"\n", 0, -1) + 1 :]
     return end.decode(errors="replace")
+
+
+def telling_lines(data: bytes, limit: int) -> str:
+    """Return the last whole lines of stderr in at most ``limit`` bytes, with what led to a fatal signal.
+
+    faulthandler writes the stacks of all threads after the message of native code, and may write more than ``limit``.
+    Then one half is from before ``Fatal Python error``, and the other is that line and the current thread's stack.
+    """
+    at = data.rfind(_FATAL)
+    if at < 0 or len(data) - at <= limit // 2:
+        return last_lines(data, limit)
+    title = data[at : data.find(b"\n", at) + 1]
+    current = max(data.find(_CURRENT_THREAD, at), at + len(title))
+    stack = data[current : current + limit // 2 - len(title)]
+    return last_lines(data[:at], limit // 2) + (title + stack[: stack.rfind(b"\n") + 1]).decode(errors="replace")
 
 
 def _read(path: Path) -> bytes | None:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import Console, DirectConsole
-from elastic_core.agent.error_files import last_lines
+from elastic_core.agent.error_files import telling_lines
 from elastic_core.agent.progress_reader import ProgressReader, StreamReader
 from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
@@ -53,8 +53,11 @@ class WorkerStreams:
         self.stdout = self.stderr = None
 
     def tail(self) -> str:
-        """Return the last whole lines of stderr, 4 KiB at most, without colours; of a longer line, its end."""
-        return _STYLE.sub("", last_lines(self.pumps[Stream.ERR].tail, TAIL))
+        """Return the last whole lines of stderr, 4 KiB at most, without colours; of a longer line, its end.
+
+        Where stacks of faulthandler are longer, what was written before them is in it as well.
+        """
+        return _STYLE.sub("", telling_lines(self.pumps[Stream.ERR].tail, TAIL))
 
 
 class Output:

@@ -10,16 +10,20 @@ import contextlib
 import json
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from elastic_core.events import describe_duration
 from elastic_core.incidents import Failure, Incident
 from elastic_core.protocol.entries import Closed
+from elastic_core.threads import bounded
 
 FILE_NAME = "verdict.json"
+WRITE_MAX_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +101,28 @@ def describe_incident(incident: Incident) -> Mapping[str, Any]:
     }
 
 
-def write_verdict(summary: RunSummary, closed: Closed) -> OSError | None:
-    """Write ``verdict.json`` beside the logs, if any are kept, as a whole or not at all; return why it could not be."""
-    if summary.logs is None:
+def write_verdict(summary: RunSummary, closed: Closed, seconds: float = WRITE_MAX_SECONDS) -> OSError | None:
+    """Write ``verdict.json`` beside the logs, if any are kept, as a whole or not at all; return why it could not be.
+
+    A disk that does not answer, as that of a dead server, is not waited for longer than ``seconds``.
+    """
+    if (logs := summary.logs) is None:
         return None
-    target = summary.logs / FILE_NAME
-    unnamed = target.with_name(f".{FILE_NAME}.{os.getpid()}")
+    text = json.dumps(verdict(summary, closed), indent=1) + "\n"
     try:
-        summary.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unnamed.write_text(json.dumps(verdict(summary, closed), indent=1) + "\n", encoding="utf-8")
-        os.replace(unnamed, target)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            unnamed.unlink()
+        bounded(partial(_write, logs, text), seconds)
+    except OSError as exc:  # TimeoutError is one
         return exc
     return None
+
+
+def _write(directory: Path, text: str) -> None:
+    unnamed = directory / f".{FILE_NAME}.{uuid.uuid4().hex}"  # of this node alone, also where nodes share process ids
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unnamed.write_text(text, encoding="utf-8")
+        os.replace(unnamed, directory / FILE_NAME)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unnamed.unlink()
+        raise

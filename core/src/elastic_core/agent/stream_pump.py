@@ -17,7 +17,8 @@ from elastic_core.agent.console import Console, DirectConsole, write_all
 from elastic_core.agent.progress_reader import StreamReader
 from elastic_core.agent.stream_lines import Filtered, Shape
 
-TAIL = 4096  # bytes of stderr that are remembered
+TAIL = 4096  # bytes of stderr that an incident may show
+REMEMBERED = 16384  # bytes of stderr that are remembered: faulthandler's stacks follow what native code wrote
 
 _CHUNK = 1 << 16
 _READS = 20  # how often a stream is read until nothing is left: a pseudo-terminal holds 64 KiB and gives 4 KiB at once
@@ -53,7 +54,7 @@ class Pump:
         self.pipe, self.console, self.shape = pipe, console, shape
         self._progress = progress
         self.tail = b""
-        """The last ``TAIL`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
+        """The last ``REMEMBERED`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
         self.ended = threading.Event()
         self._file, self._path, self._filtered, self._report, self._rank = file, path, filtered, report, rank
         self._reported: set[Path] = set()
@@ -67,7 +68,7 @@ class Pump:
         except OSError:  # EIO: the last process with this pseudo-terminal has closed it
             data = b""
         if data:
-            self.tail = (self.tail + data)[-TAIL - 1 :]
+            self.tail = (self.tail + data)[-REMEMBERED - 1 :]
             if self._progress is not None:
                 self._progress.feed(data)
             self._keep(data)

@@ -247,6 +247,9 @@ class Supervisor:
     def _end_hung(self, found: Stacks) -> None:
         """End the rank for which the others wait, if nothing moves, the user wants that, and it is here."""
         wanted = found.hang and found.round == self._state.round and self._config.hang_timeout is not None
+        step = self._group.newest_step()
+        if found.step is not None and step is not None and step > found.step:
+            wanted = False  # the entry was read late, and the workers have gone on
         if wanted and (failed := self._group.end_hung(found)) is not None:
             self._step(failed)
 

@@ -117,6 +117,7 @@ class _Channel:
     complained: bool = False  # whether it was reported that it brought something else than a report
     over: bool = False  # whether the worker has reported that its program has ended
     newest: Stepped | None = None
+    advanced: Advanced | None = None  # the newest
 
 
 class Reports:
@@ -171,8 +172,8 @@ class Reports:
     def drain(self) -> list[Stepped | Advanced] | None:
         """Read all reports, and return the progress that they tell; None if the reports do not end.
 
-        Of each worker the newest step is returned, also one that was received before and may still be queued on the
-        loop. Other reports are delivered as if they came now.
+        Of each worker the newest is returned, also what was received before and may still be queued on the loop. Other
+        reports are delivered as if they came now.
         """
         steps: list[Stepped | Advanced] = []
         for channel in self._channels.values():
@@ -180,14 +181,11 @@ class Reports:
             for _ in range(DRAINED_PACKETS_MAX):
                 if (told := self._next(channel)) is None:
                     break
-                if isinstance(told, Advanced):
-                    steps.append(told)
-                elif not isinstance(told, (Stepped, NotUnderstood, _Served)):
+                if not isinstance(told, (Stepped, Advanced, NotUnderstood, _Served)):
                     self._later(self._clock(), told)
             if told is not None:
                 return None
-            if channel.newest is not None:
-                steps.append(channel.newest)
+            steps += filter(None, (channel.newest, channel.advanced))
         return steps
 
     def listen_again(self, event: ListenAgain) -> None:
@@ -250,6 +248,8 @@ class Reports:
             return _Served()
         if isinstance(told, Stepped):
             channel.newest = told
+        if isinstance(told, Advanced):
+            channel.advanced = told
         return told
 
 

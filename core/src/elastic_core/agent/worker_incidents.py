@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 from elastic_core.agent.error_files import last_abort_line, last_exception_line, read_error_file
@@ -20,11 +22,13 @@ from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import WorkerFailed
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.threads import bounded
 from elastic_core.warden.messages import ServiceEnded
 
 MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
 CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
 MESSAGE_MAX_CHARACTERS = 500  # of the message of an incident
+CORE_DUMP_MAX_SECONDS = 0.2  # for the search for a core dump, on another thread
 DETAIL_MAX_CHARACTERS = 4096  # of the detail of an incident
 
 
@@ -77,8 +81,9 @@ def exit_incident(
         return worker_incident(info, worker, after, message=message, detail=detail, exit_code=exit_code)
     if worker.pid is not None and -exit_code in CORE_SIGNALS:
         began = time.time() - after - CLOCK_STEP_SECONDS
-        if dump := describe_core_dump(worker.pid, ".", began):
-            detail = f"{detail.rstrip()}\n{dump}".lstrip("\n")
+        with contextlib.suppress(TimeoutError):  # a large directory on a slow disk: recovery does not wait for it
+            if dump := bounded(partial(describe_core_dump, worker.pid, ".", began), CORE_DUMP_MAX_SECONDS):
+                detail = f"{detail.rstrip()}\n{dump}".lstrip("\n")
     if timer is not None and exit_code == -timer.signum:
         message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
         return worker_incident(info, worker, after, message=message, detail=detail)

@@ -5,8 +5,10 @@ The directory of a run is ``LOG_DIR/JOB_RUN/round_N/rank_R/{stdout,stderr}.log``
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,8 @@ from elastic_core.errors import UsageError
 from elastic_core.exit_codes import ExitCode
 
 FOLLOW_INTERVAL_SECONDS = 0.2
+_PIECE_BYTES = 1 << 16
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 _LOG = re.compile(r"round_(?P<round>\d+)/rank_(?P<rank>\d+)/(?P<stream>stdout|stderr)\.log")
 
 
@@ -114,24 +118,35 @@ class Follower:
         return printed
 
     def _new_lines(self, path: Path, *, last: bool) -> Iterator[bytes]:
+        """Yield what is new in a file, in lines; a carriage return ends one too, as in progress bars."""
         try:
-            file = open(path, "rb")  # noqa: SIM115  (the with follows)
-        except OSError:  # removed meanwhile
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # removed meanwhile, or a link
             return
-        with file:
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return
             file.seek(self._read.get(path, 0))
-            while line := file.readline():
-                if not line.endswith(b"\n"):
-                    if not last:
-                        return
-                    line += b"\n"
-                self._read[path] = file.tell()
-                yield line
+            while piece := file.read(_PIECE_BYTES):
+                *lines, rest = _LINE_END.split(piece)
+                if len(piece) == _PIECE_BYTES and not lines:  # a line that is longer than a piece is cut
+                    lines, rest = [piece], b""
+                self._read[path] = file.tell() - len(rest)
+                yield from (line + b"\n" for line in lines)
+                if len(piece) < _PIECE_BYTES:
+                    if rest and last:
+                        yield rest + b"\n"
+                    return
+                file.seek(-len(rest), os.SEEK_CUR)
 
 
 def _written_at(run: Path) -> float:
     """Return when something was last written below a run's directory, as far as its rounds show."""
-    return max(path.stat().st_mtime for path in (run, *run.glob("round_*"), *run.glob("round_*/rank_*/*.log")))
+    newest = 0.0
+    for path in (run, *run.glob("round_*"), *run.glob("round_*/rank_*/*.log")):
+        with contextlib.suppress(OSError):  # an agent removes what is empty
+            newest = max(newest, path.lstat().st_mtime)
+    return newest
 
 
 def _default_directory(environ: Mapping[str, str] = os.environ) -> str | None:

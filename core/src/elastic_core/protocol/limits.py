@@ -1,20 +1,5 @@
 """Limits of the parts of a ledger entry, so that every entry that a leader can decide on fits into one store value.
 
-part                                    share                                   bytes
-======================================  ====================================  =======
-``MAX_NODES`` members                   8 of id and 1 of kind, each           180,000
-``MAX_KINDS`` kinds of members          a role of 64 characters, each          25,000
-``MAX_HOSTS`` hosts that were lost      40 each                                10,300
-``MAX_HOSTS`` hosts that are excluded   30 each                                 7,700
-``MAX_FAILURES`` failures               140 each                                4,500
-``MAX_CHANGES`` changes                 15 each                                   150
-texts for users                         ``WHY_BYTES`` each, four of them        8,000
-an incident                             ``DETAIL_BYTES`` and four others       10,000
-hosts of members                        ``HOSTS_BYTES``                         4,096
-``MAX_LEFT_MEMBERS``                    15 of id, each                          3,900
-the settings and the run's uid          ``OPEN_BYTES``                          8,000
-======================================  ====================================  =======
-=======
 ``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON, which
 ``docs/protocol.md`` lists (rule L8). A RESUME carries all parts at once; their shares add up to less than the limit.
 """

@@ -22,6 +22,8 @@ BRIEF, FULL = "brief", "full"  # what a request wants: places, or the whole stac
 FINISHED = "finished"  # the place of a rank whose program has ended
 NO_STACK = "no Python stack"  # the beginning of the place of a process that does not answer
 _COLLECTIVE = "(torch/distributed/"  # in the place of a rank that waits for its peers
+_DEVICE_WAITS = "(torch/autograd/", "(torch/cuda/", "(torch/_tensor.py"  # where NCCL's collectives are often waited for
+MOST_DOUBLINGS = 3  # of the time between two questions
 
 
 def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -> Append | float | None:
@@ -105,9 +107,10 @@ def describe_hang(report: Stacks) -> str:
     return "\n".join([f"round {report.round}: {what}:", *(f"  {line}" for line in report.report.splitlines())])
 
 
-def _suspicion(item: tuple[str, list[int]]) -> tuple[bool, bool, int, int]:
+def _suspicion(item: tuple[str, list[int]]) -> tuple[bool, bool, bool, int, int]:
     where, ranks = item
-    return where == FINISHED, _COLLECTIVE in where, len(ranks), ranks[0]
+    waits = any(place in where for place in _DEVICE_WAITS)
+    return where == FINISHED, _COLLECTIVE in where, waits, len(ranks), ranks[0]
 
 
 def _describe(where: str, ranks: Sequence[int]) -> str:
@@ -122,11 +125,11 @@ def _has_workers(node: NodeView, current: Round) -> bool:
 
 
 def _may_ask_at(ledger: Ledger, window: float) -> float:
-    """Return when members may be asked again after a suspicion: after the window, and each time twice as late."""
+    """Return when members may be asked again after a suspicion: after the window, each time twice as late."""
     last = ledger.suspected
     if last is None:
         return ledger.round_at
-    return ledger.suspected_at + max(window, last.window) * 2.0 ** min(last.nth - 1, 10)
+    return ledger.suspected_at + max(window, last.window) * 2.0 ** min(last.nth - 1, MOST_DOUBLINGS)
 
 
 def _requests(view: LeaderView) -> list[NodeView]:
@@ -168,7 +171,9 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
         else:
             answers.append(answer)
             places |= {rank: where for where, found in answer.places.items() for rank in found if rank in ranks}
-    lines = summarize(places)
+    lines, step, last = summarize(places), newest_step(answers), view.ledger.suspected
+    advanced = step is not None and last is not None and last.step is not None and step > last.step
+    complete = not silent and all(answer.places for answer in answers)  # a node that is late may be the one that works
     for node_id, ranks in silent:
         lines.append(f"{view.describe_nodes([node_id])} (ranks {describe_ranks(ranks)}) has not answered")
     return Stacks(
@@ -177,13 +182,13 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
         requests=asked.requests,
         full=asked.full,
         window=asked.window,
-        nth=asked.nth,
+        nth=1 if advanced and asked.nth else asked.nth,
         answers=view.ledger.stacks_index,
         report=_fit_lines(lines),
         still=is_still(answers),
-        hang=asked.window > 0 and is_hang(answers, view.ledger.suspected),
+        hang=asked.window > 0 and complete and is_hang(answers, last),
         culprit=culprit(places),
-        step=newest_step(answers),
+        step=step,
     )
 
 
