@@ -151,9 +151,7 @@ class TestReport:
     def test_a_newer_step_than_at_the_last_suspicion_begins_the_count_anew(self) -> None:
         before = replace(ASKS, answers=3, nth=5, step=800, still=True)
         ledger = then(then(asked(), before, at=NOW - 400), replace(ASKS, nth=6), at=NOW - 1)
-        nodes = [
-            answer(name, {WAITS: ranks}, question=5, step=812, head=5) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))
-        ]
+        nodes = [answer(name, {WAITS: ranks}, question=5, step=812) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))]
         found = body(decide(view(ledger, *nodes)))
         assert isinstance(found, Stacks)
         assert (found.nth, found.step) == (1, 812)
