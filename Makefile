@@ -5,7 +5,7 @@
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make check   lint, types, unit tests and 1,000 plans of the simulator: two minutes, after each small change
 #   make test    core, backends and whole jobs: twelve minutes; `make test ARGS="-k leader -x"` passes arguments to pytest
-#   make test-parity  torchrun and Elastic side by side: command lines, callers, handlers, terminals, launchers
+#   make test-parity  torchrun and Elastic side by side: command lines, callers, handlers, terminals, launchers, and the stories of failures
 #   make test-state   what elastic-torch keeps over failures: samplers, training state, checkpoints
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
@@ -31,7 +31,7 @@ DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file metrics policie
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.
 TYPED := core plugins examples tests benchmarks docs
 PARITY := tests/parity plugins/torchrun/tests $(patsubst %,tests/test_%.py,error_file etcd_torchrun exec foreign_handlers \
-    launchers migrating python_api surface tcp_init terminals torchrun watchdog)
+    failure_stories hangs launchers migrating python_api surface tcp_init terminals torchrun watchdog)
 STATE := plugins/torch/tests $(patsubst %,tests/test_%.py,examples fsdp_example full_disk rank_state rescue \
     sharded_state train_state)
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
