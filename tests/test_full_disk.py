@@ -14,6 +14,8 @@ import pytest
 from full_disk import fill
 from stage import WARM, WORKERS, Stage
 
+from elastic_core.exit_codes import ExitCode
+
 TRAIN = WORKERS / "train_state.py"
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state.train_state"}
 
@@ -70,7 +72,7 @@ def test_a_job_whose_last_checkpoint_cannot_be_saved_fails_and_names_it(stage: S
     agent.wait_for_report("holding", count=2)
     fill(Path(f"/proc/{agent.pid}/root{small}") / "filler")
     Path(f"{hold}-5").touch()
-    assert agent.exit_code() == 1, agent.output
+    assert agent.exit_code() == ExitCode.REQUEUE, agent.output
     agent.wait_for(
         rf"what .*CheckpointSaveError: The checkpoint of step 8 was not saved in {small}/disk|error .*step 8"
     )
