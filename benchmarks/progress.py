@@ -1,4 +1,4 @@
-"""What it costs to read the progress of a worker out of its output: CPU of the agent's thread that reads the stream.
+"""The CPU time that the agent's thread takes to read the progress of a worker from its output.
 
 A process writes a thousand lines a second into a pipe, one write for each. A pump thread of this process reads them, as
 an agent's does, once with a progress reader and once without, in turn. The difference is the reader's.

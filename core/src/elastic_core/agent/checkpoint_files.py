@@ -19,7 +19,7 @@ from elastic_core.progress_patterns import step_of_path
 LOOK_SECONDS = 5.0  # between two looks
 FILES_MAX = 10_000  # that one look takes in
 _NO_CHECKPOINT = re.compile(r"/events\.out\.tfevents[^/]*$|\.(?:log|tmp|lock|jsonl|csv)$")
-"""Files that scripts write beside their checkpoints: logs, metrics, and what is not finished."""
+"""Files that scripts write beside their checkpoints: logs, metrics, and temporary files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _files_below(place: str) -> Iterator[SavedFile]:
 
 
 class CheckpointFiles:
-    """Looks for the newest checkpoint again and again, on a thread of its own, until it is closed.
+    """A thread that looks for the newest checkpoint at an interval, until it is closed.
 
     Args:
         place: A directory or a glob.

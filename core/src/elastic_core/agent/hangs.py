@@ -70,7 +70,7 @@ def uses_cpu(seconds: float, elapsed: float, share: float = CPU_SHARE) -> bool:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one worker at the last look."""
+    """The signs of one worker at the last look."""
 
     pid: int
     tails: tuple[bytes, ...]

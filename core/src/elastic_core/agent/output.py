@@ -55,7 +55,7 @@ class WorkerStreams:
     def tail(self) -> str:
         """Return the last whole lines of stderr, 4 KiB at most, without colours; of a longer line, its end.
 
-        Where stacks of faulthandler are longer, what was written before them is in it as well.
+        If faulthandler's stacks are longer than that, the text includes the lines before them.
         """
         return _STYLE.sub("", telling_lines(self.pumps[Stream.ERR].tail, TAIL))
 

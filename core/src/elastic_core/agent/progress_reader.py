@@ -1,4 +1,4 @@
-"""The newest progress of each local worker, from what it reports and from what it prints.
+"""The newest progress of each local worker, from its reports and its output.
 
 The pump threads feed :class:`StreamReader` with what they read, the agent's loop feeds :meth:`ProgressReader.observe`
 with reports. Both take microseconds. What follows from progress is posted to the loop as an event.
@@ -49,7 +49,7 @@ ProgressEvent: TypeAlias = "StepSeen | LossBroken | Checkpointed"
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of one worker. Instants are monotonic."""
+    """The progress of one worker. Instants are on the monotonic clock, in seconds."""
 
     progress: Progress = NOTHING
     lines: LineReader | None = None  # once it has printed anything

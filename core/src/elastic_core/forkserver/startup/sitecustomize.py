@@ -61,7 +61,7 @@ def _prepare_worker() -> None:
         loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
         code = loader(name, os.path.join(package, "worker", "stack_dump.py")).get_code(name)
         module = type(sys)(name)
-        exec(code, module.__dict__)
+        exec(code, module.__dict__)  # our own file: an import would leave our package in sys.modules
         module.prepare()
     except Exception:  # such as a module that this interpreter was built without: the program runs all the same
         pass
