@@ -19,7 +19,7 @@ from benchmarks.tables import paragraphs, replaced, table
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.stream_lines import Shape
 from elastic_core.agent.stream_pump import Pump, PumpThread
-from elastic_core.progress_patterns import compile_expressions
+from elastic_core.progress_expressions import compile_expressions
 
 LINES_PER_SECOND = 1000
 SECONDS = 10.0

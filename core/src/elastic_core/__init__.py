@@ -16,8 +16,9 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
-* ``known_failures``: a table of failure texts, with what each means and what to do. ``progress_patterns``: how steps
-  and losses are read from what scripts print.
+* ``progress_lines``: reads steps, losses and checkpoints from lines that scripts print. ``progress_patterns``: a table
+  of what frameworks print. ``progress_expressions``: the check of users' expressions. ``progress_bars``: progress bars.
+* ``known_failures``: a table of failure texts, with what each means and what to do.
 * ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared
   vocabulary.
 

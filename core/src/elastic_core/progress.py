@@ -1,4 +1,4 @@
-"""Progress of a training: how far a worker is. ``progress_patterns`` reads it from what the worker prints."""
+"""Progress of a training: how far a worker is. ``progress_lines`` reads it from what the worker prints."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLin
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
 from elastic_core.progress import Progress
-from elastic_core.progress_patterns import compile_expressions
+from elastic_core.progress_expressions import compile_expressions
 
 PATIENCE = 30.0
 NONE, OUT, ERR, ALL = Stream.NONE, Stream.OUT, Stream.ERR, Stream.ALL

@@ -18,7 +18,7 @@ from elastic_core.agent.progress_reader import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Expressions, Progress
-from elastic_core.progress_patterns import compile_expressions
+from elastic_core.progress_expressions import compile_expressions
 from elastic_core.protocol.node_events import Checkpointed
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from elastic_core.progress import Checkpoint
-from elastic_core.progress_patterns import step_of_path
+from elastic_core.progress_lines import step_of_path
 
 LOOK_SECONDS = 5.0  # between two looks
 FILES_MAX = 10_000  # that one look takes in

@@ -18,7 +18,7 @@ from elastic_core.progress import BUILT_IN, Checkpoint, Expressions, Progress
 from elastic_core.protocol.node_events import Checkpointed
 
 if TYPE_CHECKING:
-    from elastic_core.progress_patterns import LineReader, Recognizer, Scanner
+    from elastic_core.progress_lines import LineReader, Recognizer, Scanner
 
 PROGRESS_EVENT_SECONDS = 10.0  # between two events ``progress`` of a node, at least
 MATCH_MAX_SECONDS = 0.1  # of CPU, for one line; an expression of a user that takes longer is not used any more
@@ -200,13 +200,13 @@ class ProgressReader:
 
     def _recognize(self) -> Recognizer:
         if self._recognizer is None:
-            from elastic_core.progress_patterns import Recognizer
+            from elastic_core.progress_lines import Recognizer
 
             self._recognizer = Recognizer(self._expressions)
         return self._recognizer
 
     def _lines(self, rank: int) -> LineReader:
-        from elastic_core.progress_patterns import LineReader
+        from elastic_core.progress_lines import LineReader
 
         known = self._known(rank)
         known.lines = known.lines or LineReader(self._recognize())
@@ -371,7 +371,7 @@ class StreamReader:
         data, at = b"".join(self._unread), self._at
         self._unread, self._size, self._read_at = [], 0, at
         if self._scanner is None:
-            from elastic_core.progress_patterns import Scanner
+            from elastic_core.progress_lines import Scanner
 
             self._scanner = Scanner()
         scanner = self._scanner

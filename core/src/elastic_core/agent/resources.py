@@ -168,7 +168,7 @@ def _progress_reader(config: RunConfig, publish: Publish, loop: EventLoop) -> It
     """Make what reads the workers' progress; it also looks for their checkpoints, if it is known where they are."""
     expressions = BUILT_IN
     if config.progress_pattern is not None or config.checkpoint_pattern is not None:
-        from elastic_core.progress_patterns import compile_expressions  # few runs have any
+        from elastic_core.progress_expressions import compile_expressions  # few runs have any
 
         expressions = compile_expressions(config.progress_pattern, config.checkpoint_pattern)
     reader = ProgressReader(

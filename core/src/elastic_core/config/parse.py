@@ -174,12 +174,12 @@ def checkpoint_pattern(text: str) -> str:
 
 
 def _expression(text: str, kind: str) -> str:
-    from elastic_core import progress_patterns as patterns  # few runs have one
+    from elastic_core import progress_expressions as expressions  # few runs have one
 
-    example = patterns.PROGRESS_EXAMPLE if kind == "progress" else patterns.CHECKPOINT_EXAMPLE
+    example = expressions.PROGRESS_EXAMPLE if kind == "progress" else expressions.CHECKPOINT_EXAMPLE
     try:
-        patterns.compile_expressions(**{f"{kind}_pattern": text})
-    except patterns.WrongExpression as wrong:
+        expressions.compile_expressions(**{f"{kind}_pattern": text})
+    except expressions.WrongExpression as wrong:
         raise Wrong(f"{wrong}. An example: {example}") from None
     return text
 

@@ -211,7 +211,7 @@ class RunConfig:
     def _check_patterns(self) -> None:
         if self.progress_pattern is None and self.checkpoint_pattern is None:
             return
-        from elastic_core.progress_patterns import WrongExpression, compile_expressions  # few runs have any
+        from elastic_core.progress_expressions import WrongExpression, compile_expressions  # few runs have any
 
         for name in ("progress_pattern", "checkpoint_pattern"):
             try:

@@ -9,22 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.progress import PROGRESS_GROUPS, Checkpoint, Expressions, Progress, check_report
-from elastic_core.progress_patterns import (
-    CHECKPOINT_GROUPS,
+from elastic_core.progress import Checkpoint, Expressions, Progress
+from elastic_core.progress_expressions import compile_expressions
+from elastic_core.progress_lines import (
     LINE_MAX_BYTES,
     LINES_AT_ONCE,
     MATCHES_TO_CHOOSE,
-    PATTERNS,
     LineReader,
     Recognizer,
     Scanner,
-    WrongExpression,
-    compile_expression,
-    compile_expressions,
-    needle_of,
     step_of_path,
 )
+from elastic_core.progress_patterns import PATTERNS
 
 HF, LIGHTNING, TITAN, MEGATRON, DEEPSPEED, TQDM = (pattern.name for pattern in PATTERNS)
 
@@ -343,66 +339,6 @@ def test_an_own_expression_is_compared_with_the_end_of_a_long_line() -> None:
     assert read.read("x" * 10**6 + " step 2") == Progress(step=2)
 
 
-@pytest.mark.parametrize(
-    ("expression", "why"),
-    [
-        ("(", "is not a regular expression: missing )"),
-        (r"step \d+", "has no named group; it needs one of step, loss, samples, epoch"),
-        (r"(?P<steps>\d+)", "has the group 'steps'; known are step, loss, samples, epoch"),
-        (r"(?P<step>(\d+)+)$", "repeats something that is repeated"),
-        (r"(?P<step>(a|a)*)$", "repeats something that is repeated or has alternatives"),
-        (r"(?P<step>(a?){40}a)", "repeats something that is repeated"),
-        (r"(?P<step>\d*\d*\d*\d*\d*\d*\d*x)", "takes too long"),
-        ("a?" * 30 + r"(?P<step>\d)", "more than 20 repeats"),
-    ],
-)
-def test_expressions_that_are_refused(expression: str, why: str) -> None:
-    with pytest.raises(WrongExpression) as refused:
-        compile_expression(expression, PROGRESS_GROUPS, needs_group=True)
-    assert why in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        r"step (?P<step>\d+) loss (?P<loss>\S+)",
-        r".*epoch.*(?P<epoch>\d+).*step.*(?P<step>\d+).*loss.*(?P<loss>\d+\.\d+)",
-        r".*step.*?(?P<step>\d+).*loss.*?(?P<loss>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)",
-        r"^\[(?P<epoch>\d+)/\d+\]\[\s*(?P<step>\d+)/\s*\d+\]\s+(?:loss|Loss):?\s*(?P<loss>\S+)",
-        r"(?i)iter\s*[:=]\s*(?P<step>\d+)",
-        r"(?P<step>\d++)",
-    ],
-)
-def test_usual_expressions_are_taken(expression: str) -> None:
-    import sys
-
-    if "++" in expression and sys.version_info < (3, 11):
-        return
-    compile_expression(expression, PROGRESS_GROUPS, needs_group=True)
-
-
-def test_a_checkpoints_expression_needs_no_group() -> None:
-    compile_expression("saved", CHECKPOINT_GROUPS, needs_group=False)
-
-
-@pytest.mark.parametrize(
-    ("expression", "needle"),
-    [
-        (r"step (?P<step>\d+) loss (?P<loss>\S+)", " loss "),
-        (r"(?P<step>\d+)", ""),
-        (r"(?:a|b)(?P<step>\d+)", ""),
-        (r"(?:abc)?(?P<step>\d+)", ""),
-        (r"(?:abc)+x(?P<step>\d+)", "abc"),
-        (r"(?i)step (?P<step>\d+)", ""),
-        (r"(?i:step) (?P<step>\d+)", " "),
-        (r"(?!never)(?P<step>\d+)", ""),
-        (r"(at (?P<step>\d+))", "at "),
-    ],
-)
-def test_the_text_that_every_match_has(expression: str, needle: str) -> None:
-    assert needle_of(expression) == needle
-
-
 # Streams -------------------------------------------------------------------------------------------------------------
 
 
@@ -467,50 +403,3 @@ def test_the_end_of_a_stream_is_a_line() -> None:
     assert scanner.feed(b"step 1", None, 0.0) == []
     assert scanner.finish(None) == ["step 1"]
     assert scanner.finish(None) == []
-
-
-# Reports -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "progress"),
-    [
-        ({"step": 3}, Progress(step=3)),
-        ({"step": 3, "loss": None, "type": "progress"}, Progress(step=3)),
-        ({"loss": math.inf, "epoch": 1}, Progress(loss=math.inf, epoch=1.0)),
-        ({"samples": 0}, Progress(samples=0)),
-    ],
-)
-def test_reports_are_read(fields: dict[str, object], progress: Progress) -> None:
-    assert check_report(fields) == progress
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({}, "reports none of step, loss, samples, epoch"),
-        ({"step": "3"}, "its step is no whole number"),
-        ({"step": 3.0}, "its step is no whole number"),
-        ({"step": True}, "its step is no whole number"),
-        ({"step": -1}, "its step is out of range"),
-        ({"samples": 2**53}, "its samples is out of range"),
-        ({"loss": [1]}, "its loss is no number"),
-        ({"loss": 10**400}, "its loss is out of range"),
-        ({"epoch": math.nan}, "its epoch is out of range"),
-    ],
-)
-def test_reports_that_are_refused(fields: dict[str, object], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        check_report(fields)
-
-
-@pytest.mark.parametrize(
-    ("progress", "words"),
-    [
-        (Progress(), ""),
-        (Progress(step=3, loss=0.25), "step 3, loss 0.25"),
-        (Progress(samples=9, epoch=1.5), "samples 9, epoch 1.5"),
-    ],
-)
-def test_progress_in_words(progress: Progress, words: str) -> None:
-    assert progress.describe() == words
