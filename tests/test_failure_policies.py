@@ -21,6 +21,15 @@ if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 3:
     signal.pause()
 """
 
+SAVES_AND_FAILS = """
+import os
+
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print(f"saved /ckpt/checkpoint-{1 if 'SAME_CHECKPOINT' in os.environ else restarts}", flush=True)
+if restarts < 4:
+    raise ValueError("boom")
+"""
+
 
 def starts(agent: Agent, rank: int = 1) -> list[int]:
     """The restart counts with which a rank was started."""
@@ -32,7 +41,34 @@ def test_a_deterministic_bug_ends_the_job_after_three_equal_failures(stage: Stag
     agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1,1,1,1")
     assert agent.exit_code() == ExitCode.JOB_FAILED
     assert starts(agent) == [0, 1, 2]
-    assert "the job is not restarted: ValueError on rank 1 3 times in a row (no_progress=3)" in agent.output
+    why = "ValueError on rank 1 3 times in a row without a newer checkpoint (no_progress=3)"
+    assert f"the job is not restarted: {why}" in agent.output
+
+
+def test_newer_checkpoints_are_progress_where_no_steps_are_known(stage: Stage, tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(SAVES_AND_FAILS)
+    flags = ["--standalone", "--max_restarts=9", r"--checkpoint_pattern=saved (?P<path>\S+)"]
+    agent = stage.run(*flags, train)
+    assert agent.exit_code() == 0, agent.output
+    again = stage.run(*flags, train, env={"SAME_CHECKPOINT": "1"})
+    assert again.exit_code() == ExitCode.JOB_FAILED
+    why = "ValueError on rank 0 3 times in a row without a newer checkpoint (no_progress=3)"
+    assert f"the job is not restarted: {why}" in again.output
+
+
+def test_each_restart_is_explained_in_the_ledger_and_every_job_that_was_preempted_too_often(
+    stage: Stage, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(PREEMPTED)
+    flags = ["--standalone", "--event_log_handler=console", "--failure_policy=preemptions=2/1h,budget=0/1h"]
+    agent = stage.run(*flags, train, env=DEFAULT_RESTARTS)
+    assert agent.exit_code() == ExitCode.REQUEUE, agent.output
+    assert "workers were preempted 3 times within 1h (preemptions=2/1h)" in agent.output
+    events = [json.loads(line) for line in agent.lines if line.startswith('{"time"')]
+    verdicts = [event["fields"]["verdict"] for event in events if event["name"] == "round_started"]
+    assert verdicts == ["", *(f"preemptions: preemption {n} of preemptions=2/1h" for n in (1, 2))]
 
 
 def test_the_policy_can_be_turned_off(stage: Stage) -> None:

@@ -128,5 +128,5 @@ def test_a_bug_ends_the_job_at_its_third_failure_whoever_leads(monkeypatch: pyte
     found = entries(monkeypatch, "", [(10.0, 1), (20.0, 1), (60.0, 1)], seconds=90.0, crash_at=25.0)
     assert bodies(found, Leader)
     (end,) = bodies(found, Closed)
-    assert end.why.endswith("3 times in a row (no_progress=3)")
+    assert end.why.endswith("3 times in a row without a newer checkpoint (no_progress=3)")
     assert found[-1].counters.restarts == 2

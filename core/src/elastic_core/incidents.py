@@ -286,6 +286,7 @@ class Failure:
         exit_code: As :attr:`Incident.exit_code`.
         step: As :attr:`Incident.step`.
         seconds_ago: How long ago the round that followed it began.
+        new_checkpoint: Whether its round had saved a checkpoint that is newer than those of the rounds before.
     """
 
     round: int
@@ -295,6 +296,7 @@ class Failure:
     exit_code: int | None
     step: int | None
     seconds_ago: float = 0.0
+    new_checkpoint: bool = False
 
 
 def as_failure(incident: Incident) -> Failure:
@@ -320,6 +322,8 @@ class History:
         losses: How often each host was lost, by its stable host id.
         failures: The newest failures that spent a restart, oldest first, at most 32. The incident that is judged is not
             among them.
+        new_checkpoint: Whether the round of that incident had saved a newer checkpoint than the rounds before it, as
+            far as a node has noticed (``--checkpoint_pattern``, ``--checkpoint_path``, and what frameworks print).
     """
 
     restarts: int
@@ -327,3 +331,4 @@ class History:
     rounds_without_progress: int
     losses: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
+    new_checkpoint: bool = False

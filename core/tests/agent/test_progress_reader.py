@@ -220,7 +220,36 @@ def test_the_last_checkpoint() -> None:
     node.reader.begin(2)
     assert node.reader.last_checkpoint() == (9, 0.0)
     saved = [event for event in node.posted if isinstance(event, Checkpointed)]
-    assert saved == [Checkpointed(1, 102.0), Checkpointed(1, 103.0), Checkpointed(1, 107.0)], "rule L13 hears of each"
+    expected = [Checkpointed(1, 102.0, newer=True), Checkpointed(1, 103.0), Checkpointed(1, 107.0, newer=True)]
+    assert saved == expected, "rule L13 needs every checkpoint, rule L10 those that are newer"
+
+
+@pytest.mark.parametrize(
+    ("before", "steps", "now", "newer"),
+    [
+        ([], {}, Checkpoint(5), True),
+        ([Checkpoint(5)], {}, Checkpoint(6), True),
+        ([Checkpoint(5)], {}, Checkpoint(5), False),
+        ([Checkpoint(5), Checkpoint(3)], {}, Checkpoint(4), False),
+        ([Checkpoint(5)], {}, Checkpoint(None, "last.pt"), True),  # no step is known at all
+        ([Checkpoint(5)], {"step": 5}, Checkpoint(None, "last.pt"), False),  # of step 5 at most
+        ([Checkpoint(5)], {"step": 6}, Checkpoint(None, "last.pt"), True),
+        ([Checkpoint(None, "last.pt")], {}, Checkpoint(0), True),
+    ],
+)
+def test_a_checkpoint_is_newer_than_those_of_earlier_rounds(
+    before: list[Checkpoint], steps: dict[str, int], now: Checkpoint, newer: bool
+) -> None:
+    node = Node()
+    for checkpoint in before:
+        node.reader.note_checkpoint(checkpoint, 1.0)
+    node.reader.begin(2)
+    assert not node.reader.has_new_checkpoint()
+    if steps:
+        node.reader.observe(0, Progress(**steps))
+    node.reader.note_checkpoint(now, 1.0)
+    assert node.reader.has_new_checkpoint() is newer
+    assert node.posted[-1] == Checkpointed(2, node.time - 1.0, newer=newer)
 
 
 def test_a_round_whose_checkpoints_are_all_noticed_says_so_when_it_begins() -> None:

@@ -214,6 +214,7 @@ def test_a_round_is_announced_with_its_size_and_its_reason() -> None:
         "world_size": 6,
         "restarts": 0,
         "why": "c came",
+        "verdict": "",
         "cause": "store",
         "member": True,
     }

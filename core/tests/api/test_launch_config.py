@@ -9,6 +9,7 @@ from elastic_core.api.agent import LocalElasticAgent, WorkerSpec
 from elastic_core.api.launch import elastic_launch
 from elastic_core.api.launch_config import LaunchConfig, configure
 from elastic_core.api.multiprocessing import start_processes
+from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
 
@@ -38,6 +39,7 @@ def test_loglevel_holds_from_python_too(monkeypatch: pytest.MonkeyPatch, text: s
         ({"duplicate_stdout_filters": "loss"}, "duplicate_stdout_filters='loss' is not a list of texts."),
         ({"duplicate_stderr_filters": [5]}, "duplicate_stderr_filters=[5] is not a list of texts."),
         ({"plugins": None}, "plugins=None is not a list of texts."),
+        ({"failure_policy": {"budget": "1/1h"}}, "failure_policy={'budget': '1/1h'} is of the type dict, not a text."),
         ({"virtual_local_rank": "no"}, "virtual_local_rank='no' is of the type str, not True or False."),
         ({"log_dir": 5}, "log_dir=5 is of the type int, not a path."),
         ({"redirects": 7}, "7 is neither a flag for streams nor a mapping of local ranks to flags."),
@@ -50,6 +52,21 @@ def test_a_value_of_a_wrong_type_is_refused_by_its_name(given: dict[str, Any], m
     with pytest.raises(UsageError) as refused:
         configure(LaunchConfig(**given))
     assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "max_restarts"),
+    [
+        ({}, "", MAX_RESTARTS),
+        ({"failure_policy": "no_progress=2"}, "no_progress=2", MAX_RESTARTS),
+        ({"failure_policy": "budget=9/1h"}, "budget=9/1h", UNLIMITED_RESTARTS),
+        ({"failure_policy": "budget=9/1h", "max_restarts": 5}, "budget=9/1h", 5),
+        ({"failure_policy": "budget=off"}, "budget=off", MAX_RESTARTS),
+    ],
+)
+def test_a_failure_policy_and_the_limit_of_restarts(given: dict[str, Any], policy: str, max_restarts: int) -> None:
+    config = configure(LaunchConfig(**given))
+    assert (config.failure_policy, config.max_restarts) == (policy, max_restarts)
 
 
 @pytest.mark.parametrize("given", [{"run_id": None}, {"start_method": None}, {"metrics_cfg": None}, {"local_addr": ""}])

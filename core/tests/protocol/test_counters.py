@@ -8,7 +8,7 @@ import pytest
 from test_leader_edges import NOW, RESTART, outcome, running, stopped, view
 from views import halted, incident, info, live, offer, seen, then, watch, with_counters
 
-from elastic_core.incidents import Failure, Incident, as_failure
+from elastic_core.incidents import Failure, Incident, IncidentKind, as_failure
 from elastic_core.protocol.counters import (
     LOSSES_KEPT_SECONDS,
     SAME_CHANGE_SECONDS,
@@ -24,7 +24,7 @@ from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_CHANGES, MAX_FAILURES, MAX_HOSTS
-from elastic_core.protocol.roster import Phase
+from elastic_core.protocol.roster import LastCheckpoint, Phase
 
 AGE = 50_000.0
 
@@ -71,6 +71,9 @@ def test_a_host_is_bad_that_was_excluded_or_lost_three_times() -> None:
 
 def test_another_loss_of_a_host_counts_and_is_the_newest() -> None:
     assert after_losing_b(grown_old({"id-host-b": HostLosses(2, AGE - 7)})).losses == {"id-host-b": HostLosses(3, AGE)}
+    ledger = grown_old({})
+    ledger = replace(ledger, head=replace(ledger.head, age=ledger.head.age + 0.26))
+    assert after_losing_b(ledger).losses == {"id-host-b": HostLosses(1, AGE + 0.3)}
 
 
 def test_of_too_many_those_with_most_losses_stay_and_then_the_newest() -> None:
@@ -191,6 +194,66 @@ def test_the_newest_failures_that_spent_a_restart_are_remembered() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("b", "number", "new"),
+    [
+        (LastCheckpoint(9.0, saved=True, newer=True), 1, True),
+        (LastCheckpoint(9.0, saved=True), 1, False),
+        (None, 1, False),
+        (LastCheckpoint(9.0, saved=True, newer=True), 0, False),
+    ],
+    ids=["newer", "one that was known", "none", "of an earlier round"],
+)
+def test_the_ledger_remembers_which_failures_came_after_a_new_checkpoint(
+    b: LastCheckpoint | None, number: int, new: bool
+) -> None:
+    blame = incident("a")
+    ledger = with_counters(
+        halted("ab", HaltReason.FAILURE, blame=blame),
+        failures=(SpentRestart(failure=replace(as_failure(blame), round=7), age=1.0),),
+        new_checkpoints=(6, 7),
+    )
+    assert ledger.round is not None
+    assert ledger.halt is not None
+    nodes = [seen("a", Phase.STOPPED, head=3), seen("b", Phase.STOPPED, head=3, number=number, checkpoint=b)]
+    known = LeaderView(ledger=ledger, watch=watch(*nodes, now=NOW), now=NOW)
+    counters, spends = counters_after_halt(known, ledger.round, ledger.halt)
+    assert spends
+    assert counters.new_checkpoints == ((7, 1) if new else (7,)), "6 is the round of no failure that is remembered"
+    remembered = past_failures(with_counters(ledger, failures=counters.failures, new_checkpoints=(7,)), NOW)
+    assert [(one.round, one.new_checkpoint) for one in remembered] == [(7, True), (1, False)]
+
+
+def test_a_failure_is_remembered_with_short_texts_and_tenths_of_seconds() -> None:
+    ledger = halted("ab", HaltReason.FAILURE, at=NOW - 1.0)
+    ledger = replace(ledger, head=replace(ledger.head, age=10.0))
+    assert ledger.round is not None
+    blame = replace(incident("a"), host="h" * 50, message="E" * 50)
+    known = LeaderView(ledger=ledger, watch=watch(now=NOW + 0.26), now=NOW + 0.26)
+    counters, _ = counters_after_restart(known, ledger.round, blame)
+    (spent,) = counters.failures
+    assert (len(spent.failure.host.encode()), len(spent.failure.exception.encode())) == (37, 37)
+    assert spent.age == 11.3
+    (remembered,) = past_failures(with_counters(ledger, failures=counters.failures), NOW + 0.8)
+    assert remembered.seconds_ago == pytest.approx(0.5)
+    (remembered,) = past_failures(with_counters(ledger, failures=counters.failures), NOW - 0.5)
+    assert remembered.seconds_ago == 0.0, "by the clock of a leader that came late"
+
+
+def test_only_failures_of_workers_are_remembered() -> None:
+    ledger = live("ab")
+    assert ledger.round is not None
+    lost_store = replace(incident("a"), kind=IncidentKind.STORE_DIED)
+    counters, spends = counters_after_restart(view(ledger, running("a"), running("b")), ledger.round, lost_store)
+    assert (counters.failures, spends) == ((), False)
+    ledger = halted("ab", HaltReason.FAILURE, blame=incident("a"))
+    assert ledger.round is not None
+    assert ledger.halt is not None
+    known = view(ledger, stopped("a"), stopped("b", leaving=True))
+    counters, spends = counters_after_halt(known, ledger.round, ledger.halt)
+    assert (counters.failures, spends) == ((), False), "the workers failed because b left"
+
+
 def test_a_restart_that_is_given_back_takes_its_failure_along() -> None:
     spent = SpentRestart(failure=as_failure(incident("a")), age=1.0)
     again = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
@@ -235,3 +298,4 @@ def test_rounds_of_one_incident_count_once_and_the_newest_are_kept() -> None:
             changes = add_change(changes, 100.0 * at + again)
     assert changes == tuple(100.0 * at for at in range(2, MAX_CHANGES + 2))
     assert add_change((100.0,), 100.04 + SAME_CHANGE_SECONDS) == (100.0, 130.0)
+    assert add_change((100.0,), 100.0 + SAME_CHANGE_SECONDS) == (100.0, 130.0)

@@ -159,6 +159,7 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
         losses={f"{lots.getrandbits(64):016x}": HostLosses(99, 86_400_000.5 + i) for i in range(MAX_HOSTS)},
         excluded=tuple(Exclusion(f"{lots.getrandbits(64):016x}", 86_400_000) for _ in range(MAX_HOSTS)),
         failures=MAX_FAILURES * (SpentRestart(failure=largest_failure(lots), age=8_640_000.5),),
+        new_checkpoints=MAX_FAILURES * (10**6,),
     )
     blame = failure(lots, nodes[-1])
     bodies: list[Body] = [Open(scheduler_uid=words(lots, 64), settings=run)]

@@ -171,6 +171,8 @@ def test_the_newest_checkpoint_of_the_round_is_in_the_row_by_the_age_of_the_run(
     assert checkpoint_of(node) == LastCheckpoint(71.0, 60.0, saved=True), "it is known already"
     node.hears(Checkpointed(1, 171.0))
     assert checkpoint_of(node) == LastCheckpoint(171.0, 100.0, saved=True)
+    node.hears(Checkpointed(1, 181.0, newer=True), Checkpointed(1, 191.0))
+    assert checkpoint_of(node) == LastCheckpoint(191.0, 10.0, saved=True, newer=True), "one of the round was newer"
 
 
 def test_the_first_checkpoint_of_a_node_that_did_not_watch_tells_no_interval() -> None:

@@ -48,6 +48,20 @@ def test_a_verdict_with_a_delay_halts_the_broken_round_at_once(verdict: Verdict,
     assert type(decision.body) is kind
 
 
+def test_the_ledger_says_which_policy_allowed_a_restart_and_why() -> None:
+    verdict = replace(RESTART, reason="restart 1 of budget=2/1h", policy="budget")
+    at_once = decide(view(live("ab"), running("a"), running("b", incident=BLAME), verdict=verdict))
+    after_a_halt = decide(judged(failed(0.5), verdict))
+    for decision in (at_once, after_a_halt):
+        assert isinstance(decision, Append)
+        assert isinstance(decision.body, Round)
+        assert decision.body.verdict == "budget: restart 1 of budget=2/1h"
+    resized = decide(view(halted("ab", HaltReason.RESIZE), stopped("a"), stopped("b")))
+    assert isinstance(resized, Append)
+    assert isinstance(resized.body, Round)
+    assert resized.body.verdict == "", "no policy was asked"
+
+
 @pytest.mark.parametrize(("age", "then_"), [(2.5, NOW + 5.5), (7.5, NOW + 0.5), (8.0, "ab"), (60.0, "ab")])
 def test_the_next_round_waits_for_the_delay_since_the_halt(age: float, then_: object) -> None:
     decision = outcome(judged(failed(age), LATER))

@@ -80,6 +80,7 @@ def test_what_was_judged_and_why_is_published_once() -> None:
         "exception": "ValueError",
         "exit_code": 1,
         "step": 7,
+        "new_checkpoint": False,
         "after_s": 5.0,
         "message": "ValueError: boom",
         "restarts": 0,

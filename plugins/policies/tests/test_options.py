@@ -7,12 +7,13 @@ import pytest
 from elastic_core.config.parse import Wrong
 from elastic_core.errors import UsageError
 from elastic_policies.backoff import Backoff
-from elastic_policies.budget import Budget
+from elastic_policies.budget import Budget, parse as parse_budget
 from elastic_policies.durations import format_duration, parse_duration
 from elastic_policies.options import DEFAULTS, POLICIES, parse_policies
+from elastic_policies.preemptions import Preemptions
 from elastic_policies.quarantine import Quarantine
 
-BUDGET_FORM = "Write budget=N/DURATION or N/progress, such as 10/1h; budget=off turns it off."
+BUDGET_FORM = "Write budget=N/DURATION, N/progress, N/checkpoint or N/Msteps, such as 10/1h or 3/1000steps; budget=off"
 
 
 @pytest.mark.parametrize(
@@ -29,15 +30,21 @@ def test_other_texts_are_no_durations(text: str) -> None:
         parse_duration(text, most=1e6)
 
 
+@pytest.mark.parametrize("text", ["3/1h", "3/progress", "3/checkpoint", "3/1000steps", "0/1steps"])
+def test_a_budget_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse_budget(text)) == text
+
+
 def test_the_defaults_and_what_the_text_changes() -> None:
     quarantine = Quarantine(3, 3600.0, 1800.0)
     assert parse_policies("") == parse_policies(DEFAULTS)
     assert parse_policies("") == {"nan_loss": "stop", "no_progress": 3, "quarantine": quarantine}
-    text = " budget = 10/1h, no_progress=2,quarantine=off , backoff=1s..60s,"
+    text = " budget = 10/1h, no_progress=2,quarantine=off , backoff=1s..60s,preemptions=20/1h"
     assert parse_policies(text) == {
         "nan_loss": "stop",
         "no_progress": 2,
-        "budget": Budget(10, 3600.0),
+        "budget": Budget(restarts=10, window=3600.0),
+        "preemptions": Preemptions(20, 3600.0),
         "backoff": Backoff(1.0, 60.0),
     }
     assert parse_policies(",".join(f"{name}=off" for name in POLICIES)) == {}
@@ -49,10 +56,18 @@ def test_the_defaults_and_what_the_text_changes() -> None:
         (
             "budgt=1/1h",
             "--failure_policy 'budgt=1/1h': there is no policy 'budgt'. Did you mean 'budget'?",
-            "The policies are: nan_loss, classification, no_progress, budget, quarantine, backoff.",
+            "The policies are: nan_loss, classification, no_progress, budget, preemptions, quarantine, backoff.",
         ),
         ("budget", "--failure_policy 'budget' is not of the form NAME=VALUE.", BUDGET_FORM),
-        ("budget=10", "--failure_policy 'budget=10' is not of the form N/DURATION or N/progress, such as 10/1h.", ""),
+        (
+            "budget=10",
+            "--failure_policy 'budget=10' is not of the form N/DURATION, N/progress, N/checkpoint or N/Msteps, such as",
+            "",
+        ),
+        ("budget=3/0steps", "--failure_policy 'budget=3/0steps' has '0' where a whole number from 1 to", ""),
+        ("budget=3/steps", "--failure_policy 'budget=3/steps' has 'steps' where a duration such as 30s,", ""),
+        ("preemptions=3", "--failure_policy 'preemptions=3' is not of the form N/DURATION, such as 20/1h", ""),
+        ("preemptions=3/progress", "--failure_policy 'preemptions=3/progress' has 'progress' where a duration", ""),
         ("budget=1/1h,budget=2/1h", "--failure_policy gives 'budget' twice.", ""),
         (
             "budget=33/1h",

@@ -8,9 +8,18 @@ import pytest
 from failures import failure, history, incident, killed
 
 from elastic_core.incidents import Action, Failure, Incident, IncidentKind, Verdict
-from elastic_policies import backoff, budget, classification, composition, nan_loss, no_progress, quarantine
+from elastic_policies import (
+    backoff,
+    budget,
+    classification,
+    composition,
+    nan_loss,
+    no_progress,
+    preemptions,
+    quarantine,
+)
 from elastic_policies.options import parse_policies
-from elastic_policies.past import since_progress
+from elastic_policies.past import newer_steps, since_checkpoint, since_progress
 
 TERM = 15
 
@@ -37,7 +46,28 @@ def action(verdict: Verdict | None) -> Action | None:
 )
 def test_failures_since_a_newer_step_was_reached(steps: list[int | None], now: int | None, left: int) -> None:
     past = [failure(step=step) for step in steps]
-    assert since_progress(past, incident(step=now)) == past[len(past) - left :]
+    assert since_progress(history(*past), incident(step=now)) == past[len(past) - left :]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "now", "left"),
+    [
+        ([False, False], False, 2),
+        ([False, True, False], False, 2),
+        ([True, False], False, 2),  # the round that saved one failed all the same
+        ([False, False], True, 0),
+    ],
+)
+def test_failures_since_a_newer_checkpoint_was_saved(checkpoints: list[bool], now: bool, left: int) -> None:
+    past = [failure(step=5, new_checkpoint=one) for one in checkpoints]
+    known = history(*past, new_checkpoint=now)
+    assert since_progress(known, incident(step=5)) == past[len(past) - left :]
+    assert since_checkpoint(known) == past[len(past) - left :]
+
+
+def test_how_many_steps_each_round_has_added() -> None:
+    past = history(*(failure(step=step) for step in (None, 100, None, 90, 130)))
+    assert newer_steps(past, incident(step=135)) == [0, 0, 0, 0, 30, 5]
 
 
 # Budget --------------------------------------------------------------------------------------------------------------
@@ -57,6 +87,17 @@ def test_failures_since_a_newer_step_was_reached(steps: list[int | None], now: i
         ("2/progress", [failure(9, step=5), failure(9, step=5)], incident(step=6), Action.RESTART),
         ("2/progress", [failure(9, step=5), failure(9, step=7)], incident(step=6), Action.RESTART),
         ("2/progress", [failure(9e5), failure(9)], incident(), Action.GIVE_UP),
+        ("1/progress", [failure(9, step=5, new_checkpoint=True)], incident(step=5), Action.GIVE_UP),
+        ("1/checkpoint", [failure(9, step=5), failure(5, step=9)], incident(step=12), Action.GIVE_UP),
+        ("2/checkpoint", [failure(9), failure(5, new_checkpoint=True)], incident(), Action.RESTART),
+        ("1/100steps", [failure(9, step=0)], incident(step=99), Action.GIVE_UP),
+        ("1/100steps", [failure(9, step=0)], incident(step=100), Action.RESTART),
+        ("2/100steps", [failure(9, step=0), failure(8, step=40)], incident(step=80), Action.GIVE_UP),
+        ("2/100steps", [failure(9, step=0), failure(8, step=60)], incident(step=120), Action.RESTART),
+        ("2/100steps", [failure(9, step=0), failure(8, step=900)], incident(step=900), Action.RESTART),
+        ("1/100steps", [failure(9, step=0), failure(8, step=900)], incident(step=950), Action.GIVE_UP),
+        ("1/100steps", [failure(9, step=0), killed(8, TERM, step=0)], incident(step=100), Action.RESTART),
+        ("2/100steps", [failure(9), failure(8)], incident(), Action.GIVE_UP),
     ],
 )
 def test_the_budget(text: str, past: list[Failure], now: Incident, expected: Action | None) -> None:
@@ -68,6 +109,41 @@ def test_a_spent_budget_says_what_was_spent_and_whether_a_requeue_helps(now: Inc
     assert budget.judge(now, history(failure(9), failure(1)), budget.parse("2/1h")) == Verdict(
         Action.GIVE_UP, "all restarts of budget=2/1h are spent: 2 within 1h", requeue=requeue
     )
+
+
+def test_a_spent_budget_that_steps_give_back_says_so() -> None:
+    verdict = budget.judge(incident(step=150), history(failure(9, step=100)), budget.parse("1/100 steps"))
+    assert verdict is not None
+    assert verdict.reason == "all restarts of budget=1/100steps are spent: 1 and not given back by 100 steps each"
+
+
+# Preemptions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "past", "now", "expected"),
+    [
+        ("2/1h", [], killed(number=TERM), Action.RESTART),
+        ("2/1h", [killed(9, TERM)], killed(number=TERM), Action.RESTART),
+        ("2/1h", [killed(9, TERM), killed(5, TERM)], killed(number=TERM), Action.GIVE_UP),
+        ("2/1h", [killed(3601, TERM), killed(5, TERM)], killed(number=TERM), Action.RESTART),
+        ("2/1h", [failure(9), killed(7), killed(5, TERM)], killed(number=TERM), Action.RESTART),
+        ("0/1h", [killed(5, TERM)], incident(), None),
+        ("0/1h", [], killed(number=TERM), Action.GIVE_UP),
+    ],
+)
+def test_the_budget_of_preemptions(text: str, past: list[Failure], now: Incident, expected: Action | None) -> None:
+    assert action(preemptions.judge(now, history(*past), preemptions.parse(text))) is expected
+
+
+def test_a_job_that_was_preempted_too_often_is_worth_requeueing() -> None:
+    past = history(killed(9, TERM), killed(5, TERM))
+    assert preemptions.judge(killed(number=TERM), past, preemptions.parse("2/60m")) == Verdict(
+        Action.GIVE_UP, "workers were preempted 3 times within 1h (preemptions=2/1h)", requeue=True
+    )
+    verdict = judged("preemptions=2/1h,budget=0/1h,backoff=1s..9s", killed(number=TERM), killed(5, TERM))
+    assert verdict is not None
+    assert verdict.reason == "preemption 2 of preemptions=2/1h; failure 2 in a row, so backoff=1s..9s waits 1s"
 
 
 # Back-off ------------------------------------------------------------------------------------------------------------
@@ -150,14 +226,23 @@ def test_three_failures_without_progress_end_the_job(
     assert action(no_progress.judge(now, history(*past), 3)) is expected
 
 
+@pytest.mark.parametrize("step", [None, 5])
+def test_a_newer_checkpoint_is_progress(step: int | None) -> None:
+    past = [failure(9, step=step), failure(5, step=step)]
+    assert action(no_progress.judge(incident(step=step), history(*past), 3)) is Action.GIVE_UP
+    assert no_progress.judge(incident(step=step), history(*past, new_checkpoint=True), 3) is None
+    past[1] = failure(5, step=step, new_checkpoint=True)
+    assert no_progress.judge(incident(step=step), history(*past), 3) is None
+
+
 def test_it_says_what_did_not_progress() -> None:
     steps = history(failure(9, step=5), failure(5, step=7), failure(3, step=6))
     verdict = no_progress.judge(incident(step=6), steps, 3)
     assert verdict is not None
-    assert verdict.reason == "3 failures in a row without a step after 7 (no_progress=3)"
+    assert verdict.reason == "3 failures in a row without a step after 7 or a newer checkpoint (no_progress=3)"
     verdict = no_progress.judge(incident(), history(failure(9), failure(5)), 3)
     assert verdict is not None
-    assert verdict.reason == "ValueError on rank 0 3 times in a row (no_progress=3)"
+    assert verdict.reason == "ValueError on rank 0 3 times in a row without a newer checkpoint (no_progress=3)"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from elastic_policies.options import parse_policies
 from elastic_policies.replay import read_events, replay
 
 
-def log(*judged: tuple[float, Incident], max_restarts: int = 9) -> str:
+def log(*judged: tuple[float, Incident], max_restarts: int = 9, new_checkpoint: bool = False) -> str:
     """The log of a run in which all failures were restarted at once."""
     stream, now = io.StringIO(), 0.0
     writer = EventLog(stream=stream, clock=lambda: now)
@@ -29,7 +29,7 @@ def log(*judged: tuple[float, Incident], max_restarts: int = 9) -> str:
     stream.write("Traceback (most recent call last):\n")
     for restarts, (at, one) in enumerate(judged):
         now = at
-        known = history(restarts=restarts, max_restarts=max_restarts)
+        known = history(restarts=restarts, max_restarts=max_restarts, new_checkpoint=new_checkpoint)
         verdict = Verdict(Action.RESTART, f"restart {restarts + 1}", policy="max-restarts")
         writer.elastic_observe(verdict_event(one, known, verdict))
     return stream.getvalue()
@@ -61,6 +61,16 @@ def test_another_policy_is_applied_to_the_failures_before() -> None:
     assert actions == [Action.RESTART, Action.GIVE_UP, Action.GIVE_UP]
     delays = [verdict.delay for verdict in replayed(text, "no_progress=off,backoff=1s..60s")]
     assert delays == [0.0, 1.0, 2.0]
+
+
+def test_a_newer_checkpoint_in_the_log_is_progress() -> None:
+    times = [(10.0, incident()), (20.0, incident()), (30.0, incident())]
+    assert {verdict.action for verdict in replayed(log(*times, new_checkpoint=True), "")} == {Action.RESTART}
+    older = [json.loads(line) for line in log((10.0, incident())).splitlines() if line[0] == "{"]
+    for event in older:
+        event["fields"].pop("new_checkpoint", None)
+    (judged,) = read_events(map(json.dumps, older))
+    assert not judged.new_checkpoint, "the event of an earlier release has no such field"
 
 
 def test_a_window_slides_with_the_times_of_the_log() -> None:

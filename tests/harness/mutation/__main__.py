@@ -43,6 +43,7 @@ MODULES = (
     "limits",
     "incidents",
     "resize",
+    "protocol.stacks",
 )
 """What decides: the last names of its modules, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent

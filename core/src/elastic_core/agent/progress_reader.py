@@ -99,6 +99,9 @@ class ProgressReader:
         self._said: tuple[int, int | None, float] | None = None
         """The rank, step and instant of the last event ``progress``."""
         self._checkpoint: tuple[int | None, float] | None = None
+        self._newest_checkpoint = -1
+        """The greatest step of all checkpoints that were noticed."""
+        self._has_new_checkpoint = False
         self._longest: float | None = None
         self.wants_all_output = expressions.progress is not None or expressions.checkpoint is not None
         """Whether the agent has to read streams that it would otherwise leave to the worker."""
@@ -116,6 +119,7 @@ class ProgressReader:
         """Begin a round: nothing is known of its workers. What they print is known already, if it was found out."""
         with self._lock:
             self._round, self._step_seen, self._said = number, False, None
+            self._has_new_checkpoint = False
             self._ranks.clear()
             self._streams.clear()
         if self._notices_checkpoints:
@@ -154,6 +158,11 @@ class ProgressReader:
         """
         with self._lock:
             return None if self._checkpoint is None else (self._checkpoint[0], self._now() - self._checkpoint[1])
+
+    def has_new_checkpoint(self) -> bool:
+        """Whether a checkpoint of the current round is newer than those of earlier rounds (rule L10)."""
+        with self._lock:
+            return self._has_new_checkpoint
 
     def longest_interval(self) -> float | None:
         """Return the longest time in seconds between two steps of a worker that followed each other, in this run."""
@@ -270,13 +279,17 @@ class ProgressReader:
         return [LossBroken(self._round, rank, f"NanLoss: the loss is {progress.loss} {since}")]
 
     def _note_checkpoint(self, checkpoint: Checkpoint, age: float) -> Checkpointed:
-        step = checkpoint.step
-        if step is None and not age:
-            steps = (known.progress.step for known in self._ranks.values())
-            step = max((value for value in steps if value is not None), default=None)
+        steps = (known.progress.step for known in self._ranks.values())
+        reached = max((value for value in steps if value is not None), default=None)
+        step = reached if checkpoint.step is None and not age else checkpoint.step
+        # A file without a step in its name is of a step that was reached already, if steps are known at all.
+        position = reached if step is None else step
+        newer = position is None or position > self._newest_checkpoint
+        self._newest_checkpoint = max(self._newest_checkpoint, -1 if position is None else position)
+        self._has_new_checkpoint |= newer
         at = self._now() - age
         self._checkpoint = (step, at)
-        return Checkpointed(self._round, at)
+        return Checkpointed(self._round, at, newer=newer)
 
     def _pattern_event(self, rank: int) -> list[Event]:
         chosen = self._recognize().chosen

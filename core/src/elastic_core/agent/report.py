@@ -315,6 +315,7 @@ def round_event(current: Round, restarts: int, note: str, cause: str | None, *, 
         "world_size": workers,
         "restarts": restarts,
         "why": current.why,
+        "verdict": current.verdict,
         "cause": cause,
         "member": member,
     }

@@ -19,9 +19,11 @@ from elastic_core.config.run import (
     LINE_PREFIX,
     MAX_RESTARTS,
     MONITOR_INTERVAL,
+    UNLIMITED_RESTARTS,
     RunConfig,
     Stream,
     StreamMap,
+    has_budget,
 )
 from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
@@ -33,7 +35,7 @@ Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``
 _DEFAULT_LOGS = "DefaultLogsSpecs"
 _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "a text", "run_id role rdzv_endpoint rdzv_backend start_method log_line_prefix_template local_addr"),
-    ((str,), "a text", "event_log_handler signals_to_handle"),
+    ((str,), "a text", "event_log_handler signals_to_handle failure_policy"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
     ((Real,), "a number of seconds", "rdzv_timeout"),
     ((bool,), "True or False", "virtual_local_rank"),
@@ -80,6 +82,8 @@ class LaunchConfig:
     redirects: Streams | None = field(default=None, kw_only=True)
     tee: Streams | None = field(default=None, kw_only=True)
     plugins: tuple[str, ...] = field(default=(), kw_only=True)
+    failure_policy: str = field(default="", kw_only=True)
+    """As ``--failure_policy``. With a budget in it, ``max_restarts`` has no limit where it is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def configure(config: LaunchConfig) -> RunConfig:
     for warning in (*settings.without_effect, *without_effect(config)):
         warn(warning)
     logs = logs_of(config.logs_specs, config.log_dir, config.redirects, config.tee)
-    alone = backend == rdzv_conf.LOCAL
+    alone, budgeted = backend == rdzv_conf.LOCAL, has_budget(config.failure_policy)
     return RunConfig(
         program=Program(ProgramKind.FUNCTION, ""),
         min_nodes=config.min_nodes,
@@ -131,7 +135,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         nproc_per_node=config.nproc_per_node,
         role=config.role,
         node_rank=node_rank,
-        max_restarts=config.max_restarts,
+        max_restarts=UNLIMITED_RESTARTS if budgeted and config.max_restarts == MAX_RESTARTS else config.max_restarts,
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
         rdzv_id=config.run_id or (uuid.uuid4().hex if alone else DEFAULT_ID),
@@ -154,6 +158,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         numa_binding=numa_mode(config.numa_options),
         monitor_interval=config.monitor_interval,
         plugins=config.plugins,
+        failure_policy=config.failure_policy,
         least_level=least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
     )
 

@@ -365,8 +365,10 @@ class HandlerAgent:
             max_restarts=self._config.max_restarts,
             rounds_without_progress=0,
             failures=self._past_failures(),
+            new_checkpoint=self._group.progress.has_new_checkpoint(),
         )
-        self._failures.append((self._runtime.now(), as_failure(incident)))
+        failure = replace(as_failure(incident), new_checkpoint=history.new_checkpoint)
+        self._failures.append((self._runtime.now(), failure))
 
         def judge() -> None:
             try:

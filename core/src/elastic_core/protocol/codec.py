@@ -234,7 +234,7 @@ def _unpack_ids(packed: str | list[str]) -> list[str]:
     return [text[at : at + _ID_DIGITS] for at in range(0, len(text), _ID_DIGITS)]
 
 
-_FAILURE_FIELDS = tuple(Failure.__dataclass_fields__)
+_FAILURE_FIELDS = tuple(name for name in Failure.__dataclass_fields__ if name != "new_checkpoint")
 
 
 def _pack_failures(failures: tuple[SpentRestart, ...]) -> list[list[Any]]:

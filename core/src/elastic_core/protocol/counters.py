@@ -7,6 +7,7 @@ restart is given back if a member that is dropped afterwards never saw that ROUN
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -15,6 +16,7 @@ from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason,
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_CHANGES, MAX_FAILURES, MAX_HOSTS, clip
+from elastic_core.protocol.roster import NodeRow
 
 SAME_CHANGE_SECONDS = 30.0
 LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a host that has no row
@@ -31,7 +33,7 @@ def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> 
     after = replace(counters, restarts=counters.restarts + spends, barren=_barren_rounds(view, old))
     after = replace(after, changes=add_change(counters.changes, view.age))
     if spends:
-        after = replace(after, failures=_add_failure(counters.failures, incident, view.age))
+        after = _with_failure(after, view, old, incident)
     return after, spends
 
 
@@ -53,33 +55,48 @@ def counters_after_halt(
     # Indices from before a RESUME cannot be compared, so the number of the round counts as well.
     never_saw = [node for node in node_views if node.row.head < anchors.latest and node.row.round < old.number]
     given_back = old.charged and bool(never_saw)
-    failures = counters.failures[: len(counters.failures) - given_back]
-    if spends and halt.incident is not None:
-        failures = _add_failure(failures, halt.incident, view.age)
     after = replace(
         counters,
         restarts=counters.restarts + spends - given_back,
-        failures=failures,
+        failures=counters.failures[: len(counters.failures) - given_back],
         barren=_barren_rounds(view, old),
         losses=_losses_by_host(view, [node.row.info.host_id for node in node_views]),
         excluded=_excluded_hosts(view, halt, unreachable),
         changes=counters.changes if halt.reason is HaltReason.RESIZE else add_change(counters.changes, view.age),
     )
+    if spends and halt.incident is not None:
+        after = _with_failure(after, view, old, halt.incident)
     return after, spends
 
 
 def past_failures(ledger: Ledger, now: float) -> tuple[Failure, ...]:
     """Return the failures that the ledger remembers, as policies see them at ``now`` (rule L10)."""
-    age = ledger.age(now)
-    spent = ledger.counters.failures
-    return tuple(replace(one.failure, seconds_ago=max(0.0, age - one.age)) for one in spent)
+    age, counters = ledger.age(now), ledger.counters
+    return tuple(
+        replace(
+            spent.failure,
+            seconds_ago=max(0.0, age - spent.age),
+            new_checkpoint=spent.failure.round in counters.new_checkpoints,
+        )
+        for spent in counters.failures
+    )
 
 
-def _add_failure(before: tuple[SpentRestart, ...], incident: Incident, age: float) -> tuple[SpentRestart, ...]:
+def has_new_checkpoint(rows: Iterable[NodeRow], number: int) -> bool:
+    """Whether a node has noticed a checkpoint of round ``number`` that is newer than those of earlier rounds."""
+    return any(row.round == number and row.checkpoint is not None and row.checkpoint.newer for row in rows)
+
+
+def _with_failure(counters: Counters, view: LeaderView, old: Round, incident: Incident) -> Counters:
+    """Return the counters with the failure of round ``old`` as the newest one, and whether it had a new checkpoint."""
     failure = as_failure(incident)
     host, exception = clip(failure.host, FAILURE_TEXT_BYTES), clip(failure.exception, FAILURE_TEXT_BYTES)
-    spent = SpentRestart(failure=replace(failure, host=host, exception=exception), age=round(age, 1))
-    return (*before, spent)[-MAX_FAILURES:]
+    spent = SpentRestart(failure=replace(failure, host=host, exception=exception), age=round(view.age, 1))
+    failures = (*counters.failures, spent)[-MAX_FAILURES:]
+    rows = (node.row for node in view.node_views(old))
+    saved = (*counters.new_checkpoints, *([failure.round] if has_new_checkpoint(rows, failure.round) else []))
+    kept = {one.failure.round for one in failures}
+    return replace(counters, failures=failures, new_checkpoints=tuple(number for number in saved if number in kept))
 
 
 def add_change(before: tuple[float, ...], age: float) -> tuple[float, ...]:

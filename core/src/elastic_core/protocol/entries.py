@@ -54,6 +54,8 @@ class Counters:
     """Hosts that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
     failures: tuple[SpentRestart, ...] = ()
     """The newest failures that spent a restart, oldest first, at most ``MAX_FAILURES`` (rule L10)."""
+    new_checkpoints: tuple[int, ...] = field(default=(), metadata=SKIPPABLE)
+    """The rounds of these failures that had saved a newer checkpoint than the rounds before (rule L10)."""
     changes: tuple[float, ...] = field(default=(), metadata=SKIPPABLE)
     """The run's ages, in seconds, at the newest ROUNDs that followed a loss, a departure or a failure, oldest first, at
     most ``MAX_CHANGES`` (rule L13)."""
@@ -155,6 +157,7 @@ class Round:
     charged: bool = False
     """Whether this round spent a restart. It is given back if a member that is dropped later never saw this round."""
     why: str = ""
+    verdict: str = field(default="", metadata=SKIPPABLE)  # the policy that allowed this restart, and its reason
     hosts: tuple[str, ...] = ()
     """The members' hosts in rank order, for messages, as many as fit into HOSTS_BYTES. Empty with ``same_as``."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from elastic_core.exit_codes import ExitCode
@@ -93,7 +93,7 @@ def append_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachab
         return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why), view.ledger.counters)
     counters, spends = counters_after_halt(view, old, halt, unreachable)
     body = Round(number=old.number + 1, offer=offer, members=members, hosts=hosts, charged=spends, why=why)
-    return _close_if_barren(view, old, Append(body, counters))
+    return _close_if_barren(view, old, Append(replace(body, verdict=_describe_verdict(view, old)), counters))
 
 
 def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decision:
@@ -113,8 +113,15 @@ def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decis
         return halt_for_incident(view, current, HaltReason.FAILURE, incident)
     counters, spends = counters_after_restart(view, current, incident)
     number, why = current.number + 1, _describe_incident(incident)
-    body = Round(number=number, offer=offer, same_as=current.number, charged=spends, why=why)
+    verdict = _describe_verdict(view, current)
+    body = Round(number=number, offer=offer, same_as=current.number, charged=spends, why=why, verdict=verdict)
     return _close_if_barren(view, current, Append(body, counters))
+
+
+def _describe_verdict(view: LeaderView, old: Round) -> str:
+    """Describe the verdict on the failure of ``old``: the policy and its reason; '' if the policies were not asked."""
+    verdict = view.verdict(old.number)
+    return "" if verdict is None else f"{verdict.policy}: {verdict.reason}"
 
 
 def _close_if_barren(view: LeaderView, old: Round, sealed: Append) -> Append:

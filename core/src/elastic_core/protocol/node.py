@@ -143,8 +143,8 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING, alike=alike)
         case node_events.Progressed(number) if number == state.round and state.work is Work.RUNNING:
             return replace(state, progressed=True)
-        case node_events.Checkpointed(number, now, saved) if number == state.round and state.work is Work.RUNNING:
-            return _note_checkpoint(state, now, saved)
+        case node_events.Checkpointed(number) if number == state.round and state.work is Work.RUNNING:
+            return _note_checkpoint(state, event)
         case node_events.Probed(number, unreachable) if number > state.probed and not _is_probe_unneeded(state, event):
             return replace(state, probed=number, unreachable=unreachable)
         case node_events.TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
@@ -176,17 +176,18 @@ def _with_report(state: NodeState, incident: Incident) -> Incident:
     return replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), describe_hang(found)])))
 
 
-def _note_checkpoint(state: NodeState, now: float, saved: bool) -> NodeState:
+def _note_checkpoint(state: NodeState, event: node_events.Checkpointed) -> NodeState:
     """Return the state after a checkpoint, or from when on the node notices checkpoints.
 
     The ledger's age is the one clock that the nodes share, so a leader of any later term can tell how old it is.
     """
-    age, before, interval = round(state.ledger.age(now), 1), state.checkpoint, state.checkpoint_interval
-    if not saved and before is not None:
+    age, before, interval = round(state.ledger.age(event.now), 1), state.checkpoint, state.checkpoint_interval
+    if not event.saved and before is not None:
         return state
     if before is not None:
         interval = round(age - before.at, 1)
-    return replace(state, checkpoint=LastCheckpoint(age, interval, saved), checkpoint_interval=interval)
+    newer = event.newer or (before is not None and before.newer)
+    return replace(state, checkpoint=LastCheckpoint(age, interval, event.saved, newer), checkpoint_interval=interval)
 
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:

@@ -94,6 +94,7 @@ class Checkpointed:
     round: int
     now: float
     saved: bool = True  # False: from now on the node will notice each checkpoint; the first one is yet to come
+    newer: bool = False  # whether its step is not known, or greater than those of all that the node has noticed before
 
 
 @dataclass(frozen=True, slots=True)

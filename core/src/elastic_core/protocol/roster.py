@@ -64,6 +64,8 @@ class LastCheckpoint:
     at: float  # the run's age then; before the first one of the round, when the node began to watch for one
     interval: float = 0.0  # seconds between the script's last two; 0 if the node has not seen as many
     saved: bool = False  # whether there was one in this round
+    newer: bool = field(default=False, metadata=SKIPPABLE)
+    """Whether one of this round is newer than all of earlier rounds that the node has noticed (rule L10)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

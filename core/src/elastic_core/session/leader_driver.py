@@ -16,7 +16,7 @@ from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.protocol import failure_detector
 from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
-from elastic_core.protocol.counters import past_failures
+from elastic_core.protocol.counters import has_new_checkpoint, past_failures
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
 from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
@@ -248,6 +248,7 @@ class LeaderDriver:
             rounds_without_progress=counters.barren,
             losses={host: losses.count for host, losses in counters.losses.items()},
             failures=past_failures(ledger, self.runtime.now()),
+            new_checkpoint=has_new_checkpoint((node.row for node in self.watch.nodes.values()), incident.round),
         )
         if self._judgement is None or self._judgement.round != incident.round:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")

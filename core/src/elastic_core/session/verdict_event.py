@@ -16,6 +16,7 @@ def verdict_event(incident: Incident, history: History, verdict: Verdict) -> Eve
         "exception": incident.exception,
         "exit_code": incident.exit_code,
         "step": incident.step,
+        "new_checkpoint": history.new_checkpoint,
         "after_s": round(incident.after, 3),
         "message": incident.message,
         "restarts": history.restarts,

@@ -41,12 +41,12 @@ def parse(text: str) -> Backoff:
 def judge(incident: Incident, history: History, backoff: Backoff) -> Verdict | None:
     """Delay the restart after the second failure in a row by the first delay, after the third by twice as much, ….
 
-    The first restart is at once. Failures are in a row if no newer step was reached, nor a long time passed, in
-    between.
+    The first restart is at once. Failures are in a row if no newer step or checkpoint was reached in between,
+    nor a long time passed.
     """
     calm, row = max(CALM_SECONDS, CALM_FACTOR * backoff.longest), 0
     later = 0.0
-    for failure in reversed(since_progress(history.failures, incident)):
+    for failure in reversed(since_progress(history, incident)):
         if failure.seconds_ago - later > calm:
             break
         row, later = row + 1, failure.seconds_ago

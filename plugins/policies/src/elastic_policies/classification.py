@@ -20,7 +20,7 @@ def judge(incident: Incident, history: History, most: int) -> Verdict | None:
     """Give up at the ``most``-th equal failure of the program itself: syntax, names, types, shapes, misuse of CUDA."""
     if classify(incident) is not FailureClass.SCRIPT:
         return None
-    equal = 1 + sum(is_equal(failure, incident) for failure in since_progress(history.failures, incident))
+    equal = 1 + sum(is_equal(failure, incident) for failure in since_progress(history, incident))
     if equal < most:
         return None
     what = incident.exception or "the failure"

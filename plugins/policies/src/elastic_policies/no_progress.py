@@ -10,7 +10,7 @@ from elastic_policies.durations import parse_count
 from elastic_policies.past import MAX_FAILURES, class_of, is_equal, since_progress
 
 NAME = "no_progress"
-FORM = "N, such as 3: the job ends at the N-th failure in a row without a newer step"
+FORM = "N, such as 3: the job ends at the N-th failure in a row without a newer step or checkpoint"
 GAP_SECONDS = 600.0
 """Where steps are not known: rounds that lasted longer may have trained, so their failures are not one bug's."""
 STEP_GAP_SECONDS = 3600.0
@@ -26,23 +26,24 @@ def parse(text: str) -> int:
 def judge(incident: Incident, history: History, most: int) -> Verdict | None:
     """Give up at the ``most``-th failure in a row, at short intervals, without a newer step or with an equal exception.
 
-    The second counts where steps are not known. Failures of the infrastructure, of peers, and preemptions do not count.
+    The second counts where steps are not known. A newer checkpoint is progress in both cases. Failures of the
+    infrastructure, of peers, and preemptions do not count.
     """
     if not _can_be_a_bug(classify(incident), incident.exception):
         return None
-    since = since_progress(history.failures, incident)
+    since = since_progress(history, incident)
     before = [one for one in since if _can_be_a_bug(class_of(one), one.exception)]
     known = [failure.step for failure in _in_a_row(before, STEP_GAP_SECONDS) if failure.step is not None]
     if incident.step is not None and len(known) >= most - 1:
         newest = max([*known, incident.step])
-        reason = f"{len(known) + 1} failures in a row without a step after {newest} (no_progress={most})"
-        return Verdict(Action.GIVE_UP, reason, policy=NAME)
+        what = f"{len(known) + 1} failures in a row without a step after {newest}"
+        return Verdict(Action.GIVE_UP, f"{what} or a newer checkpoint (no_progress={most})", policy=NAME)
     if not incident.exception:
         return None
     equal = 1 + _equal_in_a_row(before, incident)
     if incident.step is None and equal >= most:
-        reason = f"{incident.exception} on rank {incident.rank} {equal} times in a row (no_progress={most})"
-        return Verdict(Action.GIVE_UP, reason, policy=NAME)
+        what = f"{incident.exception} on rank {incident.rank} {equal} times in a row"
+        return Verdict(Action.GIVE_UP, f"{what} without a newer checkpoint (no_progress={most})", policy=NAME)
     return None
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from elastic_core.config.parse import Wrong
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_policies import backoff, budget, classification, nan_loss, no_progress, quarantine
+from elastic_policies import backoff, budget, classification, nan_loss, no_progress, preemptions, quarantine
 
 POLICIES: Mapping[str, ModuleType] = {
-    module.NAME: module for module in (nan_loss, classification, no_progress, budget, quarantine, backoff)
+    module.NAME: module for module in (nan_loss, classification, no_progress, budget, preemptions, quarantine, backoff)
 }
 """Every policy by name: a module with NAME, FORM, ``parse`` and ``judge``, in the order in which they are asked."""
 DEFAULTS = "nan_loss=stop,no_progress=3,quarantine=3/1h:30m"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from elastic_core.incidents import SPENDS_A_RESTART, Failure, History, Incident, IncidentKind
 from elastic_core.known_failures import FailureClass, classify
 from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_FAILURES, clip
@@ -14,7 +12,10 @@ __all__ = [
     "failed_alike",
     "is_equal",
     "is_failure",
+    "is_preemption",
     "is_same_host",
+    "newer_steps",
+    "since_checkpoint",
     "since_progress",
     "within",
 ]
@@ -62,16 +63,48 @@ def within(history: History, seconds: float) -> list[Failure]:
     return [failure for failure in history.failures if failure.seconds_ago <= seconds]
 
 
-def since_progress(failures: Sequence[Failure], incident: Incident) -> list[Failure]:
-    """Return the failures since a step was last reached that no round before had reached, oldest first.
+def is_preemption(failure: Failure) -> bool:
+    """Whether the scheduler ended the worker, which is held against no budget but that of preemptions."""
+    return class_of(failure) is FailureClass.PREEMPTION
 
-    Empty if the round that failed now has reached one. A failure whose step is not known shows no progress.
+
+def since_progress(history: History, incident: Incident) -> list[Failure]:
+    """Return the failures since a round last made progress that no round before had made, oldest first.
+
+    Progress is a newer step or a newer checkpoint. Empty if the round that failed now has made some. A failure whose
+    step is not known shows no newer step.
     """
     newest, start = None, 0
-    for place, step in enumerate([*(failure.step for failure in failures), incident.step]):
-        if step is None:
-            continue
-        if newest is not None and step > newest:
+    for place, (step, new_checkpoint) in enumerate(_progress(history, incident)):
+        if new_checkpoint or (step is not None and newest is not None and step > newest):
             start = place
-        newest = step if newest is None else max(newest, step)
-    return list(failures[start:])
+        if step is not None:
+            newest = step if newest is None else max(newest, step)
+    return list(history.failures[start:])
+
+
+def since_checkpoint(history: History) -> list[Failure]:
+    """Return the failures since a round last saved a newer checkpoint, oldest first."""
+    if history.new_checkpoint:
+        return []
+    places = [place for place, failure in enumerate(history.failures) if failure.new_checkpoint]
+    return list(history.failures[max(places, default=0) :])
+
+
+def newer_steps(history: History, incident: Incident) -> list[int]:
+    """Return for each failure, oldest first and the incident last, how many steps its round has added.
+
+    These are the steps after the newest that a failure before it had reached; 0 for the first one, and where the step
+    is not known.
+    """
+    newest, added = None, []
+    for step, _ in _progress(history, incident):
+        added.append(0 if step is None or newest is None else max(0, step - newest))
+        if step is not None:
+            newest = step if newest is None else max(newest, step)
+    return added
+
+
+def _progress(history: History, incident: Incident) -> list[tuple[int | None, bool]]:
+    before = [(failure.step, failure.new_checkpoint) for failure in history.failures]
+    return [*before, (incident.step, history.new_checkpoint)]

@@ -25,6 +25,7 @@ class Judged:
     incident: Incident
     restarts: int
     max_restarts: int
+    new_checkpoint: bool
     verdict: Verdict
 
 
@@ -82,7 +83,10 @@ def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
         exclude_for=fields["exclude_for_s"],
         policy=str(fields["policy"]),
     )
-    return Judged(at, incident, int(fields["restarts"]), int(fields["max_restarts"]), verdict)
+    new = fields.get("new_checkpoint", False)  # logs of earlier releases have none
+    if type(new) is not bool:
+        raise TypeError(f"new_checkpoint is {new!r}")
+    return Judged(at, incident, int(fields["restarts"]), int(fields["max_restarts"]), new, verdict)
 
 
 def replay(events: Iterable[Judged], policies: Mapping[str, Any], *, max_restarts: int | None = None) -> list[Compared]:
@@ -103,11 +107,13 @@ def replay(events: Iterable[Judged], policies: Mapping[str, Any], *, max_restart
             max_restarts=one.max_restarts if max_restarts is None else max_restarts,
             rounds_without_progress=0,
             failures=failures[-MAX_FAILURES:],
+            new_checkpoint=one.new_checkpoint,
         )
         own = MaxRestartsPolicy().elastic_judge_failure(one.incident, history)
         verdicts = [judge(one.incident, history, policies), replace(own, policy="max-restarts")]
         found.append(Compared(one, strictest([verdict for verdict in verdicts if verdict is not None])))
-        past.append((one.at + one.verdict.delay, as_failure(one.incident)))
+        failure = replace(as_failure(one.incident), new_checkpoint=one.new_checkpoint)
+        past.append((one.at + one.verdict.delay, failure))
     return found
 
 

@@ -41,7 +41,15 @@ def killed(ago: float | None = None, number: int = 9, **facts: Any) -> Any:
     return failure(ago, exception="", exit_code=-number, **facts)
 
 
-def history(*failures: Failure, restarts: int | None = None, max_restarts: int = 3) -> History:
+def history(
+    *failures: Failure, restarts: int | None = None, max_restarts: int = 3, new_checkpoint: bool = False
+) -> History:
     """What the ledger remembers, oldest first."""
     spent = len(failures) if restarts is None else restarts
-    return History(restarts=spent, max_restarts=max_restarts, rounds_without_progress=0, failures=failures)
+    return History(
+        restarts=spent,
+        max_restarts=max_restarts,
+        rounds_without_progress=0,
+        failures=failures,
+        new_checkpoint=new_checkpoint,
+    )
