@@ -77,8 +77,8 @@ WHEN = {
     "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
     "spare": "The job has all nodes that it takes, and this node waits for a place.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
-    "round_started": "A round begins. `verdict` is the policy that allowed a restart, and its reason. `cause` is `None` "
-    "for the first round.",
+    "round_started": "A round begins. `verdict` is the policy that allowed a restart, and its reason. `cause` is "
+    "`None` for the first round.",
     "stop_planned": "The workers of a healthy round are to stop together within `deadline_s`.",
     "stop_at": "The step after which the workers of a planned stop end is agreed.",
     "hang": "Nothing moves: no progress for the window, and no rank's stack changes (rule L14). Every node publishes "

@@ -15,9 +15,10 @@ from views import incident, info, live, offer, seen, then
 from elastic_core.protocol.entries import Leader, Round, Stacks
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
-from elastic_core.protocol.leader_entries import LookAgain
+from elastic_core.protocol.leader_entries import Append, LookAgain
+from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import MAX_REQUESTS, REPORT_BYTES
+from elastic_core.protocol.limits import MAX_REQUESTS, REPORT_BYTES, UNREAD_ID_LENGTH
 from elastic_core.protocol.node import row_of
 from elastic_core.protocol.node_events import (
     AnswerRead,
@@ -29,7 +30,15 @@ from elastic_core.protocol.node_events import (
     WorkersGone,
 )
 from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase
-from elastic_core.protocol.stacks import ANSWER_WAIT_SECONDS, culprit, describe_hang, describe_ranks, is_hang, summarize
+from elastic_core.protocol.stacks import (
+    ANSWER_WAIT_SECONDS,
+    ask_or_report,
+    culprit,
+    describe_hang,
+    describe_ranks,
+    is_hang,
+    summarize,
+)
 
 ASKS = Stacks(round=1, why="no progress for 300 s on host-a", window=300.0, nth=1)
 WAITS = "in all_reduce (torch/distributed/distributed_c10d.py:2810), called at train.py:41"
@@ -52,6 +61,12 @@ def asked(*, at: float = NOW - 1, by: Stacks = ASKS) -> Ledger:
 def answer(name: str, places: Mapping[str, tuple[int, ...]], *, question: int = 3, **more: Any) -> NodeView:
     epoch = more.pop("epoch", 0)
     return running(name, stacks=LocalStacks(answers=question, places=places, **more), epoch=epoch)
+
+
+def due(known: LeaderView) -> Append | float | None:
+    """What is due in the round, or when a question may be due."""
+    assert known.ledger.round is not None
+    return ask_or_report(known, known.ledger.round, ())
 
 
 class TestQuestion:
@@ -119,6 +134,38 @@ class TestQuestion:
         assert isinstance(found, LookAgain)
         assert found.at == NOW + 1
 
+    def test_of_several_windows_the_longest_counts(self) -> None:
+        found = body(decide(view(live("ab"), hung("a", 300.0), hung("b", 400.0))))
+        assert isinstance(found, Stacks)
+        assert found.window == 400.0
+
+    @pytest.mark.parametrize(("seconds", "window"), [(100.0, 300.0), (700.0, 700.0)])
+    def test_the_next_question_waits_for_the_longer_one_of_the_last_window_and_this_one(
+        self, seconds: float, window: float
+    ) -> None:
+        ledger = then(asked(at=NOW - 9), replace(ASKS, answers=3, report="x"), at=NOW - 9)
+        assert due(view(ledger, hung("a", seconds, head=4), running("b", head=4))) == NOW - 9 + window
+        later = then(asked(at=NOW - window), replace(ASKS, answers=3, report="x"), at=NOW - window)
+        assert isinstance(body(decide(view(later, hung("a", seconds, head=4), running("b", head=4)))), Stacks)
+
+    def test_the_time_between_two_questions_doubles_three_times(self) -> None:
+        for nth, windows in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 8)):
+            by = replace(ASKS, nth=nth)
+            ledger = then(asked(at=NOW - 9, by=by), replace(by, answers=3, report="x"), at=NOW - 9)
+            known = view(ledger, hung("a", head=4), running("b", head=4))
+            assert due(known) == NOW - 9 + windows * 300.0
+
+    def test_a_request_before_the_next_question_of_a_suspicion_is_no_suspicion(self) -> None:
+        ledger = then(asked(at=NOW - 9), replace(ASKS, answers=3, report="x"), at=NOW - 9)
+        found = body(decide(view(ledger, hung("a", head=4), running("b", head=4), request())))
+        assert found == Stacks(round=1, why="requested by elastic stacks on shell", requests=("stacks-1",))
+
+    @pytest.mark.parametrize(("length", "served"), [(UNREAD_ID_LENGTH, True), (UNREAD_ID_LENGTH + 1, False)])
+    def test_a_request_with_too_long_an_id_is_ignored(self, length: int, served: bool) -> None:
+        found = body(decide(view(live("ab"), hung("a"), running("b"), request("s" * length))))
+        assert isinstance(found, Stacks)
+        assert found.requests == (("s" * length,) if served else ())
+
 
 class TestReport:
     def test_the_leader_waits_until_all_have_answered(self) -> None:
@@ -143,6 +190,35 @@ class TestReport:
         assert found.report.splitlines()[-1] == "host-b (ranks 2-3) has not answered"
         assert not found.hang, "the one that works may be among them"
 
+    def test_a_member_without_a_row_has_not_answered(self) -> None:
+        known = view(asked(at=NOW - ANSWER_WAIT_SECONDS), answer("a", {WAITS: (0, 1)}))
+        found = due(known)
+        assert isinstance(found, Append)
+        assert isinstance(found.body, Stacks)
+        assert found.body.report.splitlines()[-1] == "b (ranks 2-3) has not answered"
+
+    def test_a_lost_member_is_not_waited_for(self) -> None:
+        known = view(asked(), answer("a", {WAITS: (0, 1)}), running("b", changed=0.0))
+        assert isinstance(due(known), Append)
+
+    def test_a_node_speaks_for_its_own_ranks_only(self) -> None:
+        nodes = answer("a", {WAITS: (0, 1, 3)}), answer("b", {LOADS: (2, 3), WAITS: (0,)})
+        found = body(decide(view(asked(), *nodes)))
+        assert isinstance(found, Stacks)
+        assert sorted(found.report.splitlines()) == [f"ranks 0-1 are {WAITS}", f"ranks 2-3 are {LOADS}"]
+
+    def test_a_suspicion_in_which_a_stack_moves_is_no_hang(self) -> None:
+        nodes = answer("a", {WAITS: (0, 1)}), answer("b", {WAITS: (2, 3)}, moved=True)
+        found = body(decide(view(asked(), *nodes)))
+        assert isinstance(found, Stacks)
+        assert (found.still, found.hang) == (False, False)
+
+    def test_a_window_of_a_second_is_a_suspicion(self) -> None:
+        nodes = answer("a", {WAITS: (0, 1)}), answer("b", {WAITS: (2, 3)})
+        found = body(decide(view(asked(by=replace(ASKS, window=1.0)), *nodes)))
+        assert isinstance(found, Stacks)
+        assert found.hang
+
     def test_a_node_that_could_not_look_proves_no_hang(self) -> None:
         found = body(decide(view(asked(), answer("a", {WAITS: (0, 1)}), answer("b", {}))))
         assert isinstance(found, Stacks)
@@ -155,6 +231,34 @@ class TestReport:
         found = body(decide(view(ledger, *nodes)))
         assert isinstance(found, Stacks)
         assert (found.nth, found.step) == (1, 812)
+
+    @pytest.mark.parametrize(
+        ("before", "now", "nth", "after"),
+        [
+            (800, 800, 6, 6),
+            (800, None, 6, 6),
+            (None, 800, 6, 6),
+            (812, 800, 6, 6),
+            (800, 812, 0, 0),
+        ],
+        ids=["the same step", "no step now", "no step then", "an older step", "a request of a person"],
+    )
+    def test_without_a_newer_step_the_count_goes_on(
+        self, before: int | None, now: int | None, nth: int, after: int
+    ) -> None:
+        last = replace(ASKS, answers=3, nth=5, step=before, still=True)
+        question = replace(ASKS, nth=nth, window=300.0 if nth else 0.0)
+        ledger = then(then(asked(), last, at=NOW - 400), question, at=NOW - 1)
+        nodes = [answer(name, {WAITS: ranks}, question=5, step=now) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))]
+        found = body(decide(view(ledger, *nodes)))
+        assert isinstance(found, Stacks)
+        assert (found.nth, found.step) == (after, now)
+
+    def test_the_first_suspicion_with_a_known_step_begins_the_count(self) -> None:
+        nodes = [answer(name, {WAITS: ranks}, step=8) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))]
+        found = body(decide(view(asked(by=replace(ASKS, nth=2)), *nodes)))
+        assert isinstance(found, Stacks)
+        assert found.nth == 2
 
     def test_a_node_that_has_finished_need_not_answer(self) -> None:
         done = seen("b", Phase.FINISHED, head=2)
@@ -207,6 +311,7 @@ BEFORE = replace(ASKS, answers=3, still=True, step=7)
         pytest.param([replace(STILL, step=8), BUSY], BEFORE, False, id="at another step than a window ago"),
         pytest.param([replace(STILL, step=7), BUSY], replace(BEFORE, still=False), False, id="it moved then"),
         pytest.param([replace(STILL, step=7, moved=True)], BEFORE, False, id="a slow step"),
+        pytest.param([replace(BUSY, step=7, moved=True)], BEFORE, False, id="a slow step on a CPU"),
     ],
 )
 def test_it_is_a_hang_if_nothing_moves(answers: list[LocalStacks], before: Stacks | None, hang: bool) -> None:
@@ -222,8 +327,17 @@ def test_it_is_a_hang_if_nothing_moves(answers: list[LocalStacks], before: Stack
         ({0: "finished", 1: WAITS, 2: WAITS}, 1),
         ({0: WAITS, 1: "no Python stack: stopped by a signal (SIGSTOP)", 2: WAITS}, 1),
         ({0: WAITS, 1: WAITS, 2: WAITS.replace("41", "52")}, 2),
+        ({0: "in synchronize (torch/cuda/streams.py:9)", 1: LOADS, 2: LOADS}, 1),
     ],
-    ids=["no answer", "all at one place", "outside of a collective", "who has finished", "stopped", "another line"],
+    ids=[
+        "no answer",
+        "all at one place",
+        "outside of a collective",
+        "who has finished",
+        "stopped",
+        "another line",
+        "for a device",
+    ],
 )
 def test_the_rank_to_end_is_the_one_that_the_others_wait_for(places: dict[int, str], rank: int) -> None:
     assert culprit(places) == rank
