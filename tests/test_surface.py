@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from stage import WORKERS, Agent, Stage, free_port
 
-from elastic_core.host.devices import Machine, gpus
+from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.visible import gpus
 
 SAYS = ["--no_python", "sh", "-c", "echo apple $RANK; echo pear $RANK; echo a cherry $RANK >&2"]
 

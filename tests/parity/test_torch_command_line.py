@@ -29,7 +29,8 @@ from elastic_core.cli import run
 from elastic_core.cli.options import Flags, RunCommand
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
-from elastic_core.host.devices import Machine, gpus, local_world_size
+from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.visible import gpus, local_world_size
 from elastic_core.rendezvous.options import RendezvousOptions
 
 ACTIONS: dict[str, Action] = {

@@ -108,7 +108,9 @@ def cpus_of_workers(numa_binding: str | None, workers: int) -> tuple[frozenset[i
     """
     if numa_binding is None:
         return ()
-    from elastic_core.host.devices import Machine, read_topology, worker_cpus  # few runs need it
+    from elastic_core.host.devices.machine import Machine  # few runs need it
+    from elastic_core.host.devices.numa import worker_cpus
+    from elastic_core.host.devices.topology import read_topology
 
     topology = read_topology(os.environ, Machine())
     return tuple(worker_cpus(numa_binding, rank, workers, topology) for rank in range(workers))

@@ -176,7 +176,8 @@ def configure(
         UsageError: Two values contradict each other, or the backend does not take them.
     """
     if flags.virtual_local_rank:
-        from elastic_core.host.devices import Machine, only_device  # few runs need it
+        from elastic_core.host.devices.machine import Machine  # few runs need it
+        from elastic_core.host.devices.visible import only_device
 
         for local_rank in range(known.nproc_per_node):
             only_device(local_rank, environ, Machine())  # or an error
@@ -302,6 +303,7 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
 def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
     if isinstance(given, int):
         return given
-    from elastic_core.host.devices import Machine, local_world_size  # looks at devices; not for --help
+    from elastic_core.host.devices.machine import Machine  # looks at devices; not for --help
+    from elastic_core.host.devices.visible import local_world_size
 
     return local_world_size(given, environ, Machine())

@@ -170,7 +170,8 @@ class PlainWorkerStart:
             environment["ELASTIC_PLUGINS"] = ",".join(self._plugins)
         environment.update(threads(assignment.local_world_size, self._environ))
         if self._virtual_local_rank:
-            from elastic_core.host.devices import Machine, only_device  # few runs need it
+            from elastic_core.host.devices.machine import Machine  # few runs need it
+            from elastic_core.host.devices.visible import only_device
 
             environment["LOCAL_RANK"] = "0"
             environment.update(only_device(assignment.local_rank, self._environ, Machine()))

@@ -10,8 +10,9 @@ import pytest
 
 from elastic_core.config.run import NUMA_BINDINGS
 from elastic_core.errors import UsageError
-from elastic_core.host.devices import Machine, Topology, read_topology, worker_cpus
-from elastic_core.host.devices.topology import Cpu, parse_cpus
+from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.numa import worker_cpus
+from elastic_core.host.devices.topology import Cpu, Topology, parse_cpus, read_topology
 
 
 def server(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic_core.host.devices import Machine, Topology, read_topology
-from elastic_core.host.devices.topology import Cpu, parse_cpus
+from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.topology import Cpu, Topology, parse_cpus, read_topology
 
 MachineOf = Callable[..., Machine]
 

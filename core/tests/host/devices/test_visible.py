@@ -7,9 +7,17 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_core.host.devices import Machine, local_world_size, only_device, visible_devices
 from elastic_core.host.devices.device import Device
-from elastic_core.host.devices.visible import accelerators, gpus, select, xpus
+from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.visible import (
+    accelerators,
+    gpus,
+    local_world_size,
+    only_device,
+    select,
+    visible_devices,
+    xpus,
+)
 
 MachineOf = Callable[..., Machine]
 Environ = Mapping[str, str]
@@ -269,7 +277,9 @@ def test_workers_compute_on_gpus_before_xpus(machine_of: MachineOf) -> None:
 def test_this_machine_is_counted_without_torch_or_cuda() -> None:
     count = """
         import os, sys
-        from elastic_core.host.devices import Machine, local_world_size, only_device, read_topology
+        from elastic_core.host.devices.machine import Machine
+        from elastic_core.host.devices.topology import read_topology
+        from elastic_core.host.devices.visible import local_world_size, only_device
         assert local_world_size("auto", os.environ, Machine()) >= 1
         assert local_world_size("cpu", os.environ, Machine()) == len(os.sched_getaffinity(0))
         assert read_topology(os.environ, Machine()).cpus
