@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from elastic_core.exit_codes import ExitCode, describe_exit
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
-    from elastic_core.session.job_view import JobStatus, NodeStatus
+    from elastic_core.session.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
 
 WATCH_INTERVAL_SECONDS = 2.0
 FAILURES_SHOWN = 5  # of those that spent a restart, the newest
@@ -60,9 +61,13 @@ def describe(seen: JobStatus) -> Iterator[str]:
         yield f"            {_failure(failure)}"
     if lost := sum(seen.host_losses.values()):
         yield f"  lost      {lost} node(s), on {len(seen.host_losses)} host(s)"
+    yield from _saved("snapshot", "in memory", [node.snapshot for node in seen.nodes])
+    yield from _saved("saved", "the newest checkpoint", [node.checkpoint for node in seen.nodes])
     for node in seen.nodes:
         yield f"  node      {_node(node)}"
-    yield f"  store     answers in {1000 * seen.store_s:.0f} ms"
+        for several in _alike(node.workers):
+            yield f"            {_workers(several)}"
+    yield f"  store     answers in {1000 * seen.store_s:.0f} ms{_slowest(seen.nodes)}"
 
 
 def _failure(failure: Failure) -> str:
@@ -80,6 +85,39 @@ def _node(node: NodeStatus) -> str:
     if node.hung_s:
         marks.append(f"no progress for {describe_duration(node.hung_s)}: elastic stacks says where its ranks are")
     return f"{node.host}{ranks}: {node.phase}" + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _saved(label: str, what: str, found: Sequence[SavedStatus | None]) -> Iterator[str]:
+    """Yield the line about the newest of the saved states, if there is one."""
+    if saved := [each for each in found if each is not None]:
+        newest = min(saved, key=lambda each: each.age_s)
+        step = "" if newest.step is None else f"of step {newest.step}, "
+        yield f"  {label:<9} {step}{describe_duration(newest.age_s)} ago, {what}"
+
+
+def _alike(workers: Sequence[WorkerStatus]) -> Iterator[list[WorkerStatus]]:
+    """Yield the ranks in lists whose ranks follow each other and have come to the same step."""
+    for _, several in itertools.groupby(workers, key=lambda worker: (worker.step, worker.age_s is None)):
+        yield list(several)
+
+
+def _workers(several: list[WorkerStatus]) -> str:
+    """Describe ranks that have come to the same step; the age is that of the one that moved first of them."""
+    first, last = several[0], several[-1]
+    ranks = f"rank {first.rank}" if first is last else f"ranks {first.rank} to {last.rank}"
+    ages = [worker.age_s for worker in several if worker.age_s is not None]
+    reached = "" if first.step is None else f" at step {first.step}"
+    progress = f"{reached}, last progress {describe_duration(max(ages))} ago" if ages else ""
+    pids = ", ".join("none yet" if worker.pid is None else str(worker.pid) for worker in several)
+    return f"{ranks}{progress}; pid {pids}"
+
+
+def _slowest(nodes: Sequence[NodeStatus]) -> str:
+    """Return how long the store takes to answer the node for which it takes longest; '' if no node has said so."""
+    slowest = max(nodes, key=lambda node: node.store_s or 0.0, default=None)
+    if slowest is None or not slowest.store_s:
+        return ""
+    return f" here, and in {1000 * slowest.store_s:.0f} ms on {slowest.host}, which waits longest"
 
 
 command = FlagCommand(
