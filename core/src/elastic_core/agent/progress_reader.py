@@ -100,6 +100,8 @@ class ProgressReader:
         """The rank, step and instant of the last event ``progress``."""
         self._checkpoint: tuple[int | None, float] | None = None
         self._longest: float | None = None
+        self.look_for_checkpoint: Callable[[], None] = lambda: None
+        """Looks at the disk for the last checkpoint of a round whose workers have ended, as long as the disk takes."""
         self.wants_all_output = expressions.progress is not None or expressions.checkpoint is not None
         """Whether the agent has to read streams that it would otherwise leave to the worker."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_core.agent.snapshot_files import kept_in
+from elastic_core.agent.snapshot_files import newest_kept
 from elastic_core.agent.worker import Worker
 from elastic_core.progress import Progress
 from elastic_core.protocol.roster import LocalWorkers, SavedStep
@@ -67,11 +67,9 @@ class WorkerRows:
         return found
 
     def _newest_snapshot(self, held: Collection[int], now: float) -> SavedStep | None:
-        stamps = [kept.stamp for fd in held if (kept := kept_in(fd)) is not None]
-        if not stamps:
+        if (newest := newest_kept(held)) is None:
             self._snapshot = None
             return None
-        if self._snapshot is None or self._snapshot[0] != max(stamps):
-            self._snapshot = max(stamps), now
-        (_, step), noticed_at = self._snapshot
-        return SavedStep(step, round(now - noticed_at, 1))
+        if self._snapshot is None or self._snapshot[0] != newest.stamp:
+            self._snapshot = newest.stamp, now
+        return SavedStep(newest.step, round(now - self._snapshot[1], 1))
