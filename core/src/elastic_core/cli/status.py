@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,18 +18,22 @@ from elastic_core.config.run import describe_limit
 from elastic_core.errors import UsageError
 from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
+from elastic_core.host.terminal import GREEN, RED, YELLOW, Paint, painter, plain
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
     from elastic_core.session.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
 
 WATCH_INTERVAL_SECONDS = 2.0
+_STATES = {"forming": YELLOW, "running": GREEN, "restarting": YELLOW, "succeeded": GREEN, "failed": RED}
 FAILURES_SHOWN = 5  # of those that spent a restart, the newest
 
 
 def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
     """Print what the job does, once or every two seconds, and return the exit code."""
     from elastic_core.session.job_view import look  # not for --help
+
+    paint = painter(sys.stdout)
 
     if job is not None:
         given["rdzv_id"] = job
@@ -40,7 +45,7 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
                     f"There is no job {job_id!r} in this store.",
                     hint="Name it as its nodes do: JOB or --rdzv_id, with their --rdzv_backend and --rdzv_endpoint.",
                 )
-            text = json.dumps(asdict(seen)) if as_json else "\n".join(describe(seen))
+            text = json.dumps(asdict(seen)) if as_json else "\n".join(describe(seen, paint))
             if watch and not as_json:
                 click.clear()
             click.echo(text)
@@ -49,22 +54,23 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
             time.sleep(WATCH_INTERVAL_SECONDS)
 
 
-def describe(seen: JobStatus) -> Iterator[str]:
+def describe(seen: JobStatus, paint: Paint = plain) -> Iterator[str]:
     """Yield the lines for people."""
-    yield f"job {seen.job!r} is {seen.state}" + (f": {seen.why}" if seen.why else "")
+    yield f"job {seen.job!r} is {paint(seen.state, _STATES[seen.state])}" + (f": {seen.why}" if seen.why else "")
     yield f"  run       {seen.run}, for {describe_duration(seen.age_s)}"
     if seen.round:
         members = sum(node.ranks is not None for node in seen.nodes)
         yield f"  round     {seen.round}: {seen.world_size} worker(s) on {members} node(s)"
     yield f"  restarts  {seen.restarts}{describe_limit(seen.max_restarts)} spent" + (":" if seen.failures else "")
     for failure in seen.failures[-FAILURES_SHOWN:]:
-        yield f"            {_failure(failure)}"
+        yield paint(f"            {_failure(failure)}", YELLOW)
     if lost := sum(seen.host_losses.values()):
         yield f"  lost      {lost} node(s), on {len(seen.host_losses)} host(s)"
     yield from _saved("snapshot", "in memory", [node.snapshot for node in seen.nodes])
     yield from _saved("saved", "the newest checkpoint", [node.checkpoint for node in seen.nodes])
     for node in seen.nodes:
-        yield f"  node      {_node(node)}"
+        line = f"  node      {_node(node)}"
+        yield paint(line, RED) if node.hung_s or node.phase == "silent" else line
         for several in _alike(node.workers):
             yield f"            {_workers(several)}"
     yield f"  store     answers in {1000 * seen.store_s:.0f} ms{_slowest(seen.nodes)}"
