@@ -114,6 +114,8 @@ WHEN = {
     "worker_stuck": "A worker outlives SIGKILL.",
     "timer_expired": "A worker has not released its `torch.distributed.elastic.timer` in time. "
     "`signal` 0: none is sent.",
+    "time_to_save": "The workers of a round have ended after a planned stop: whether a checkpoint or a snapshot is "
+    "known that was saved after the notice, and how many steps are lost. DEBUG where nothing is known.",
     "stopping": "The workers of a round are being stopped. The message says why.",
     "fenced": "The workers were stopped, because the node had no contact with the store for 80 % of `fence_after`.",
     "warden_died": "The warden, the parent process of the workers, is gone, and the workers with it.",
@@ -154,12 +156,14 @@ WHEN = {
 }
 """When each event is published, in the order of the page."""
 LEVELS = {
+    "time_to_save": "INFO, WARNING, DEBUG",
     "job_closed": "INFO; ERROR for a failed job",
     "left": "INFO, WARNING or ERROR, by the exit code",
     "workers_signalled": "DEBUG for SIGTERM, else INFO",
 }
 """Of events whose level is not literal."""
 FIELDS = {
+    "time_to_save": "`round`, `had_s`, `took_s`, `step`, `saved_step`, `saved_s`, `in_memory`, `in_time`, `lost_steps`",
     "recovered": "`round`, `detected_s`, `decided_s`, `stopped_s`, `running_s`",
     "initialized": "`round`, `workers`, `took_s`; after an interruption also those of `recovered`, and `initialized_s`",
     "job_closed": "`success`, `exit_code`, `requeue`, `restarts`, `nodes_lost`, `seconds_s`, `interrupted_s`",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from stage import WORKERS, Stage
+import pytest
+from stage import PATIENCE, WORKERS, Stage, over
 
 
 def elastic_status(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,6 +44,68 @@ def test_a_job_is_seen_from_outside_with_its_nodes_and_why_restarts_were_spent(
     assert (after["restarts"], after["max_restarts"]) == (1, 2)
     [failure] = after["failures"]
     assert (failure["rank"], failure["exit_code"], failure["round"]) == (victim, -9, 1)
+
+
+STEPPING = """
+import os, signal
+import elastic_core.worker.fd_store as fd_store
+from elastic_core import report
+report(step=7 + int(os.environ["RANK"]))
+if os.environ["RANK"] == "0":
+    text = b'[1, 6, "all", []]'
+    fd = os.memfd_create("train")
+    os.write(fd, fd_store.SNAPSHOT_HEADER.pack(fd_store.SNAPSHOT_MAGIC, fd_store.SNAPSHOT_COMPLETE, 64, len(text), 0))
+    os.pwrite(fd, text, 64)
+    assert fd_store.hold("train/0/0", fd)
+    print("saved checkpoint at step 5", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("backend", ["file", "c10d"])
+def test_ranks_are_shown_with_their_pids_steps_and_what_is_saved(stage: Stage, tmp_path: Path, backend: str) -> None:
+    script = tmp_path / "stepping.py"
+    script.write_text(STEPPING)
+    rendezvous = over(backend, tmp_path / "store")
+    pattern = "--checkpoint_pattern=at step (?P<step>\\d+)"
+    command = ["--nnodes=2", "--nproc_per_node=2", pattern, *rendezvous, str(script)]
+    agents = [stage.run(*command), stage.run(*command)]
+    shown: dict[str, Any] = {}
+
+    def complete() -> bool:
+        done = elastic_status("--json", *rendezvous)
+        shown.update(json.loads(done.stdout) if done.returncode == 0 else {})
+        ranks = [worker for node in shown.get("nodes", ()) for worker in node["workers"]]
+        saved = [node["snapshot"] and node["checkpoint"] for node in shown.get("nodes", ())]
+        return [worker["step"] for worker in ranks] == [7, 8, 9, 10] and any(saved)
+
+    assert stage.wait_until(complete, 3 * PATIENCE), shown
+    pids = {worker["rank"]: worker["pid"] for node in shown["nodes"] for worker in node["workers"]}
+    assert pids == {**agents[0].workers(), **agents[1].workers()}
+    [snapshot] = [node["snapshot"] for node in shown["nodes"] if node["snapshot"]]
+    [checkpoint] = [node["checkpoint"] for node in shown["nodes"] if node["checkpoint"]]
+    assert (snapshot["step"], checkpoint["step"]) == (6, 5)
+    assert all(node["store_s"] > 0 for node in shown["nodes"])
+    text = elastic_status(*rendezvous).stdout
+    assert re.search(rf"rank 0 at step 7, last progress .* ago; pid {pids[0]}\n", text), text
+    assert re.search(r"snapshot  of step 6, .* ago, in memory\n", text), text
+
+
+def test_a_job_is_watched_until_it_is_over(stage: Stage, file_rendezvous: list[str]) -> None:
+    agent = stage.run("--nnodes=1:2", "--nproc_per_node=1", *file_rendezvous, str(WORKERS / "sleeper.py"))
+    agent.wait_for_report("started")
+    command = [sys.executable, "-m", "elastic_core", "status", "--watch", "--json", *file_rendezvous]
+    watching = stage.start(command)
+    watching.wait_for('"state": "running"')
+    os.kill(agent.workers()[0], signal.SIGKILL)
+    watching.wait_for('"state": "failed"')
+    assert watching.exit_code() == 0
+
+
+def test_a_store_that_lives_in_a_job_which_is_gone_is_named(tmp_path: Path) -> None:
+    done = elastic_status(*over("c10d", tmp_path))
+    assert done.returncode != 0
+    assert "No agent of job 'job' is there to host its store." in done.stderr
 
 
 def test_a_job_that_is_not_there_is_refused(tmp_path: Path) -> None:

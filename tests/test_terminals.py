@@ -127,3 +127,28 @@ def test_a_job_that_ignores_the_end_of_its_terminal_goes_on(stage: Stage) -> Non
         Path(stage.folder, "go").touch()
         assert terminal.process.wait(60) == 0
     assert [Path(stage.folder, f"written_{count}").exists() for count in range(2)] == [True, True]
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_failures_and_restarts_have_colours(stage: Stage, no_color: str) -> None:
+    script = Path(stage.folder, "fails.py")
+    script.write_text("print('plain'); raise ValueError('boom')")
+    command = [*ELASTIC, "--max_restarts=1", str(script)]
+    environment = stage.environment({"TERM": "xterm-256color", "NO_COLOR": no_color})
+    with Terminal(command, stage.folder, environment, SIZE) as terminal:
+        assert terminal.exit_code() == 1
+    told = re.findall(r"\[elastic\] \S+ \S+: (.*)\r\n", terminal.text)
+    coloured = {"\x1b[31m": "the job has failed", "\x1b[33m": "rank 0", "\x1b[36m": "round 2"}
+    for colour, text in coloured.items():
+        [line] = [line for line in told if re.match(rf"(\x1b\[\d+m)?{text}", line)][:1]
+        assert line.startswith(text if no_color else colour + text)
+        assert line.endswith("\x1b[0m") is not bool(no_color)
+
+
+def test_the_status_of_a_job_has_colours(stage: Stage, file_rendezvous: list[str]) -> None:
+    agent = stage.run("--nnodes=1:2", *file_rendezvous, WORKERS / "sleeper.py")
+    agent.wait_for_report("started")
+    command = [sys.executable, "-m", "elastic_core", "status", *file_rendezvous]
+    with Terminal(command, stage.folder, stage.environment({"TERM": "xterm-256color"}), SIZE) as terminal:
+        assert terminal.exit_code() == 0
+    assert "is \x1b[32mrunning\x1b[0m: the first round" in terminal.text

@@ -7,7 +7,7 @@ import pytest
 from elastic_core.cli.status import describe
 from elastic_core.events import describe_duration
 from elastic_core.incidents import Failure
-from elastic_core.session.job_view import JobStatus, NodeStatus
+from elastic_core.session.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
 
 RUNNING = JobStatus(
     job="job42",
@@ -25,7 +25,22 @@ RUNNING = JobStatus(
     ),
     host_losses={"h": 2},
     nodes=(
-        NodeStatus(node_id="a", host="node0", ranks=(0, 7), phase="running", leads=True, leaving=False),
+        NodeStatus(
+            node_id="a",
+            host="node0",
+            ranks=(0, 7),
+            phase="running",
+            leads=True,
+            leaving=False,
+            workers=(
+                *(WorkerStatus(rank, 100 + rank, 812, 2.0 + rank / 10) for rank in range(6)),
+                WorkerStatus(6, 106, 811, 300.0),
+                WorkerStatus(7),
+            ),
+            snapshot=SavedStatus(810, 4.0),
+            checkpoint=SavedStatus(None, 600.0),
+            store_s=0.03,
+        ),
         NodeStatus(node_id="b", host="node1", ranks=(8, 8), phase="running", leads=False, leaving=True),
         NodeStatus(node_id="d", host="node3", ranks=(9, 9), phase="running", leads=False, leaving=False, hung_s=300.0),
         NodeStatus(node_id="c", host="node2", ranks=None, phase="waiting", leads=False, leaving=False),
@@ -43,11 +58,16 @@ def test_a_running_job() -> None:
         "            round 1: ValueError, rank 9 on node1 at step 812, 50 min ago\n"
         "            round 2: was killed by SIGKILL, rank 3 on node0, 12.5 s ago\n"
         "  lost      2 node(s), on 1 host(s)\n"
+        "  snapshot  of step 810, 4.0 s ago, in memory\n"
+        "  saved     10 min ago, the newest checkpoint\n"
         "  node      node0, ranks 0 to 7: running (decides)\n"
+        "            ranks 0 to 5 at step 812, last progress 2.5 s ago; pid 100, 101, 102, 103, 104, 105\n"
+        "            rank 6 at step 811, last progress 5 min ago; pid 106\n"
+        "            rank 7; pid none yet\n"
         "  node      node1, rank 8: running (leaves)\n"
         "  node      node3, rank 9: running (no progress for 5 min: elastic stacks says where its ranks are)\n"
         "  node      node2: waiting\n"
-        "  store     answers in 1 ms"
+        "  store     answers in 1 ms here, and in 30 ms on node0, which waits longest"
     )
 
 

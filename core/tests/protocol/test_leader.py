@@ -294,7 +294,7 @@ class TestWorkerFailure:
 
     def test_giving_up_halts_first(self) -> None:
         halt = body(decide(view(live("ab"), running("a"), running("b", incident=incident("b")), verdict=GIVE_UP)))
-        assert halt.reason is HaltReason.GIVING_UP
+        assert (halt.reason, halt.verdict, halt.requeue) == (HaltReason.GIVING_UP, GIVE_UP.reason, False)
 
 
 class TestGivingUp:
@@ -319,25 +319,34 @@ class TestGivingUp:
     def test_a_rank_that_exited_early_explains_a_peers_loss_and_another_try_would_not_help(self) -> None:
         peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer")
         early = replace(incident("b", after=5.2, kind=IncidentKind.EXITED_EARLY), exit_code=0)
-        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer)
-        verdict = replace(GIVE_UP, requeue=True)
+        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer, requeue=True)
         nodes = [stopped("a", incident=peer), stopped("b", incident=early)]
-        closed = body(decide(view(ledger, *nodes, verdict=verdict)))
+        closed = body(decide(view(ledger, *nodes)))
         assert (closed.incident, closed.exit_code, closed.why) == (early, ExitCode.JOB_FAILED, GIVE_UP.reason)
-        closed = body(decide(view(ledger, nodes[0], stopped("b"), verdict=verdict)))
+        closed = body(decide(view(ledger, nodes[0], stopped("b"))))
         assert (closed.incident, closed.exit_code) == (peer, ExitCode.REQUEUE)
 
     def test_a_node_that_had_finished_explains_a_peers_loss(self) -> None:
         peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer")
-        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer)
+        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer, requeue=True)
         nodes = [stopped("a", incident=peer), seen("b", Phase.FINISHED, head=3)]
-        closed = body(decide(view(ledger, *nodes, verdict=replace(GIVE_UP, requeue=True))))
+        closed = body(decide(view(ledger, *nodes)))
         assert (closed.incident, closed.exit_code) == (peer, ExitCode.JOB_FAILED)
         assert closed.why == ("no restart is left; all workers of host-b had exited with code 0 before the other ranks")
-        ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=self.blame)
+        ledger = halted(
+            "ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=self.blame, requeue=True
+        )
         nodes = [stopped("a", incident=self.blame), nodes[1]]
-        closed = body(decide(view(ledger, *nodes, verdict=replace(GIVE_UP, requeue=True))))
+        closed = body(decide(view(ledger, *nodes)))
         assert (closed.why, closed.exit_code) == ("no restart is left", ExitCode.REQUEUE)
+
+    def test_a_leader_that_has_not_asked_the_policies_closes_with_their_verdict(self) -> None:
+        nodes = [running("a"), running("b", incident=self.blame)]
+        halt = body(decide(view(live("ab"), *nodes, verdict=replace(GIVE_UP, requeue=True))))
+        ledger = then(then(live("ab"), halt, at=NOW - 1.0), Leader(why="the old one is gone"), at=NOW - 0.5, leader="b")
+        nodes = [stopped("a", head=4), stopped("b", head=4, incident=self.blame)]
+        closed = body(decide(view(ledger, *nodes)))
+        assert (closed.why, closed.exit_code, closed.requeue) == (GIVE_UP.reason, ExitCode.REQUEUE, True)
 
     def test_ranks_that_failed_alike_are_counted(self) -> None:
         first, other = (replace(incident(name), message="KeyError: 'label'") for name in "ab")

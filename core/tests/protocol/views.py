@@ -100,9 +100,11 @@ def halted(
     at: float = 20.0,
     blame: Incident | None = None,
     counters: Counters | None = None,
+    requeue: bool = False,
 ) -> Ledger:
-    """A run whose first round was halted at ``at``."""
-    halt = Halt(round=1, reason=reason, why="it was", incident=blame)
+    """A run whose first round was halted at ``at``; ``requeue`` of policies that gave up."""
+    verdict = "no restart is left" if reason is HaltReason.GIVING_UP else ""
+    halt = Halt(round=1, reason=reason, why="it was", incident=blame, verdict=verdict, requeue=requeue)
     return then(live(names, the_settings, counters=counters), halt, at=at)
 
 

@@ -8,13 +8,14 @@ import pytest
 from test_drain_request import job
 from views import halted, incident, live, seen, start, then, with_counters
 
+from elastic_core.errors import RendezvousRefusedError
 from elastic_core.incidents import Failure, as_failure
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.entries import Closed, HaltReason, HostLosses, SpentRestart
 from elastic_core.protocol.failure_detector import Observation
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.roster import Phase
-from elastic_core.session.job_view import JobStatus, describe, look
+from elastic_core.protocol.roster import LocalWorkers, Phase, SavedStep
+from elastic_core.session.job_view import JobStatus, SavedStatus, WorkerStatus, describe, look
 
 NOW = 1000.0
 
@@ -46,6 +47,31 @@ def test_a_member_without_a_row_and_one_that_has_not_begun() -> None:
 def test_a_member_that_sees_no_progress_in_the_newest_round() -> None:
     nodes = status(live("ab"), rows("a", hung=300.0), rows("b", hung=300.0, number=7)).nodes
     assert [node.hung_s for node in nodes] == [300.0, 0.0]
+
+
+def test_ages_of_what_a_node_told_count_on_by_its_heartbeats() -> None:
+    told = LocalWorkers(
+        heartbeat=10,
+        pids=(11, 12),
+        steps=(7, None),
+        seconds=(1.5, None),
+        snapshot=SavedStep(6, 3.0),
+        checkpoint=SavedStep(None, 30.0),
+        store=0.01,
+    )
+    [node, silent] = status(live("ab"), rows("a", heartbeat=14, workers=told)).nodes
+    assert node.workers == (WorkerStatus(0, 11, 7, 9.5), WorkerStatus(1, 12, None, None))
+    assert (node.snapshot, node.checkpoint, node.store_s) == (SavedStatus(6, 11.0), SavedStatus(None, 38.0), 0.01)
+    assert (silent.workers, silent.snapshot, silent.store_s) == ((), None, None)
+    [older] = status(live("a"), rows("a", number=7, workers=told)).nodes
+    assert older.workers == (), "they were of another round"
+
+
+def test_a_store_that_this_process_hosts_is_no_jobs() -> None:
+    store = LocalBackend(MemoryStore())
+    store.embedded = store.hosting = True
+    with pytest.raises(RendezvousRefusedError, match="No agent of job"):
+        look(store, "job")
 
 
 def test_rows_of_another_run_are_not_of_the_job() -> None:

@@ -46,14 +46,19 @@ class NewestCheckpoint:
         """When the newest file was not this one yet; None if it was there from the first look on."""
         self._looked_at: float | None = None
 
-    def look(self, files: Iterable[SavedFile], now: float, time_of_day: float) -> tuple[Checkpoint, float] | None:
-        """Take what a look has found; return a checkpoint that is finished and new, with its age in seconds."""
+    def look(
+        self, files: Iterable[SavedFile], now: float, time_of_day: float, *, settled: bool = False
+    ) -> tuple[Checkpoint, float] | None:
+        """Take what a look has found; return a checkpoint that is finished and new, with its age in seconds.
+
+        Once everything is ``settled``, because no worker runs, the newest file is finished.
+        """
         newest = max(files, key=_likeness, default=None)
         before, self._last = self._last, newest
         if newest != before:
             self._seen_at = self._looked_at
         self._looked_at = now
-        if newest is None or newest != before or newest == self._reported or not newest.size:
+        if newest is None or not (newest == before or settled) or newest == self._reported or not newest.size:
             return None
         self._reported = newest
         age = max(0.0, time_of_day - newest.changed_at)  # the clock of the disk's host may be another one
@@ -99,16 +104,21 @@ class CheckpointFiles:
         self._place, self._found, self._interval = place, found, interval
         self._closing = threading.Event()
         self._newest = NewestCheckpoint()
+        self._lock = threading.Lock()
         threading.Thread(target=self._run, name="elastic-checkpoints", daemon=True).start()
 
     def close(self) -> None:
         """Look no more. A look that is under way ends by itself."""
         self._closing.set()
 
+    def look(self, *, settled: bool = False) -> None:
+        """Look once, as long as the disk takes; ``settled`` as for :meth:`NewestCheckpoint.look`."""
+        with self._lock, contextlib.suppress(OSError):
+            news = self._newest.look(find_files(self._place), time.monotonic(), time.time(), settled=settled)
+            if news is not None and not self._closing.is_set():
+                self._found(*news)
+
     def _run(self) -> None:
         while not self._closing.is_set():
-            with contextlib.suppress(OSError):
-                news = self._newest.look(find_files(self._place), time.monotonic(), time.time())
-                if news is not None and not self._closing.is_set():
-                    self._found(*news)
+            self.look()
             self._closing.wait(self._interval)

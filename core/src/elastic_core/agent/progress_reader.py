@@ -103,6 +103,8 @@ class ProgressReader:
         """The greatest step of all checkpoints that were noticed."""
         self._has_new_checkpoint = False
         self._longest: float | None = None
+        self.look_for_checkpoint: Callable[[], None] = lambda: None
+        """Looks at the disk for the last checkpoint of a round whose workers have ended, as long as the disk takes."""
         self.wants_all_output = expressions.progress is not None or expressions.checkpoint is not None
         """Whether the agent has to read streams that it would otherwise leave to the worker."""
 

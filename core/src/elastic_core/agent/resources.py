@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,6 +64,7 @@ class Resources:
             node=str(self.info),
             interrupted_seconds=round(self.group.interrupted_seconds, 3),
             logs=None if self.group.temporary else self.group.directory,
+            time_to_save=self.group.time_to_save,
             **counters,
         )
 
@@ -183,7 +185,8 @@ def _progress_reader(config: RunConfig, publish: Publish, loop: EventLoop) -> It
         return
     from elastic_core.agent.checkpoint_files import CheckpointFiles  # nor this
 
-    with closing(CheckpointFiles(config.checkpoint_path, reader.note_checkpoint)):
+    with closing(CheckpointFiles(config.checkpoint_path, reader.note_checkpoint)) as files:
+        reader.look_for_checkpoint = partial(files.look, settled=True)
         yield reader
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elastic_core.agent.time_to_save import TimeToSave
 from elastic_core.events import describe_duration
 from elastic_core.incidents import Failure, Incident
 from elastic_core.protocol.entries import Closed
@@ -42,6 +43,7 @@ class RunSummary:
         interrupted_seconds: Of these, how long the workers of this node did not run between two rounds.
         failures: The newest failures that spent a restart, oldest first.
         logs: Where the logs are; None where none are kept.
+        time_to_save: What became of the workers' state at the last planned stop; None if there was none.
     """
 
     job: str
@@ -55,6 +57,7 @@ class RunSummary:
     interrupted_seconds: float
     failures: Sequence[Failure] = ()
     logs: Path | None = None
+    time_to_save: TimeToSave | None = None
 
     def describe(self) -> str:
         """Return it in one line: ``2 restarts, 1 node lost, 11.2 s of 3.0 h lost (99.9 % ran), logs in /logs/run``."""

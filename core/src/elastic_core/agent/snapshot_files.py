@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,12 @@ def kept_in(fd: int) -> Kept | None:
         return None
     rank, world = (None if group is None else int(group) for group in text.groups()[2:])
     return Kept(fd, start + length, int(text[1]), int(text[2]), rank, world)
+
+
+def newest_kept(descriptors: Iterable[int]) -> Kept | None:
+    """Return the newest snapshot in these memory files; None where there is none."""
+    found = (kept for fd in descriptors if (kept := kept_in(fd)) is not None)
+    return max(found, key=lambda kept: kept.stamp, default=None)
 
 
 def write(request: Request, kept: Kept, node: str, stop: threading.Event) -> Written | Unwritten:

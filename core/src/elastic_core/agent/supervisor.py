@@ -22,6 +22,7 @@ from elastic_core.agent.shutdown import Departure
 from elastic_core.agent.stacks import LocalRank
 from elastic_core.agent.status import Status, describe_node
 from elastic_core.agent.worker_incidents import start_failure
+from elastic_core.agent.worker_row import DescribeWorkers, WorkerRows
 from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
@@ -32,7 +33,8 @@ from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
 from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
-from elastic_core.protocol.roster import LocalStacks, Slots
+from elastic_core.protocol.roster import LocalStacks, LocalWorkers, Slots
+from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Joined
@@ -70,6 +72,8 @@ class Supervisor:
         self._stores, self._look, self._slots = stores, look, applicant.info.slots
         self._exit: Exit | None = None
         self._row = joined.row
+        self._worker_rows = WorkerRows()
+        self._workers: LocalWorkers | None = None  # the part of the row for ``elastic status``
         self._no_place: Event | None = None
         self._since = runtime.now()  # when the node's state last changed
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
@@ -157,6 +161,8 @@ class Supervisor:
                     self._step(node_events.Progressed(number))
             case HangCheck(number):
                 self._check_progress(number)
+            case DescribeWorkers(number):
+                self._describe_workers(number)
             case Overdue():
                 if self._state.work is Work.STOPPING:
                     self._warden.kill()
@@ -233,7 +239,33 @@ class Supervisor:
         """Publish slots that have become free (rule S8). Other changes go with the next amendment."""
         before, self._slots = self._slots, self._look()
         if not set(before.held) <= set(self._slots.held):
-            self._session.publish_row(replace(self._row, slots=self._slots))
+            self._publish_row()
+
+    def _describe_workers(self, number: int) -> None:
+        """Have the row say how far the workers of a round are, for ``elastic status``, and look again later."""
+        current = self._state.ledger.round
+        if current is None or number != self._state.round or self._state.work is not Work.RUNNING:
+            return
+        group, (heartbeat, store), now = self._group, self._session.heartbeats, self._runtime.now()
+        progress, held = group.progress, self._resources.fd_store.held.values()
+        found = self._worker_rows.look(
+            group.workers,
+            progress.newest(),
+            progress.last_checkpoint(),
+            held,
+            now=now,
+            heartbeat=heartbeat,
+            store=store,
+        )
+        if found is not None:
+            self._workers = found
+            self._publish_row()
+        self._describe_later(current)
+
+    def _describe_later(self, current: Round) -> None:
+        now, members = self._runtime.now(), len(current.members)
+        wait = seconds_to_workers_row(self._state.ledger.age(now), members, self._state.info.node_id)
+        self._loop.at(now + wait, DescribeWorkers(current.number))
 
     def _check_progress(self, number: int) -> None:
         """Look whether the workers of a round make progress (rule L14), and look again later."""
@@ -318,6 +350,7 @@ class Supervisor:
     def _start(self, current: Round, restart_count: int) -> None:
         self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
         self._arm_fence()
+        self._workers = None
         try:
             self._stores.begin(current.offer)
             self._group.start(current, restart_count)
@@ -327,6 +360,7 @@ class Supervisor:
             self._step(start_failure(self._group.info, current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
         self._loop.at(self._runtime.now(), HangCheck(current.number))
+        self._describe_later(current)
 
     def _locate(self, asked: node_events.Locate) -> None:
         """Find out where the workers are, on another thread."""
@@ -368,7 +402,10 @@ class Supervisor:
         """Publish the node's row if it has changed."""
         if (row := row_of(self._state)) != self._row:
             self._row = row
-            self._session.publish_row(replace(row, slots=self._slots))
+            self._publish_row()
+
+    def _publish_row(self) -> None:
+        self._session.publish_row(replace(self._row, slots=self._slots, workers=self._workers))
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))

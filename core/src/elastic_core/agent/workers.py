@@ -20,6 +20,8 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
+from elastic_core.agent.snapshot_files import newest_kept
+from elastic_core.agent.time_to_save import TimeToSave, saved_event, time_to_save
 from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
 from elastic_core.agent.worker import Worker, assignments, error_file, line_prefix
 from elastic_core.agent.worker_channels import Reports
@@ -42,11 +44,13 @@ from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round, Stacks
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.threads import bounded
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import waits_in
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
+CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 
 
@@ -91,6 +95,8 @@ class WorkerGroup:
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
+    time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
+    _notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
     _directory_of: int = 0  # the round before the current one; 0 for none
 
     def start(self, current: Round, restart_count: int) -> None:
@@ -100,6 +106,7 @@ class WorkerGroup:
         self._killed.clear()
         self._expired.clear()
         self._raised.clear()
+        self._notice = None
         self._recovered, self._initialized = None, False
         self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
         self._workers.clear()
@@ -249,6 +256,7 @@ class WorkerGroup:
         None if a rank's step is unknown, or if the notice has a step. The notice None lets waiting workers go on.
         """
         living = [tag for tag, worker in self._workers.items() if worker.exit_code is None]
+        self._note_notice(None if notice is None else notice.deadline)
         reached = [tag for tag in living if self.reports.tell(tag, worker_channels.packet(notice))]
         if notice is None or notice.step is not None or len(reached) < len(living) or not self._read_steps():
             return None
@@ -262,6 +270,8 @@ class WorkerGroup:
         """
         if broken and not self._over:
             self._want_cause()
+        if not broken and not self._over:
+            self._note_notice(grace)
         self._over = True
         if self._recovery is None:
             self._recovery = Recovery(began=self.now(), detected=self.now())
@@ -294,10 +304,38 @@ class WorkerGroup:
         if self._recovery is not None:
             self._recovery.stopped = self.now()
         self._drain_streams()
+        self._tell_saved()
         alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self._workers.values())
         self._workers.clear()
         self.reports.clear()
         return alike
+
+    def _note_notice(self, seconds: float | None) -> None:
+        """Note from when on the workers have ``seconds`` to save; None if the notice is withdrawn."""
+        if seconds is None or self._notice is None:
+            self._notice = None if seconds is None else (self.now(), seconds)
+
+    def _tell_saved(self) -> None:
+        """Publish what became of the state of workers that had a notice, and have ended."""
+        if self._notice is None or not self._workers:
+            return
+        (began, had), took = self._notice, self.now() - self._notice[0]
+        self._read_steps()
+        with contextlib.suppress(TimeoutError):
+            bounded(self.progress.look_for_checkpoint, CHECKPOINT_MAX_SECONDS)
+        kept = newest_kept(self.reports.fd_store.held.values())
+        checkpoint = self.progress.last_checkpoint()
+        if checkpoint is not None:
+            checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.now() - began - took))
+        self.time_to_save = time_to_save(
+            next(iter(self._workers.values())).assignment.round,
+            had=had,
+            took=took,
+            step=self.newest_step(),
+            checkpoint=checkpoint,
+            snapshot=None if kept is None else kept.step,
+        )
+        self.publish(saved_event(self.time_to_save))
 
     def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""
@@ -368,7 +406,7 @@ class WorkerGroup:
             incident = replace(incident, step=self.progress.step(incident.rank))
         if self._over:
             return self._publish_failure(incident) if self._is_cause(tag, incident) else None
-        self._over = True
+        self._over, self._notice = True, None
         if follows_peer_loss(incident):
             self._want_cause()
         return self._publish_failure(incident)

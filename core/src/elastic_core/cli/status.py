@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +18,22 @@ from elastic_core.config.run import describe_limit
 from elastic_core.errors import UsageError
 from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
+from elastic_core.host.terminal import GREEN, RED, YELLOW, Paint, painter, plain
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
-    from elastic_core.session.job_view import JobStatus, NodeStatus
+    from elastic_core.session.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
 
 WATCH_INTERVAL_SECONDS = 2.0
+_STATES = {"forming": YELLOW, "running": GREEN, "restarting": YELLOW, "succeeded": GREEN, "failed": RED}
 FAILURES_SHOWN = 5  # of those that spent a restart, the newest
 
 
 def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
     """Print what the job does, once or every two seconds, and return the exit code."""
     from elastic_core.session.job_view import look  # not for --help
+
+    paint = painter(sys.stdout)
 
     if job is not None:
         given["rdzv_id"] = job
@@ -39,7 +45,7 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
                     f"There is no job {job_id!r} in this store.",
                     hint="Name it as its nodes do: JOB or --rdzv_id, with their --rdzv_backend and --rdzv_endpoint.",
                 )
-            text = json.dumps(asdict(seen)) if as_json else "\n".join(describe(seen))
+            text = json.dumps(asdict(seen)) if as_json else "\n".join(describe(seen, paint))
             if watch and not as_json:
                 click.clear()
             click.echo(text)
@@ -48,21 +54,26 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
             time.sleep(WATCH_INTERVAL_SECONDS)
 
 
-def describe(seen: JobStatus) -> Iterator[str]:
+def describe(seen: JobStatus, paint: Paint = plain) -> Iterator[str]:
     """Yield the lines for people."""
-    yield f"job {seen.job!r} is {seen.state}" + (f": {seen.why}" if seen.why else "")
+    yield f"job {seen.job!r} is {paint(seen.state, _STATES[seen.state])}" + (f": {seen.why}" if seen.why else "")
     yield f"  run       {seen.run}, for {describe_duration(seen.age_s)}"
     if seen.round:
         members = sum(node.ranks is not None for node in seen.nodes)
         yield f"  round     {seen.round}: {seen.world_size} worker(s) on {members} node(s)"
     yield f"  restarts  {seen.restarts}{describe_limit(seen.max_restarts)} spent" + (":" if seen.failures else "")
     for failure in seen.failures[-FAILURES_SHOWN:]:
-        yield f"            {_failure(failure)}"
+        yield paint(f"            {_failure(failure)}", YELLOW)
     if lost := sum(seen.host_losses.values()):
         yield f"  lost      {lost} node(s), on {len(seen.host_losses)} host(s)"
+    yield from _saved("snapshot", "in memory", [node.snapshot for node in seen.nodes])
+    yield from _saved("saved", "the newest checkpoint", [node.checkpoint for node in seen.nodes])
     for node in seen.nodes:
-        yield f"  node      {_node(node)}"
-    yield f"  store     answers in {1000 * seen.store_s:.0f} ms"
+        line = f"  node      {_node(node)}"
+        yield paint(line, RED) if node.hung_s or node.phase == "silent" else line
+        for several in _alike(node.workers):
+            yield f"            {_workers(several)}"
+    yield f"  store     answers in {1000 * seen.store_s:.0f} ms{_slowest(seen.nodes)}"
 
 
 def _failure(failure: Failure) -> str:
@@ -80,6 +91,39 @@ def _node(node: NodeStatus) -> str:
     if node.hung_s:
         marks.append(f"no progress for {describe_duration(node.hung_s)}: elastic stacks says where its ranks are")
     return f"{node.host}{ranks}: {node.phase}" + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _saved(label: str, what: str, found: Sequence[SavedStatus | None]) -> Iterator[str]:
+    """Yield the line about the newest of the saved states, if there is one."""
+    if saved := [each for each in found if each is not None]:
+        newest = min(saved, key=lambda each: each.age_s)
+        step = "" if newest.step is None else f"of step {newest.step}, "
+        yield f"  {label:<9} {step}{describe_duration(newest.age_s)} ago, {what}"
+
+
+def _alike(workers: Sequence[WorkerStatus]) -> Iterator[list[WorkerStatus]]:
+    """Yield the ranks in lists whose ranks follow each other and have come to the same step."""
+    for _, several in itertools.groupby(workers, key=lambda worker: (worker.step, worker.age_s is None)):
+        yield list(several)
+
+
+def _workers(several: list[WorkerStatus]) -> str:
+    """Describe ranks that have come to the same step; the age is that of the one that moved first of them."""
+    first, last = several[0], several[-1]
+    ranks = f"rank {first.rank}" if first is last else f"ranks {first.rank} to {last.rank}"
+    ages = [worker.age_s for worker in several if worker.age_s is not None]
+    reached = "" if first.step is None else f" at step {first.step}"
+    progress = f"{reached}, last progress {describe_duration(max(ages))} ago" if ages else ""
+    pids = ", ".join("none yet" if worker.pid is None else str(worker.pid) for worker in several)
+    return f"{ranks}{progress}; pid {pids}"
+
+
+def _slowest(nodes: Sequence[NodeStatus]) -> str:
+    """Return how long the store takes to answer the node for which it takes longest; '' if no node has said so."""
+    slowest = max(nodes, key=lambda node: node.store_s or 0.0, default=None)
+    if slowest is None or not slowest.store_s:
+        return ""
+    return f" here, and in {1000 * slowest.store_s:.0f} ms on {slowest.host}, which waits longest"
 
 
 command = FlagCommand(

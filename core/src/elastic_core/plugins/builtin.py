@@ -16,7 +16,7 @@ from elastic_core.config.program import Program, ProgramKind, function_command, 
 from elastic_core.config.run import UNLIMITED_RESTARTS
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
-from elastic_core.host.terminal import printable
+from elastic_core.host.terminal import CYAN, RED, YELLOW, painter, printable
 from elastic_core.incidents import SPENDS_A_RESTART, Action, History, Incident, Verdict, repeats_at_once
 
 
@@ -54,7 +54,7 @@ class MaxRestartsPolicy:
 
 
 class LogLineMetrics:
-    """Prints a line on stderr for each event: ``[elastic] 12:34:56 node0: a worker failed``.
+    """Prints a line on stderr for each event: ``[elastic] 12:34:56 node0: a worker failed``, on a terminal in colours.
 
     Args:
         least: The least level that is printed.
@@ -75,6 +75,7 @@ class LogLineMetrics:
         self._host = socket.gethostname().partition(".")[0] if host is None else host
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
+        self._paint = painter(self._stream)
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
@@ -84,8 +85,17 @@ class LogLineMetrics:
         at = time.strftime("%H:%M:%S", time.localtime(self._clock()))
         prefix = f"[elastic] {at} {printable(str(event.fields.get('node', self._host)))}: "
         first, *more = (printable(line) for line in event.message.split("\n"))
+        if (colour := _colour(event)) is not None:
+            first = self._paint(first, colour)
         self._stream.write("".join([f"{prefix}{first}\n", *(f"  | {line}\n" for line in more)]))
         self._stream.flush()
+
+
+def _colour(event: Event) -> int | None:
+    """Return the colour of an event: of failures, of warnings and hangs, and of rounds that follow another one."""
+    if event.level >= Level.WARNING:
+        return RED if event.level >= Level.ERROR else YELLOW
+    return CYAN if event.name == "round_started" and event.fields.get("cause") else None
 
 
 class EventLog:

@@ -203,6 +203,8 @@ class Halt:
     incident: Incident | None = None
     planned: bool = False
     """Whether nothing is wrong with the workers, so that they get time to save. Implied by a resize."""
+    verdict: str = field(default="", metadata=SKIPPABLE)  # with GIVING_UP, the reason of the failure policies
+    requeue: bool = field(default=False, metadata=SKIPPABLE)  # with GIVING_UP, whether they want the job requeued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
     if verdict is None:  # the policies have not answered yet: stop the broken round meanwhile
         return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
     if verdict.action is Action.GIVE_UP:
-        return leader_entries.halt_for_incident(view, current, HaltReason.GIVING_UP, first)
+        return leader_entries.halt_to_give_up(view, current, first, verdict)
     # If all members stay and no node joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
     # round has other members.
     whole = _can_restart_all(view, current) and not view.has_room(current)
@@ -312,21 +312,21 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     # Workers did not cause the HALT: the job goes on.
     if not is_charged(halt.incident):
         return None
-    verdict = view.verdict(old.number)
-    if halt.reason is HaltReason.FAILURE:  # GIVING_UP has its verdict already
+    reason, requeue = halt.verdict or "the failure policy gave up", halt.requeue
+    if halt.reason is HaltReason.FAILURE:  # a HALT for GIVING_UP has the verdict, for the next leader too
         if not view.has_asked_policies(old.number):
             return AskPolicies(halt.incident)
-        if verdict is None:  # their answer will call `decide` again
+        if (verdict := view.verdict(old.number)) is None:  # their answer will call `decide` again
             return LookAgain(None)
         if verdict.action is not Action.GIVE_UP:
             return None
+        reason, requeue = verdict.reason, verdict.requeue
     # The verdict is to give up. A member went away: the workers failed because of that, and the job goes on without it.
     if gone or members.leaving:
         return None
     # Wait for the reports of all members: the root cause is among them.
     if members.busy:
         return None
-    reason = verdict.reason if verdict is not None else "the failure policy gave up"
     if (blamed := find_unreachable(view, old)) is not None:
         reason += f"; {describe_unreachable(view, old, blamed)}"
     cause = _first_cause(view, old, halt)
@@ -338,8 +338,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     if finished and cause is not None and follows_peer_loss(cause):
         reason += f"; all workers of {view.describe_nodes(finished)} had exited with code 0 before the other ranks"
         early = True
-    requeue = verdict is not None and verdict.requeue and not early
-    return leader_entries.close_as_failed(view, reason, cause, requeue=requeue)
+    return leader_entries.close_as_failed(view, reason, cause, requeue=requeue and not early)
 
 
 def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> float | None:

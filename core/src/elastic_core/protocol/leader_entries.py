@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, IncidentKind, by_cause
+from elastic_core.incidents import Incident, IncidentKind, Verdict, by_cause
 from elastic_core.protocol.counters import counters_after_halt, counters_after_restart
 from elastic_core.protocol.entries import Body, Closed, Counters, Halt, HaltReason, Member, Round
 from elastic_core.protocol.failure_detector import NodeView
@@ -66,6 +66,19 @@ def halt_round(
 def halt_for_incident(view: LeaderView, current: Round, reason: HaltReason, incident: Incident) -> Append:
     """Return the HALT of a live round that an incident ends."""
     return halt_round(view, current, reason, _describe_incident(incident), incident)
+
+
+def halt_to_give_up(view: LeaderView, current: Round, incident: Incident, verdict: Verdict) -> Append:
+    """Return the HALT of a live round after whose failure the policies give up, with what a later leader must know."""
+    halt = Halt(
+        round=current.number,
+        reason=HaltReason.GIVING_UP,
+        why=_describe_incident(incident),
+        incident=incident,
+        verdict=verdict.reason,
+        requeue=verdict.requeue,
+    )
+    return Append(halt, view.ledger.counters)
 
 
 def _describe_incident(incident: Incident) -> str:

@@ -42,8 +42,11 @@ TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of it
 WHERE_BYTES = 256  # size of the line of an incident's program
 DETAIL_BYTES = 6144
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
-_TEXTS = {"why": WHY_BYTES, "verdict": WHY_BYTES, "report": REPORT_BYTES}
-"""The size of each text in an entry's body, by field."""
+_TEXTS = {
+    "why": WHY_BYTES,
+    "verdict": WHY_BYTES,
+    "report": REPORT_BYTES,
+}  # the size of each text in an entry's body, by field
 
 T = TypeVar("T", bound="DataclassInstance")
 

@@ -80,6 +80,30 @@ class LocalStacks:
     texts: Mapping[str, str] = field(default_factory=dict)  # the whole stacks by rank, if they are wanted
 
 
+@dataclass(frozen=True, slots=True)
+class SavedStep:
+    """A state of the training that was saved, in memory or on disk."""
+
+    step: int | None  # None if it is not known
+    seconds: float  # since the node noticed it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalWorkers:
+    """The workers of round k on one node, in order of local rank, for ``elastic status``; no decision depends on them.
+
+    All seconds were counted by the node's clock when it wrote them. Its heartbeats since then tell how old they are.
+    """
+
+    heartbeat: int  # the node's heartbeat when it wrote them
+    pids: tuple[int | None, ...]  # None for a worker that has not started yet
+    steps: tuple[int | None, ...]  # None where no step is known
+    seconds: tuple[float | None, ...]  # since each of them made progress; None where none is known
+    snapshot: SavedStep | None = None  # the newest in the node's memory
+    checkpoint: SavedStep | None = None  # the newest that the node has noticed
+    store: float = 0.0  # how many seconds the store took to answer the newest heartbeat
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
     """One decoded row."""
@@ -118,6 +142,7 @@ class NodeRow:
     hung: float = field(default=0.0, metadata=SKIPPABLE)
     """Seconds for which a rank of round k has made no progress, when that was noticed; 0 while all make progress."""
     stacks: LocalStacks | None = field(default=None, metadata=SKIPPABLE)
+    workers: LocalWorkers | None = field(default=None, metadata=SKIPPABLE)
     wants_stacks: str = field(default="", metadata=SKIPPABLE)
     """``brief`` or ``full``: such a row is a request of ``elastic stacks``."""
 

@@ -1,6 +1,8 @@
-"""How long a node may hold back a row that no other node waits for.
+"""How long a node may hold back a row that no other node waits for, and how often it says how far its workers are.
 
 After a ROUND all members say that they run. If they did so at once, the rows of the first would delay it for the last.
+What rows say of workers is only for people. Each amendment has the leader read the roster, so that all members amend
+their rows together.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ ROW_DELAY_PER_MEMBER_SECONDS = 0.001  # the delay of a row grows by this much wi
 ROW_DELAY_MAX_SECONDS = 0.25
 """Longest delay of a row: a member that does not show within 1 s that it read the ROUND is suspected (rule L2)."""
 SPREAD_ABOVE_MEMBERS = 64  # in a round of more members, what all of them do after an entry is spread over time
+
+WORKERS_INTERVAL_SECONDS = 5.0  # between two amendments of a row for how far its node's workers are, at least
+WORKERS_INTERVAL_PER_MEMBER_SECONDS = 0.03  # the same for each member: 33 rows a second in any round
+WORKERS_SPREAD_SECONDS = 1.0  # over which a large round spreads them; and the least time after the round's start
 
 
 def max_row_delay(current: Round) -> float:
@@ -43,3 +49,18 @@ def row_delay(row: NodeRow, ledger: Ledger) -> float:
     if len(current.members) <= SPREAD_ABOVE_MEMBERS:
         return within
     return within * (1 + spread_fraction(row.info.node_id)) / 2  # in the first half, all members read the ROUND
+
+
+def seconds_to_workers_row(age: float, members: int, node_id: str) -> float:
+    """Return the seconds until a member of a round next says how far its workers are.
+
+    Args:
+        age: Seconds since the run was opened, by the ledger, which all nodes know alike.
+        members: How many nodes the round has.
+        node_id: The node.
+    """
+    interval = max(WORKERS_INTERVAL_SECONDS, WORKERS_INTERVAL_PER_MEMBER_SECONDS * members)
+    left = interval - age % interval
+    if members > SPREAD_ABOVE_MEMBERS:
+        left += WORKERS_SPREAD_SECONDS * spread_fraction(node_id)
+    return left if left >= WORKERS_SPREAD_SECONDS else left + interval

@@ -107,12 +107,21 @@ def running_job(store: RendezvousBackend, job: str) -> Ledger:
         RendezvousRefusedError: No agent hosts its store.
         UsageError: There is no such job, or it is over.
     """
-    if store.embedded and store.hosting:
-        raise RendezvousRefusedError(f"No agent of job {job!r} is there to host its store.")
+    require_agent(store, job)
     ledger = load(store, time.monotonic())
     if ledger is None or ledger.closed is not None:
         raise UsageError(f"There is no job {job!r} that goes on here.", hint="See --rdzv_id, as the agents have it.")
     return ledger
+
+
+def require_agent(store: RendezvousBackend, job: str) -> None:
+    """Refuse an embedded store that this process has begun to host, because no agent of the job hosts it.
+
+    Raises:
+        RendezvousRefusedError: It is such a store.
+    """
+    if store.embedded and store.hosting:
+        raise RendezvousRefusedError(f"No agent of job {job!r} is there to host its store.")
 
 
 def is_request(seen: Observation) -> bool:

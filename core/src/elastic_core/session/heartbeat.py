@@ -59,7 +59,10 @@ class Heartbeat:
         with contextlib.suppress(RendezvousConnectionError):  # the thread makes one later
             connections.made["heartbeat"] = state.store.connect()
         self._now = now = runtime.now
-        self._count = 1
+        self.count = 1
+        """The heartbeat that is sent next."""
+        self.answered_in = 0.0
+        """How many seconds the store took to answer the newest heartbeat."""
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
         self._leader_heartbeat: int | None = None
         self._watched = self._ledger.leader
@@ -135,7 +138,7 @@ class Heartbeat:
 
     def _heartbeat(self, store: RendezvousBackend, ledger: Ledger) -> None:
         try:
-            reply = store.heartbeat(self._node_id, self._count, ledger.leader)
+            reply = store.heartbeat(self._node_id, self.count, ledger.leader)
             self._absorb(reply, ledger)
             if reply.head < ledger.head.index and ledger.closed is None:
                 self._compare()
@@ -169,7 +172,7 @@ class Heartbeat:
 
     def _absorb(self, reply: HeartbeatReply, ledger: Ledger) -> None:
         now = self._now()
-        self._count += 1
+        self.count, self.answered_in = self.count + 1, now - self._tried_at
         gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
         if gap:
             self.gap_at, self._cut_off = now, False

@@ -15,10 +15,36 @@ from elastic_core.protocol.entries import Round
 from elastic_core.protocol.failure_detector import Observation
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.ranks import place
-from elastic_core.protocol.roster import NodeRow
+from elastic_core.protocol.roster import LocalWorkers, NodeRow, SavedStep
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.drain_request import require_agent
 from elastic_core.session.leave import readable
 from elastic_core.session.ledger_reader import load
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One rank of the newest round; None for what is not known.
+
+    Attributes:
+        rank: Its RANK.
+        pid: Its process on its host.
+        step: The newest step that it is known to have reached.
+        age_s: Seconds since it last made progress.
+    """
+
+    rank: int
+    pid: int | None = None
+    step: int | None = None
+    age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStatus:
+    """A saved state of the training: its step, None if that is not known, and its age in seconds."""
+
+    step: int | None
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +59,11 @@ class NodeStatus:
         leads: Whether it decides for the job.
         leaving: Whether it has said that it leaves.
         hung_s: Seconds for which one of its ranks has made no progress, when that was noticed; 0 while all do.
+        workers: Its ranks in that round, as it last told of them: every 5 s, or 0.03 s for each node if that is more.
+            Ages count on by its heartbeats.
+        snapshot: The newest snapshot in its memory; None if there is none.
+        checkpoint: The newest checkpoint that it has noticed; None if it has noticed none.
+        store_s: Seconds that the store took to answer its heartbeat; None if it has not said so.
     """
 
     node_id: str
@@ -42,6 +73,10 @@ class NodeStatus:
     leads: bool
     leaving: bool
     hung_s: float = 0.0
+    workers: tuple[WorkerStatus, ...] = ()
+    snapshot: SavedStatus | None = None
+    checkpoint: SavedStatus | None = None
+    store_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +119,11 @@ def look(store: RendezvousBackend, job: str, now: Callable[[], float] = time.mon
     """Return the status of a job; None where the store has none under its id.
 
     Raises:
+        RendezvousRefusedError: The store lives in an agent of the job, and there is none.
         RendezvousConnectionError: The store cannot be reached.
         RendezvousStateError: The store holds something invalid.
     """
+    require_agent(store, job)
     began = now()
     ledger = load(store, began)
     if ledger is None:
@@ -98,7 +135,7 @@ def look(store: RendezvousBackend, job: str, now: Callable[[], float] = time.mon
 def describe(job: str, ledger: Ledger, rows: list[Observation], now: float, took: float) -> JobStatus:
     """Return the status of the job with this ledger and these roster rows."""
     current = ledger.round
-    nodes = {seen.row.info.node_id: seen.row for seen in rows if seen.row.run == ledger.head.run}
+    nodes = {seen.row.info.node_id: seen for seen in rows if seen.row.run == ledger.head.run}
     ranked = (
         () if current is None else tuple(_member(ledger, current, node_id, nodes) for node_id in current.group_ranks)
     )
@@ -106,7 +143,7 @@ def describe(job: str, ledger: Ledger, rows: list[Observation], now: float, took
         beats = max((seen.heartbeat for seen in rows if seen.row.info.node_id in nodes), default=0)
         unseen = max(0.0, beats * ledger.settings.timing.beat_interval - ledger.head.age)
         ledger = replace(ledger, head_at=now - unseen)
-    others = (_other(ledger, row) for node_id, row in nodes.items() if not ledger.is_member(node_id))
+    others = (_other(ledger, seen.row) for node_id, seen in nodes.items() if not ledger.is_member(node_id))
     state, why = _state(ledger)
     return JobStatus(
         job=job,
@@ -133,9 +170,10 @@ def _state(ledger: Ledger) -> tuple[str, str]:
     return ("forming", "") if ledger.round is None else ("running", ledger.round.why)
 
 
-def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, NodeRow]) -> NodeStatus:
-    mine, row = place(current.members, node_id), nodes.get(node_id)
-    return NodeStatus(
+def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, Observation]) -> NodeStatus:
+    mine, seen = place(current.members, node_id), nodes.get(node_id)
+    row = None if seen is None else seen.row
+    node = NodeStatus(
         node_id=node_id,
         host=str(row.info) if row is not None else current.host_of(node_id) or node_id,
         ranks=(mine.first_rank, mine.first_rank + mine.local_world_size - 1),
@@ -144,6 +182,27 @@ def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, NodeR
         leaving=row is not None and row.leaving,
         hung_s=row.hung if row is not None and row.round == current.number else 0.0,
     )
+    if seen is None or seen.row.workers is None or seen.row.round != current.number:
+        return node
+    since = max(0, seen.heartbeat - seen.row.workers.heartbeat) * ledger.settings.timing.beat_interval
+    return _with_workers(node, mine.first_rank, seen.row.workers, since)
+
+
+def _with_workers(node: NodeStatus, first: int, told: LocalWorkers, since: float) -> NodeStatus:
+    """Return the status of a node with what its row said of its workers ``since`` seconds ago."""
+    ages = (None if age is None else age + since for age in told.seconds)
+    each = enumerate(zip(told.pids, told.steps, ages, strict=False), first)
+    return replace(
+        node,
+        workers=tuple(WorkerStatus(rank, *known) for rank, known in each),
+        snapshot=_saved(told.snapshot, since),
+        checkpoint=_saved(told.checkpoint, since),
+        store_s=told.store,
+    )
+
+
+def _saved(told: SavedStep | None, since: float) -> SavedStatus | None:
+    return None if told is None else SavedStatus(told.step, told.seconds + since)
 
 
 def _phase(row: NodeRow, current: Round) -> str:

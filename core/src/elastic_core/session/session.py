@@ -93,6 +93,11 @@ class Session:
         """The nodes that the job waits for, where this node leads and knows it; else ''."""
         return self._leader.waiting_for if self._leader.watch.nodes else ""
 
+    @property
+    def heartbeats(self) -> tuple[int, float]:
+        """The count of the heartbeats, and how many seconds the store took to answer the newest."""
+        return self._heartbeat.count, self._heartbeat.answered_in
+
     def start(self) -> None:
         """Start the threads."""
         for thread in self._threads:

@@ -1,0 +1,98 @@
+"""Whether the workers of a round that was stopped as planned, as for a preemption, had time to save their state."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from elastic_core.events import Event, Level, describe_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeToSave:
+    """What became of the state of a round, as far as this node knows. None: not known.
+
+    Attributes:
+        round: The round.
+        had_s: Seconds that its workers had from the notice on.
+        took_s: Seconds from the notice until the last of them had ended.
+        step: The newest step that a worker of this node had reached.
+        saved_step: The step of the newest checkpoint or snapshot.
+        saved_s: Seconds from that checkpoint to the end; None also for a snapshot in memory.
+        in_memory: Whether that is a snapshot in memory.
+        in_time: Whether it was saved after the notice, or is of the last step.
+        lost_steps: The steps since then.
+    """
+
+    round: int
+    had_s: float
+    took_s: float
+    step: int | None = None
+    saved_step: int | None = None
+    saved_s: float | None = None
+    in_memory: bool = False
+    in_time: bool | None = None
+    lost_steps: int | None = None
+
+    def describe(self) -> str:
+        """Return it in one line."""
+        of = "" if self.saved_step is None else f" of step {self.saved_step}"
+        age = describe_duration(self.saved_s or 0.0)
+        if self.in_time is None:
+            saved = "no checkpoint of them is known"
+        elif self.in_memory:
+            saved = f"the newest snapshot in memory is{of}"
+        elif self.in_time:
+            saved = f"a checkpoint{of} was saved {age} before the end"
+        else:
+            saved = f"they saved none then, and the newest{of} was {age} old at the end"
+        lost = ""
+        if self.lost_steps is not None:
+            lost = f"; {self.lost_steps} step(s) are lost" if self.lost_steps else "; no step is lost"
+        took, had = describe_duration(self.took_s), describe_duration(self.had_s)
+        return f"the workers of round {self.round} had {had} to save, and ended after {took}: {saved}{lost}"
+
+
+def time_to_save(
+    number: int,
+    *,
+    had: float,
+    took: float,
+    step: int | None,
+    checkpoint: tuple[int | None, float] | None,
+    snapshot: int | None,
+) -> TimeToSave:
+    """Return what became of the state of a round; the newer of a checkpoint and a snapshot counts.
+
+    Args:
+        number: Of the round.
+        had: Seconds that its workers had.
+        took: Seconds that they took.
+        step: The newest step that one has reached.
+        checkpoint: The step of the newest checkpoint, if it is known, and its age at the end in seconds.
+        snapshot: The step of the newest snapshot in memory.
+    """
+    found = TimeToSave(round=number, had_s=round(had, 3), took_s=round(took, 3), step=step)
+    saved, age = checkpoint if checkpoint is not None else (None, None)
+    in_memory = snapshot is not None and (age is None or (saved is not None and snapshot > saved))
+    if in_memory:
+        saved, age = snapshot, None
+    if saved is None and age is None:
+        return found
+    lost = None if step is None or saved is None else max(0, step - saved)
+    return TimeToSave(
+        round=number,
+        had_s=found.had_s,
+        took_s=found.took_s,
+        step=step,
+        saved_step=saved,
+        saved_s=None if age is None else round(age, 3),
+        in_memory=in_memory,
+        in_time=lost == 0 or (age is not None and age <= took),
+        lost_steps=lost,
+    )
+
+
+def saved_event(found: TimeToSave) -> Event:
+    """Return the event, which people see where anything is known."""
+    level = Level.DEBUG if found.in_time is None else Level.INFO if found.in_time else Level.WARNING
+    return Event("time_to_save", found.describe(), level, asdict(found))

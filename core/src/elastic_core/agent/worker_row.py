@@ -1,0 +1,75 @@
+"""What a node's row says of its workers, for ``elastic status``: pids, steps and what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic_core.agent.snapshot_files import newest_kept
+from elastic_core.agent.worker import Worker
+from elastic_core.progress import Progress
+from elastic_core.protocol.roster import LocalWorkers, SavedStep
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeWorkers:
+    """It is time to say how far the workers of a round are."""
+
+    round: int
+
+
+@dataclass(slots=True)
+class WorkerRows:
+    """Makes the part of the row. Instants are the agent's monotonic clock, in seconds."""
+
+    _told: object = None  # what was told last, with instants in place of ages
+    _snapshot: tuple[tuple[int, int], float] | None = None  # the newest, and when it was noticed
+
+    def look(
+        self,
+        workers: Sequence[Worker],
+        progress: Mapping[int, tuple[Progress, float]],
+        checkpoint: tuple[int | None, float] | None,
+        held: Collection[int],
+        *,
+        now: float,
+        heartbeat: int,
+        store: float,
+    ) -> LocalWorkers | None:
+        """Return what there is to say; None if that is what was said last.
+
+        Args:
+            workers: The workers, in order of local rank.
+            progress: How far each rank has come, and how many seconds ago it last moved.
+            checkpoint: The step of the last one, as far as it is known, and its age in seconds.
+            held: The memory files in which workers keep snapshots.
+            now: This instant.
+            heartbeat: The node's heartbeat.
+            store: The seconds that the store took to answer it.
+        """
+        known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in workers]
+        snapshot = self._newest_snapshot(held, now)
+        found = LocalWorkers(
+            heartbeat=heartbeat,
+            pids=tuple(worker.pid for worker in workers),
+            steps=tuple(reached.step for reached, _ in known),
+            seconds=tuple(None if ago is None else round(ago, 1) for _, ago in known),
+            snapshot=snapshot,
+            checkpoint=None if checkpoint is None else SavedStep(checkpoint[0], round(checkpoint[1], 1)),
+            store=round(store, 4),
+        )
+        moved = [None if ago is None else round(now - ago) for _, ago in known]
+        saved = None if checkpoint is None else round(now - checkpoint[1])
+        told = (found.pids, found.steps, moved, self._snapshot, saved)
+        if told == self._told:
+            return None
+        self._told = told
+        return found
+
+    def _newest_snapshot(self, held: Collection[int], now: float) -> SavedStep | None:
+        if (newest := newest_kept(held)) is None:
+            self._snapshot = None
+            return None
+        if self._snapshot is None or self._snapshot[0] != newest.stamp:
+            self._snapshot = newest.stamp, now
+        return SavedStep(newest.step, round(now - self._snapshot[1], 1))

@@ -1,0 +1,52 @@
+"""Whether workers that were told to stop had time to save: a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_core.agent.time_to_save import saved_event, time_to_save
+from elastic_core.events import Level
+
+BEGIN = "the workers of round 3 had 30.0 s to save, and ended after 5.0 s: "
+
+
+@pytest.mark.parametrize(
+    ("step", "checkpoint", "snapshot", "text", "level"),
+    [
+        (812, (812, 1.5), None, "a checkpoint of step 812 was saved 1.5 s before the end; no step is lost", Level.INFO),
+        (
+            812,
+            (810, 1.5),
+            None,
+            "a checkpoint of step 810 was saved 1.5 s before the end; 2 step(s) are lost",
+            Level.INFO,
+        ),
+        (None, (None, 1.5), None, "a checkpoint was saved 1.5 s before the end", Level.INFO),
+        (
+            812,
+            (800, 60.0),
+            None,
+            "they saved none then, and the newest of step 800 was 60.0 s old at the end; 12 step(s) are lost",
+            Level.WARNING,
+        ),
+        (
+            812,
+            (812, 60.0),
+            None,
+            "a checkpoint of step 812 was saved 60.0 s before the end; no step is lost",
+            Level.INFO,
+        ),
+        (812, (800, 60.0), 812, "the newest snapshot in memory is of step 812; no step is lost", Level.INFO),
+        (812, (812, 1.0), 800, "a checkpoint of step 812 was saved 1.0 s before the end; no step is lost", Level.INFO),
+        (812, None, 800, "the newest snapshot in memory is of step 800; 12 step(s) are lost", Level.WARNING),
+        (812, None, None, "no checkpoint of them is known", Level.DEBUG),
+        (None, None, None, "no checkpoint of them is known", Level.DEBUG),
+    ],
+)
+def test_what_became_of_the_state(
+    step: int | None, checkpoint: tuple[int | None, float] | None, snapshot: int | None, text: str, level: Level
+) -> None:
+    found = time_to_save(3, had=30.0, took=5.0, step=step, checkpoint=checkpoint, snapshot=snapshot)
+    event = saved_event(found)
+    assert (event.message, event.level) == (BEGIN + text, level)
+    assert event.fields["lost_steps"] == found.lost_steps
