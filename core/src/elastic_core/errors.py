@@ -52,6 +52,12 @@ class ResourceError(ElasticError):
     exit_code = ExitCode.WITHDRAWN
 
 
+class UnhealthyNodeError(ElasticError):
+    """A health check of this node failed, so it does not enter the job; names the checks."""
+
+    exit_code = ExitCode.UNHEALTHY
+
+
 class RendezvousError(ElasticError):
     """The base of all errors of a rendezvous and of rendezvous handlers."""
 

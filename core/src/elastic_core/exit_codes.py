@@ -21,6 +21,8 @@ class ExitCode(enum.IntEnum):
     """A defect of Elastic itself; the traceback above the last line is what to report."""
     WITHDRAWN = 71
     """This node took itself out: a worker could not be killed, or a lost contact outlived the fence."""
+    UNHEALTHY = 72
+    """A health check of this node failed: it did not enter the job, or left it."""
     STORE_LOST = 74
     """The store was lost for good (its host left, or its history changed) and workers could not finish without it."""
     TOO_FEW_NODES = 75

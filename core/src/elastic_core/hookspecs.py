@@ -1,8 +1,9 @@
 """Every hook that a plugin can implement, with its contract.
 
-Six families: rendezvous, failure, metrics, checkpoint, worker start, settings. A plugin is any object (module, class
-instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` builds one step by
-step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and nowhere else.
+Seven families: rendezvous, failure, metrics, checkpoint, worker start, settings, health. A plugin is any object
+(module, class instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` builds
+one step by step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and nowhere
+else.
 
 All hooks run in the agent's process, except the two of family 4 that run in workers. Unless a contract says otherwise,
 a hook that raises fails the run, and the error names the plugin.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.incidents import History, Incident, Verdict
+    from elastic_core.node_checks import NodeCheck
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 5)
+HOOKSPEC_VERSION = (1, 6)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -233,4 +235,35 @@ def elastic_configure(config: RunConfig) -> None:
         UsageError: A setting is wrong. Ends the run with exit code 2.
         PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
             2.
+    """
+
+
+# 7. Health -----------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_node_checks(config: RunConfig) -> Mapping[str, NodeCheck] | None:
+    """Return health checks by the names under which ``--health_check`` chooses them.
+
+    Called on the main thread: when the plugins are loaded if the run names checks, and before the checks of a node are
+    run. It must be quick, and start nothing. Of two checks of one name, the last registered plugin's counts. A check
+    with ``on`` is run without being named; only what takes milliseconds, and refuses only what is certain to fail,
+    should be on.
+
+    All chosen checks are run one after another, each for ``--health_timeout`` at most, before the node enters the job
+    (rule L15). Raising in this hook ends the run with exit code 2; a check that raises refuses nothing.
+    """
+
+
+@hookspec
+def elastic_workers_wait(round: int, run_uid: str) -> str | None:
+    """Return why the workers of a round should not be started here yet, in one sentence; None if they need not wait.
+
+    Called on every node, on a separate thread, while the workers of the last round are being stopped, and before the
+    first round. A start does not wait for the answer: if none has come, or it is None, the workers start at once, as
+    after an ordinary failure. Otherwise all plugins are asked again every quarter of a second, and the workers start
+    once all return None, or after 10 s (rule L16).
+
+    ``round`` is the number of the round that follows, or a lower one before it is known, and ``run_uid`` the run's.
+    Return None at once where there is nothing to look at. A plugin that raises is reported once, and not asked again.
     """

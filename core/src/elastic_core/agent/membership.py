@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from elastic_core.agent import preload, report, snapshot_rescue
+from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.probing import Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
@@ -92,17 +93,22 @@ def join_and_run(
             awaited = partial(store_awaited, config.rdzv_endpoint, patience)
             return persist(store, attempt, lambda exc: publish(awaited(exc)), timeout=patience)
 
-        arrival = None
-        if warm or again:
+        arrival, health = None, HealthChecks(config, plugins.node_checks(config), warden, publish)
+        if warm or again or health.take_time:
             arrival = persist_with(lambda to: arrive(to, applicant, runtime, again=again))
-        if warm and arrival is not None and arrival.round:
+        if arrival is not None and (health.take_time or (warm and arrival.round)):
             # A running job stops its round for a new node. Import first, so that it waits only for the switch.
             with closing(Lookout(store, applicant, runtime, arrival)) as lookout:
                 lookout.wait_until_entered(config.timing.beat_interval)
-                publish(report.under_way(arrival, preloaded))
-                heard = preload.wait_until_ready(warden, preload.later_modules(config, preloaded), lookout)
+                health.run(lookout)
+                heard += health.heard
+                if warm and arrival.round:
+                    publish(report.under_way(arrival, preloaded))
+                    heard = preload.wait_until_ready(warden, preload.later_modules(config, preloaded), lookout, heard)
                 if (verdict := lookout.verdict()) is not None:
                     return finish(publish, verdict, idle=report.TOO_LATE)
+        else:
+            health.run()
         hosted = preload.STORE_MODULE in preloaded
         if store.workers_store is not None:
             stores: Stores = SharedStore(warden, store.workers_store, runtime.new_id)

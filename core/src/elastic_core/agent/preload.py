@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -72,23 +72,24 @@ def wait_until_ready(
     warden: Warden,
     more: tuple[str, ...] = (),
     lookout: Lookout | None = None,
+    before: Iterable[WardenEvent] = (),
     now: Callable[[], float] = time.monotonic,
 ) -> list[WardenEvent]:
     """Return the events of the warden until its fork server is ready, and has imported ``more`` or cannot.
 
     Ends earlier if there is no fork server, after ``PATIENCE``, or once ``lookout`` knows that the run has ended.
+    ``before`` are the events so far.
     """
     from elastic_core.warden import messages
 
     last = messages.ForkServerGrown | messages.ForkServerStayed if more else messages.ForkServerReady
-    heard: list[WardenEvent] = []
+    over = last | messages.ForkServerFailed | messages.WardenDied
+    heard = [*before]
     watched: list[Warden | Lookout] = [warden, *([] if lookout is None else [lookout])]
     deadline = now() + PATIENCE
-    while now() < deadline:
+    while not any(isinstance(event, over) for event in heard) and now() < deadline:
         readable, _, _ = select.select(watched, [], [], max(0.0, deadline - now()))
         if lookout in readable:
             break
         heard += warden.receive()
-        if any(isinstance(event, last | messages.ForkServerFailed | messages.WardenDied) for event in heard):
-            break
     return heard

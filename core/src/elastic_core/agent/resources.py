@@ -23,6 +23,7 @@ from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.report import Publish
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
+from elastic_core.agent.start_gate import StartGate
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
@@ -55,6 +56,12 @@ class Resources:
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
     locate: stacks.Answer = stacks.locate  # finds out where its workers are
+
+    def start_gate(self, now: Callable[[], float]) -> StartGate:
+        """Return the wait before the start of workers."""
+        ask, run_uid = self.plugins.workers_wait, self.group.run_uid
+        asked = None if ask is None else lambda number: ask(number, run_uid)
+        return StartGate(asked, self.loop, now, self.publish)
 
     def summarize(self, **counters: Any) -> RunSummary:
         """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""

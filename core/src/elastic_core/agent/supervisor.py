@@ -20,6 +20,7 @@ from elastic_core.agent.resources import Resources, handle_warden_death
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.shutdown import Departure
 from elastic_core.agent.stacks import LocalRank
+from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import Status, describe_node
 from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.worker_row import DescribeWorkers, WorkerRows
@@ -78,6 +79,7 @@ class Supervisor:
         self._since = runtime.now()  # when the node's state last changed
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._incident: Incident | None = None  # the newest failure that is known here
+        self._gate = resources.start_gate(runtime.now)
         calls = SessionCalls(
             post=self._loop.post,
             publish=self._publish,
@@ -114,6 +116,7 @@ class Supervisor:
         self._session.start()
         self._report_no_place()
         self._tick()
+        self._gate.prepare(1)
         while self._exit is None:
             for event in self._loop.take():
                 self._handle(event)
@@ -174,6 +177,8 @@ class Supervisor:
                 self._departure.on_signal(signum)
             case Depart():
                 self._departure.depart(event)
+            case StartAnswer() | StartDue():
+                self._gate.receive(event)
             case messages.StopCompleted() | messages.Fenced():
                 self._on_workers_stopped(event)
             case messages.WardenDied(reason):
@@ -353,6 +358,15 @@ class Supervisor:
         self._workers = None
         try:
             self._stores.begin(current.offer)
+        except (ElasticError, OSError) as exc:
+            self._step(start_failure(self._group.info, current, exc))
+            return
+        self._gate.start(current.number, lambda: self._start_workers(current, restart_count))
+
+    def _start_workers(self, current: Round, restart_count: int) -> None:
+        if current.number != self._state.round or self._state.work is not Work.RUNNING:
+            return  # the round has ended while its workers waited
+        try:
             self._group.start(current, restart_count)
             if self._stores.dead(current.offer):
                 self._lose_store(current)
@@ -390,6 +404,7 @@ class Supervisor:
         if planned:
             self._plugins.stop_planned(self._state.round, seconds, why)
         self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
+        self._gate.prepare(self._state.round + 1)
         signum = received if received is not None and grace is Grace.PLANNED else signal.SIGTERM
         early = self._group.early_exit(known_failure(self._state)) if grace is Grace.BROKEN else None
         self._group.stop(seconds, broken=grace is Grace.BROKEN, signum=signum)

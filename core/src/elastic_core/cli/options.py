@@ -22,6 +22,7 @@ from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss, StreamMap
 
 JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
 PLACEMENT, FAILURE, OUTPUT = Section("Placement"), Section("Failure"), Section("Output")
+HEALTH = Section("Health")
 PROGRESS, PLUGINS, TORCHRUN = (
     Section("Progress"),
     Section("Plugins"),
@@ -210,6 +211,28 @@ class Flags:
         metavar="NAMES",
         fills="signals",
         unset="SIGTERM,SIGINT,SIGHUP, as far as they are not ignored",
+    )
+    health_check: tuple[str, ...] = HEALTH.repeated(
+        "Run these checks too before this node enters the job: gpu,matmul,allreduce, or a command, whose exit code 0 "
+        "means healthy. May be repeated; none switches off those that are on.",
+        parse=parse.health_checks,
+        metavar="NAMES|COMMAND",
+        fills="health_checks",
+        unset="disk,memory,shm, with elastic-health",
+    )
+    health_timeout: float = HEALTH.flag(
+        "How long each check may take; then it fails, and all its processes are killed.",
+        parse=parse.positive_seconds,
+        default="60",
+        metavar="SECONDS",
+        fills="health_timeout",
+    )
+    health_retry: float | None = HEALTH.flag(
+        "Run failed checks again after this pause, until they pass or the job has ended.",
+        parse=parse.positive_seconds,
+        metavar="SECONDS",
+        fills="health_retry",
+        unset="the agent ends with exit code 72",
     )
     log_dir: str | None = OUTPUT.flag(
         "Keep workers' output there, by round and rank; nothing is ever deleted.",

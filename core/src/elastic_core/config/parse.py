@@ -189,6 +189,16 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
+def health_checks(text: str) -> tuple[str, ...]:
+    """Parse names of checks, separated by commas; a text with a blank or a slash is one command."""
+    text = text.strip()
+    parts = (text,) if re.search(r"[\s/]", text) else tuple(part for part in text.split(",") if part)
+    for part in parts:
+        if part.startswith("-"):
+            raise Wrong(f"has {part!r}, which is neither the name of a check nor a command")
+    return parts
+
+
 def modules(text: str) -> tuple[str, ...]:
     """Parse names of modules, separated by commas; '' for none."""
     found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

@@ -149,6 +149,9 @@ class RunConfig:
     """How long a worker makes no progress before it is found out whether the job hangs; 0 for never, None for 300 s, or
     ten times the longest step if that is longer."""
     hang_timeout: float | None = None  # the same, after which a job that hangs also loses the round; None for never
+    health_checks: tuple[str, ...] = ()  # the checks of ``--health_check``, besides those that are on by themselves
+    health_timeout: float = 60.0  # seconds that each check may take
+    health_retry: float | None = None  # the pause after which failed checks are run again; None for an end of the agent
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)
     tee: StreamMap = field(default_factory=StreamMap)
@@ -194,7 +197,8 @@ class RunConfig:
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
                 raise UsageError(f"{name} {value!r} is not a number of seconds.")
-        for name, least_seconds in (("hang_window", 0), ("hang_timeout", 1e-9)):
+        positive = (("hang_timeout", 1e-9), ("health_timeout", 1e-9), ("health_retry", 1e-9))
+        for name, least_seconds in (("hang_window", 0), *positive):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, Real) and least_seconds <= float(value) < math.inf):
                 raise UsageError(f"{name} {value!r} is not a number of seconds.")

@@ -16,10 +16,12 @@ from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, Overdue, SignalReceived
+from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources
 from elastic_core.agent.slot import Slot
+from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.config.run import RunConfig
@@ -95,8 +97,11 @@ def run(
         publish(report.joining(config, info))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
+        health = HealthChecks(config, plugins.node_checks(config), warden, publish)
+        health.run()
+        run, heard = runtime.new_id(), health.heard
         resources = stack.enter_context(
-            open_resources(config, plugins, publish, info, runtime.new_id(), warden, slot, warm=warm, cpus=cpus)
+            open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
         )
         agent = HandlerAgent(resources, runtime, handler)
         show_state(agent.describe)
@@ -123,10 +128,12 @@ class HandlerAgent:
         self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)  # judged here, and when
         self._over = False  # whether the handler is shut down too
+        self._gate = resources.start_gate(runtime.now)
         self._handler_thread = HandlerThread(handler, resources.info, self._config, self._loop.post)
 
     def run(self) -> Ending:
         """Run the loop until the node's part in the job ends."""
+        self._gate.prepare(1)
         self._do(state_machine.AskHandler())
         while not self._over:
             for event in self._loop.take():
@@ -185,6 +192,8 @@ class HandlerAgent:
                 self._on_shut_down(error)
             case SignalReceived(signum):
                 self._on_signal(signum)
+            case StartAnswer() | StartDue():
+                self._gate.receive(event)
             case StopCompleted():
                 if self._warden.is_over(event):
                     self._group.finish_round()
@@ -334,6 +343,11 @@ class HandlerAgent:
     def _start(self, current: Round, restart_count: int) -> None:
         self._publish(round_started(self._state, current, self._config.max_restarts))
         self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
+        self._gate.start(current.number, lambda: self._start_workers(current, restart_count))
+
+    def _start_workers(self, current: Round, restart_count: int) -> None:
+        if current.number != self._round or self._state.work is not HandlerWork.RUNNING:
+            return  # the round has ended while its workers waited
         try:
             self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:
@@ -351,6 +365,7 @@ class HandlerAgent:
             self._plugins.stop_planned(self._round, seconds, why)
         if (reason := self._state.reason) is not None:
             self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=why)))
+        self._gate.prepare(self._round + 1)
         signum = self._received if planned and self._received is not None else signal.SIGTERM
         self._group.stop(seconds, signum=signum)
 

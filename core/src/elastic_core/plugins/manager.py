@@ -24,9 +24,10 @@ from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_m
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict
+from elastic_core.node_checks import ChosenCheck, NodeCheck, choose
 from elastic_core.plugins import builtin, entry_points, handler_registry
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
-from elastic_core.plugins.observers import Implementation, Observers
+from elastic_core.plugins.observers import Implementation, Observers, failure_events
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler
 from elastic_core.rendezvous.options import RendezvousOptions
@@ -177,6 +178,38 @@ class Plugins:
 
         return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered={})
 
+    # Health ----------------------------------------------------------------------------------------------------------
+
+    def node_checks(self, config: RunConfig) -> tuple[ChosenCheck, ...]:
+        """Return the health checks of a run.
+
+        Raises:
+            UsageError: ``--health_check`` names what is neither a check nor a command.
+            PluginError: A plugin failed to say what it offers.
+        """
+        offered: dict[str, NodeCheck] = {}
+        for impl in reversed(self.implementations("elastic_node_checks")):
+            offered.update(self._ask(impl, config=config) or {})
+        return choose(config.health_checks, offered)
+
+    @property
+    def workers_wait(self) -> Callable[[int, str], str] | None:
+        """Asks all plugins of the hook ``elastic_workers_wait``; None where none implements it. Raises nothing."""
+        waiting = self.implementations("elastic_workers_wait")
+
+        def ask(round: int, run_uid: str) -> str:
+            said = []
+            for impl in [*waiting]:
+                try:
+                    said.append(impl(round=round, run_uid=run_uid))
+                except Exception as exc:
+                    waiting.remove(impl)
+                    for event in failure_events("plugin_failed", impl, exc, "It is not asked again; workers start."):
+                        self.publish(event)
+            return "; ".join(filter(None, said))
+
+        return ask if waiting else None
+
     # Observers -------------------------------------------------------------------------------------------------------
 
     def publish(self, event: Event) -> None:
@@ -285,6 +318,8 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     if config.failure_policy:
         _check_policies(plugins, config, catalogue)
     plugins.configure(config)
+    if config.health_checks:
+        plugins.node_checks(config)  # or an error, before anything is started
     return plugins
 
 

@@ -1,0 +1,209 @@
+"""Runs the health checks of a node before it enters its job (``docs/health.md`` has the rule).
+
+The warden is the parent of every check that is a process: it ends the whole tree of one that takes too long, and of all
+if the agent is killed. Nothing here runs while the node has workers.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from contextlib import ExitStack
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.config.environment import inheritable
+from elastic_core.errors import ResourceError, UnhealthyNodeError, in_one_line
+from elastic_core.events import Event, Field, Level
+from elastic_core.node_checks import ChosenCheck, Finding, judge_output
+
+if TYPE_CHECKING:
+    from elastic_core.agent.report import Publish
+    from elastic_core.config.run import RunConfig
+    from elastic_core.session.ledger_watch import Lookout
+    from elastic_core.warden.client import Warden
+    from elastic_core.warden.messages import WardenEvent
+
+OUTPUT_BYTES = 1 << 16  # of each stream of a command, at most; the rest is read and dropped
+END_MAX_SECONDS = (
+    20.0  # from SIGKILL to the end of all processes of a check; after 15 s the warden reports one as stuck
+)
+
+
+class HealthChecks:
+    """The health checks of one agent, which are run before it joins."""
+
+    def __init__(self, config: RunConfig, checks: tuple[ChosenCheck, ...], warden: Warden, publish: Publish) -> None:
+        self._checks, self._warden, self._publish = checks, warden, publish
+        self._limit, self._retry, self._job = config.health_timeout, config.health_retry, config.rdzv_id
+        self.heard: list[WardenEvent] = []  # what the warden has reported of other processes meanwhile
+
+    @property
+    def take_time(self) -> bool:
+        """Whether a job may end while they run."""
+        return self._retry is not None or any(one.check.look is None for one in self._checks)
+
+    def run(self, lookout: Lookout | None = None) -> None:
+        """Run all checks, again after each pause of ``--health_retry``; end early if ``lookout`` has a verdict.
+
+        Raises:
+            UnhealthyNodeError: A check has failed.
+        """
+        while failed := self._failed_checks():
+            names = ", ".join(failed)
+            if self._retry is None:
+                raise UnhealthyNodeError(
+                    f"This node does not enter job {self._job!r}, because of the health check{'s' * (len(failed) > 1)} "
+                    f"{names}.",
+                    hint=" ".join(dict.fromkeys(finding.advice for finding in failed.values() if finding.advice))
+                    or f"Run the command of the check on this host: {names}",
+                )
+            message = f"this node does not enter the job yet ({names}): its checks run again in {self._retry:g} s"
+            self._publish(Event("node_check_again", message, Level.WARNING, {"pause_s": self._retry}))
+            if self._pause(self._retry, lookout):
+                return
+
+    def _failed_checks(self) -> dict[str, Finding]:
+        """Run each check once; return what was found, by the names of the checks."""
+        began, failed = time.monotonic(), dict[str, Finding]()
+        for one in self._checks:
+            at = time.monotonic()
+            finding = self._look(one) if one.check.look is not None else self._run_command(one)
+            if finding is None:
+                continue
+            failed[one.name] = finding
+            message = " ".join(filter(None, [f"the health check {one.name!r} {finding.what}.", finding.advice]))
+            took = round(time.monotonic() - at, 3)
+            fields: dict[str, Field] = {
+                "check": one.name,
+                "found": finding.what,
+                "advice": finding.advice,
+                "took_s": took,
+            }
+            self._publish(Event("node_check_failed", message, Level.ERROR, fields))
+        if self._checks and not failed:
+            took, names = round(time.monotonic() - began, 3), ", ".join(one.name for one in self._checks)
+            level = Level.INFO if any(one.check.look is None for one in self._checks) else Level.DEBUG
+            message = f"this node is healthy: {names} ({took:.1f} s)"
+            self._publish(Event("node_checked", message, level, {"checks": names, "took_s": took}))
+        return failed
+
+    def _look(self, one: ChosenCheck) -> Finding | None:
+        """Call a check that is a function; one that raises is reported, and refuses nothing."""
+        found: list[Finding | None] = []
+
+        def look() -> None:
+            try:
+                found.append(None if one.check.look is None else one.check.look(one.value))
+            except Exception as exc:
+                message = f"the health check {one.name!r} itself failed: {in_one_line(exc)} It refuses nothing."
+                self._publish(Event("node_check_broken", message, Level.WARNING, {"check": one.name}))
+                found.append(None)
+
+        thread = Thread(target=look, name=f"check {one.name}", daemon=True)
+        thread.start()
+        thread.join(self._limit)
+        if found:
+            return found[0]
+        return Finding(f"did not answer within {self._limit:g} s", "Look for a file system here that does not answer.")
+
+    def _run_command(self, one: ChosenCheck) -> Finding | None:
+        """Run a check that is a command, and end all its processes."""
+        with ExitStack() as stack:
+            reading, ends = dict[int, bytearray](), list[int]()
+            with ExitStack() as given:
+                for _ in range(2):
+                    ours, end = os.pipe2(os.O_CLOEXEC)
+                    stack.callback(os.close, ours)
+                    given.callback(os.close, end)
+                    reading[ours] = bytearray()
+                    ends.append(end)
+                nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                given.callback(os.close, nothing)
+                environ, (out, err) = inheritable(os.environ), ends
+                self._warden.spawn(0, one.command, environ, stdin=nothing, stdout=out, stderr=err)
+            output = [*reading.values()]
+            ended = self._follow(reading)
+            stuck = self._end_all(reading)
+        stdout, stderr = (bytes(kept).decode(errors="replace") for kept in output)
+        if stuck:
+            return Finding(f"cannot be ended: {stuck}", "Restart this host: its kernel, or a device, hangs.")
+        if isinstance(ended, str):
+            return Finding(f"could not be started: {ended}", one.check.advice)
+        if ended is None:
+            what = f"did not end within {self._limit:g} s, and was killed with all its processes"
+            return Finding(what, "Run it by hand on this host, or give it more time: --health_timeout=SECONDS.")
+        fault = judge_output(ended, stdout, stderr)
+        return None if fault is None else Finding(fault, one.check.advice)
+
+    def _follow(self, reading: dict[int, bytearray]) -> int | str | None:
+        """Read the output of the check until it ends; return its exit code, why it did not start, or None in time."""
+        from elastic_core.warden import messages
+
+        deadline = time.monotonic() + self._limit
+        while True:
+            for event in self._await(reading, deadline):
+                match event:
+                    case messages.Exited(returncode=code):
+                        return code
+                    case messages.SpawnFailed(error=error):
+                        return error
+            if time.monotonic() >= deadline:
+                return None
+
+    def _end_all(self, reading: dict[int, bytearray]) -> str:
+        """Kill what is left of the check; return which of its processes cannot be killed, or ''."""
+        from elastic_core.warden import messages
+
+        self._warden.stop(grace=0.0)
+        deadline = time.monotonic() + END_MAX_SECONDS
+        while time.monotonic() < deadline:
+            for event in self._await(reading, deadline):
+                match event:
+                    case messages.StopCompleted() if self._warden.is_over(event):
+                        while reading and _read(select.select([*reading], [], [], 0.0)[0], reading):
+                            pass
+                        return ""
+                    case messages.Stuck(pid, name, wchan):
+                        return f"process {pid} ({name}) waits in the kernel, in {wchan or 'an unknown place'}"
+        return f"not all of its processes have ended {END_MAX_SECONDS:g} s after SIGKILL"
+
+    def _await(self, reading: dict[int, bytearray], deadline: float) -> list[WardenEvent]:
+        """Return the events about the check as soon as there are some; read its output meanwhile."""
+        from elastic_core.warden import messages
+
+        about = messages.Exited | messages.SpawnFailed | messages.StopCompleted | messages.Stuck
+        while (left := deadline - time.monotonic()) > 0:
+            watched: list[Any] = [self._warden, *reading]
+            readable, _, _ = select.select(watched, [], [], left)
+            _read(readable, reading)
+            events = self._warden.receive() if self._warden in readable else []
+            for event in events:
+                if isinstance(event, messages.WardenDied):
+                    raise ResourceError(f"The process that starts the health checks is gone: {event.reason}.")
+            self.heard += [event for event in events if isinstance(event, messages.ForkServerEvent)]
+            found: list[WardenEvent] = [event for event in events if isinstance(event, about)]
+            if found:
+                return found
+        return []
+
+    def _pause(self, seconds: float, lookout: Lookout | None) -> bool:
+        """Wait; return whether the job has ended meanwhile."""
+        if lookout is None:
+            time.sleep(seconds)
+            return False
+        readable, _, _ = select.select([lookout], [], [], seconds)
+        return bool(readable)
+
+
+def _read(readable: list[Any], reading: dict[int, bytearray]) -> bool:
+    """Read what has come on these descriptors, and keep the end of it; return whether anything was read."""
+    for descriptor in [one for one in readable if one in reading]:
+        if part := os.read(descriptor, OUTPUT_BYTES):
+            kept = reading[descriptor]
+            kept += part
+            del kept[: max(0, len(kept) - OUTPUT_BYTES)]
+        else:
+            del reading[descriptor]
+    return bool(readable)

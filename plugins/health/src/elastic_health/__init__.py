@@ -1,0 +1,17 @@
+"""Health checks of a node before it enters a job, and the GPU memory that other processes hold.
+
+General layout:
+
+* ``plugin``: the plugin that a run loads; it offers the checks by name, and says for what workers wait.
+* ``host``: the checks that are functions: ``disk``, ``memory`` and ``shm``. Milliseconds each.
+* ``gpu``, ``matmul``, ``allreduce``: the checks that are processes, ``python -m elastic_health.gpu``.
+* ``gpu_memory``: the GPUs, and the processes that hold their memory: NVML, ``nvidia-smi``, AMD's driver.
+* ``holders``: which of these processes the next workers wait for.
+* ``sizes``: ``10G`` and ``90%``, read and written.
+
+Only ``matmul`` and ``allreduce`` import torch, and only in their own processes.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

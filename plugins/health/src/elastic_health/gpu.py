@@ -1,0 +1,47 @@
+"""The check ``gpu``: every visible GPU answers, and has enough memory free. ``python -m elastic_health.gpu [LEAST]``.
+
+It is a process, since a GPU that hangs may hang whoever asks it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from elastic_health.answer import answer
+from elastic_health.gpu_memory import GpuError, Source, describe_holder, find_source, visible_uuids
+from elastic_health.sizes import format_size, parse_share
+
+
+def findings(source: Source | None, environ: Mapping[str, str], least: str = "") -> list[str]:
+    """Return what is wrong with the GPUs."""
+    if source is None:
+        return ["no GPU: there is neither NVML nor nvidia-smi nor AMD's driver"]
+    try:
+        gpus = source.gpus()
+        visible = visible_uuids(gpus, environ)
+        holders = source.holders()
+    except GpuError as exc:
+        return [str(exc)]
+    if not visible:
+        return [f"no visible GPU of {len(gpus)}, with CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r}"]
+    size, share = parse_share(least) if least else (0, 0.0)
+    found = []
+    for number, gpu in enumerate(gpus):
+        if gpu.uuid in visible and gpu.free < max(size, share * gpu.total):
+            told = (
+                f"GPU {number} ({gpu.uuid}) has {format_size(gpu.free)} of {format_size(gpu.total)} free, not {least}"
+            )
+            held = [describe_holder(one) for one in holders if one.gpu == gpu.uuid]
+            found.append(": ".join(filter(None, [told, "; ".join(held)])))
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what was found, and return the exit code."""
+    return answer(findings(find_source(), os.environ, *arguments[:1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,212 @@
+"""The GPUs of this node, their memory, and the processes that hold it.
+
+Three sources, the first that answers: NVML by ``pynvml`` (the distribution nvidia-ml-py), if it is installed;
+``nvidia-smi``, if it is on the PATH; the files of AMD's kernel driver. Formats: ``nvidia-smi --help-query-gpu`` and
+``--help-query-compute-apps``; https://docs.nvidia.com/deploy/nvml-api; Linux, Documentation/gpu/amdgpu/driver-misc.rst
+(``mem_info_vram_total``), drivers/gpu/drm/amd/amdkfd/kfd_process.c (``/sys/class/kfd/kfd/proc``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from elastic_core.host.devices.device import Device
+from elastic_core.host.devices.visible import select
+from elastic_health.sizes import format_size
+
+SMI_MAX_SECONDS = 20.0  # for one answer of nvidia-smi; it takes a second where the driver is not persistent
+KFD = Path("/sys/class/kfd/kfd")
+DRM = Path("/sys/class/drm")
+COMMAND_CHARACTERS = 80  # of a holder's command line that are shown
+
+
+class GpuError(Exception):
+    """The GPUs do not answer; the message says which, and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU. Sizes are in bytes."""
+
+    uuid: str  # ``GPU-…``, or the name of AMD's device
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    gpu: str  # the UUID
+    size: int | None = None  # bytes; None if the driver does not tell
+    name: str = ""  # as the driver names it; '' if it does not
+
+
+class Source(Protocol):
+    """Tells of the GPUs of one kind. Both methods raise GpuError if the GPUs do not answer."""
+
+    def gpus(self) -> list[Gpu]:
+        """Return all GPUs, in the order of their numbers."""
+
+    def holders(self) -> list[Holder]:
+        """Return the processes that hold memory of them."""
+
+
+def find_source(environ: Mapping[str, str] = os.environ) -> Source | None:
+    """Return what tells of this node's GPUs; None on a node without any."""
+    with contextlib.suppress(ImportError):
+        pynvml = importlib.import_module("pynvml")
+        with contextlib.suppress(Exception):  # the driver is not there
+            pynvml.nvmlInit()
+            return Nvml(pynvml)
+    if (program := shutil.which("nvidia-smi", path=environ.get("PATH"))) is not None:
+        return Smi(program)
+    return Amd() if (KFD / "proc").is_dir() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Nvml:
+    """NVML, which is started once and answers in milliseconds."""
+
+    pynvml: Any
+
+    def gpus(self) -> list[Gpu]:
+        """Return all GPUs."""
+        found = []
+        for index, handle in enumerate(self._handles()):
+            try:
+                memory = self.pynvml.nvmlDeviceGetMemoryInfo(handle)
+                found.append(Gpu(self._uuid(handle), int(memory.total), int(memory.free)))
+            except self.pynvml.NVMLError as exc:
+                raise GpuError(f"GPU {index} does not answer: {exc}") from exc
+        return found
+
+    def holders(self) -> list[Holder]:
+        """Return the processes that compute on them."""
+        found = []
+        for handle in self._handles():
+            with contextlib.suppress(self.pynvml.NVMLError):
+                running = self.pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                found += [Holder(int(one.pid), self._uuid(handle), one.usedGpuMemory) for one in running]
+        return found
+
+    def _handles(self) -> list[Any]:
+        try:
+            return [self.pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(self.pynvml.nvmlDeviceGetCount())]
+        except self.pynvml.NVMLError as exc:
+            raise GpuError(f"NVML does not answer: {exc}") from exc
+
+    def _uuid(self, handle: Any) -> str:
+        uuid = self.pynvml.nvmlDeviceGetUUID(handle)
+        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class Smi:
+    """``nvidia-smi``, asked for comma-separated values."""
+
+    program: str
+
+    def gpus(self) -> list[Gpu]:
+        """Return all GPUs."""
+        found = []
+        for row in self._ask("--query-gpu=index,uuid,memory.total,memory.free"):
+            index, uuid, *sizes = [*row, "", "", "", ""][:4]
+            if not all(size.isdecimal() for size in sizes):  # such as [Unknown Error] or [GPU is lost]
+                raise GpuError(f"GPU {index or '?'} does not answer: {', '.join(row)}")
+            total, free = (int(size) << 20 for size in sizes)
+            found.append(Gpu(uuid, total, free))
+        return found
+
+    def holders(self) -> list[Holder]:
+        """Return the processes that compute on them."""
+        found = []
+        for row in self._ask("--query-compute-apps=gpu_uuid,pid,used_memory,process_name"):
+            if len(row) < 4 or not row[1].isdecimal():
+                continue  # a warning, or "No running processes found"
+            size = int(row[2]) << 20 if row[2].isdecimal() else None  # [N/A] and the like
+            name = ",".join(row[3:])
+            found.append(Holder(int(row[1]), row[0], size, "" if name.startswith("[") else name))
+        return found
+
+    def _ask(self, query: str) -> list[list[str]]:
+        command = [self.program, query, "--format=csv,noheader,nounits"]
+        try:
+            asked = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=SMI_MAX_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise GpuError(f"nvidia-smi gave no answer within {SMI_MAX_SECONDS:g} s") from exc
+        except OSError as exc:
+            raise GpuError(f"nvidia-smi cannot be run: {exc.strerror}") from exc
+        if asked.returncode:
+            told = [line.strip() for line in f"{asked.stdout}\n{asked.stderr}".splitlines() if line.strip()]
+            raise GpuError(f"nvidia-smi exited with code {asked.returncode}: {told[-1] if told else 'no message'}")
+        return [row for row in csv.reader(asked.stdout.splitlines(), skipinitialspace=True) if row]
+
+
+@dataclass(frozen=True, slots=True)
+class Amd:
+    """The files of AMD's kernel drivers: ``amdgpu`` for memory, ``amdkfd`` for the processes."""
+
+    kfd: Path = KFD
+    drm: Path = DRM
+
+    def gpus(self) -> list[Gpu]:
+        """Return all GPUs."""
+        found = []
+        for device in sorted(self.drm.glob("renderD*/device")):
+            total, used = (_number(device / f"mem_info_vram_{name}") for name in ("total", "used"))
+            if total is not None and used is not None:
+                found.append(Gpu(device.parent.name, total, total - used))
+        return found
+
+    def holders(self) -> list[Holder]:
+        """Return the processes that compute on them."""
+        found = []
+        for file in self.kfd.glob("proc/*/vram_*"):
+            size = _number(file)
+            if size and file.parent.name.isdecimal():
+                found.append(Holder(int(file.parent.name), file.name.removeprefix("vram_"), size))
+        return found
+
+
+def _number(file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int(file.read_text(encoding="ascii"))
+    return None
+
+
+def visible_uuids(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the UUIDs of the GPUs that the workers of this agent see."""
+    devices = [Device(address="", uuid=gpu.uuid) for gpu in gpus]
+    return frozenset(one.device.uuid for one in select(environ.get("CUDA_VISIBLE_DEVICES"), devices))
+
+
+def describe_holder(holder: Holder, proc: Path = Path("/proc")) -> str:
+    """Return ``pid 4242 (python train.py, user alice) holds 12.3 GiB of GPU-d018…``."""
+    process, command, user = proc / str(holder.pid), holder.name, ""
+    with contextlib.suppress(OSError):
+        words = (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+        command = re.sub(r"[^ -~]", "?", words)[:COMMAND_CHARACTERS] or command
+        owner = process.stat().st_uid
+        try:
+            user = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            user = str(owner)
+    known = [command] if command else []
+    known.append(f"user {user}" if user else "not visible here, perhaps of another container")
+    size = "memory" if holder.size is None else format_size(holder.size)
+    return f"pid {holder.pid} ({', '.join(known)}) holds {size} of {holder.gpu}"

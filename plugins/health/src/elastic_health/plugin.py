@@ -1,0 +1,78 @@
+"""The plugin: it offers health checks by name, and says who holds memory of this node's GPUs.
+
+Every run imports it, so what a check needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from elastic_core import hookimpl
+
+if TYPE_CHECKING:
+    from elastic_core.config.run import RunConfig
+    from elastic_core.node_checks import Finding, NodeCheck
+
+
+class NodeHealth:
+    """The checks of one node."""
+
+    def __init__(self) -> None:
+        self._wait: Any = None
+
+    @hookimpl
+    def elastic_node_checks(self, config: RunConfig) -> Mapping[str, NodeCheck]:
+        """Return all checks; those of the host itself are on by themselves."""
+        from elastic_core.node_checks import NodeCheck
+        from elastic_health.sizes import SHARE_FORM, SIZE_FORM, parse_share, parse_size
+
+        def process(name: str, *arguments: str) -> list[str]:
+            return [sys.executable, "-m", f"elastic_health.{name}", *arguments]
+
+        of_host = partial(NodeCheck, parse=parse_size, form=SIZE_FORM, on=True)
+        allreduce = process("allreduce", str(config.nproc_per_node))
+        return {
+            "disk": of_host(look=partial(_disk, config)),
+            "memory": of_host(look=_memory),
+            "shm": of_host(look=_shm),
+            "gpu": NodeCheck(command=process("gpu"), advice=_GPU, parse=parse_share, form=SHARE_FORM),
+            "matmul": NodeCheck(command=process("matmul"), advice=_MATMUL),
+            "allreduce": NodeCheck(command=allreduce, advice=_ALLREDUCE),
+        }
+
+    @hookimpl
+    def elastic_workers_wait(self, round: int, run_uid: str) -> str | None:
+        """Return which other processes hold memory of this node's GPUs; None at once on a node without GPUs."""
+        if self._wait is None:
+            from elastic_health.holders import MemoryWait
+
+            self._wait = MemoryWait()
+        reason: str | None = self._wait.reason(round, run_uid)
+        return reason
+
+
+def _disk(config: RunConfig, least: str) -> Finding | None:
+    from elastic_health.host import check_disk, directories
+
+    return check_disk(directories(config, os.environ), least)
+
+
+def _memory(least: str) -> Finding | None:
+    from elastic_health.host import check_memory
+
+    return check_memory(least)
+
+
+def _shm(least: str) -> Finding | None:
+    from elastic_health.host import check_shm
+
+    return check_shm(least)
+
+
+_GPU = "Look at nvidia-smi (or rocm-smi) on this host: end what holds memory, reset the GPU, or drain the host."
+_MATMUL = "Drain this host: a device that computes wrong results spoils the model without an error."
+_ALLREDUCE = "Look at the loopback interface, NVLink and PCIe of this host; NCCL_DEBUG=INFO says more."
