@@ -375,7 +375,7 @@ class Supervisor:
 
     def _report_no_place(self) -> None:
         """Report why the job does not take this node; once for each reason."""
-        why = report.no_place(self._state.ledger, self._state.info, self._config.max_nodes)
+        why = report.no_place(self._state.ledger, self._state.info)
         if why is not None and why != self._no_place:
             self._publish(why)
             self._no_place = why

@@ -39,10 +39,19 @@ class Flags:
     script: str | None = None
     arguments: tuple[str, ...] = ()
     nnodes: NodeRange = JOB.flag(
-        "How many nodes; with a range the job starts with MIN, and grows and shrinks.",
+        "How many nodes; with a range the job starts with MIN, and grows and shrinks. Of sizes such as 4,6,8 or 2:8:2 "
+        "it takes the largest for which enough nodes are there.",
         parse=parse.node_range,
         default="1",
-        metavar="N|MIN:MAX",
+        metavar="N|MIN:MAX[:STEP]|N,N,...",
+    )
+    spares: int = JOB.flag(
+        "How many nodes beyond the maximum the job is to have. A spare has its imports done, and takes the place of a "
+        "lost node. More nodes wait as well.",
+        parse=parse.count_from_zero,
+        default="0",
+        metavar="N",
+        fills="spares",
     )
     nproc_per_node: int | str = JOB.flag(
         "Workers on this node; nodes may differ. A word counts devices: auto takes GPUs, else cores.",

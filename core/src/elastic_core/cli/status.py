@@ -62,6 +62,10 @@ def describe(seen: JobStatus) -> Iterator[str]:
         yield f"  lost      {lost} node(s), on {len(seen.host_losses)} host(s)"
     for node in seen.nodes:
         yield f"  node      {_node(node)}"
+    if seen.why_waiting:
+        yield f"  waiting   {seen.waiting} node(s): {seen.why_waiting}"
+    if seen.spares and seen.state == "running":
+        yield f"  spares    {seen.waiting} of --spares={seen.spares}"
     yield f"  store     answers in {1000 * seen.store_s:.0f} ms"
 
 
