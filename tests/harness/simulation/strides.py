@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.entries import Entry, Round
+from elastic_core.protocol.entries import Counters, Entry, Round
 from elastic_core.protocol.failure_detector import is_lost
 from elastic_core.protocol.roster import NodeRow, Phase
 from simulation.endings import read_before
@@ -77,9 +77,9 @@ def check_round(world: World, entry: Entry, members: set[str], earlier: Round | 
         world.count("L16 a returning node goes before a spare")
 
 
-def _lost_now(entry: Entry, before: object) -> set[str]:
+def _lost_now(entry: Entry, before: Counters) -> set[str]:
     """Return the hosts whose loss this round counts: a node on one of them returns as well."""
-    return entry.counters.losses.keys() - before.losses.keys()  # type: ignore[attr-defined]
+    return entry.counters.losses.keys() - before.losses.keys()
 
 
 def _waits(row: NodeRow, current: Round) -> bool:

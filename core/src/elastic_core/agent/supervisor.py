@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from elastic_core.agent import report
-from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, Overdue, SignalReceived, Tick
+from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, Tick
 from elastic_core.agent.hangs import HangCheck, look_interval
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
@@ -168,6 +168,8 @@ class Supervisor:
                 self._departure.on_signal(signum)
             case Depart():
                 self._departure.depart(event)
+            case HostEnds():
+                self._departure.on_host_ends(event)
             case messages.StopCompleted() | messages.Fenced():
                 self._on_workers_stopped(event)
             case messages.WardenDied(reason):

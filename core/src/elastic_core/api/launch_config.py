@@ -33,7 +33,7 @@ Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``
 _DEFAULT_LOGS = "DefaultLogsSpecs"
 _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "a text", "run_id role rdzv_endpoint rdzv_backend start_method log_line_prefix_template local_addr"),
-    ((str,), "a text", "event_log_handler signals_to_handle"),
+    ((str,), "a text", "event_log_handler signals_to_handle notices"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
     ((Real,), "a number of seconds", "rdzv_timeout"),
     ((bool,), "True or False", "virtual_local_rank"),
@@ -85,6 +85,7 @@ class LaunchConfig:
     """The only numbers of nodes of a round, e.g. (4, 6, 8); None for every number. The least and the greatest replace
     ``min_nodes`` and ``max_nodes`` where these are not given."""
     spares: int = field(default=0, kw_only=True)  # ``--spares``
+    notices: str | None = field(default=None, kw_only=True)  # ``--notices``
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         max_nodes=nnodes.most,
         sizes=nnodes.sizes,
         spares=config.spares,
+        notices=read("notices", config.notices, parse.notices),
         nproc_per_node=config.nproc_per_node,
         role=config.role,
         node_rank=node_rank,

@@ -169,6 +169,14 @@ class Flags:
         metavar="NAME=VALUE,...",
         fills="failure_policy",
     )
+    notices: str | None = FAILURE.flag(
+        "Whose notices that this machine is taken away the node obeys; the cloud is asked for them every 5 s. "
+        "It needs elastic-notices. auto finds out which cloud the machine is of; elsewhere nothing is asked.",
+        parse=parse.notices,
+        metavar="auto|aws|gcp|azure|none",
+        unset="auto, where elastic-notices is installed",
+        fills="notices",
+    )
     on_node_loss: OnNodeLoss = FAILURE.flag(
         "Go on without a lost node, or with its replacement; or fail the job.",
         parse=parse.on_node_loss,

@@ -79,6 +79,7 @@ def node_sizes(numbers: Iterable[int]) -> NodeRange:
 MOST_WORKERS = 4096
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
+NOTICES = ("auto", "aws", "gcp", "azure", "none")
 NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled", "SIGCHLD": "comes with every worker"}
 
 
@@ -241,6 +242,7 @@ def _one_of(known: Sequence[str], text: str) -> str:
 
 numa_binding = partial(_one_of, NUMA_BINDINGS)
 start_method = partial(_one_of, START_METHODS)
+notices = partial(_one_of, NOTICES)
 event_log_handler = partial(_one_of, EVENT_LOGS)
 
 

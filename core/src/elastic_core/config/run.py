@@ -134,6 +134,8 @@ class RunConfig:
     max_restarts: int = MAX_RESTARTS
     failure_policy: str = ""
     """The failure policies, as typed; the plugin ``policies`` reads it. All nodes of a run must have the same."""
+    notices: str | None = None
+    """Whose notices of a preemption this node obeys; None for ``auto``. The plugin ``notices`` reads it."""
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)  # not shown: it may hold a password, as may ``rdzv_conf``

@@ -53,6 +53,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "file"): "elastic-rdzv-file",
     (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
     (Group.RENDEZVOUS, "static"): "elastic-rdzv-c10d",
+    (Group.AUTOLOAD, "notices"): "elastic-notices",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
