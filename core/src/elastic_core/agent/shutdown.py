@@ -89,7 +89,7 @@ class Departure:
         if order.within is not None:
             longest = self.state().ledger.settings.timing.plan_timeout
             reserve = min(HOST_RESERVE_SHARE * order.within, HOST_RESERVE_MAX_SECONDS)
-            return min(longest, order.within - reserve)
+            return round(min(longest, order.within - reserve), 1)
         if order.why:
             return self.state().ledger.settings.timing.plan_timeout
         return self.resources.config.preemption_grace if order.signum == signal.SIGTERM else 0.0
