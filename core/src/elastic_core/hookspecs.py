@@ -123,13 +123,25 @@ def elastic_observe(event: Event) -> None:
 
 
 @hookspec
-def elastic_run_starts(config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
+def elastic_run_starts(
+    config: RunConfig,
+    run_uid: str,
+    node: NodeInfo,
+    log_dir: Path | None,
+    leave: Callable[[str, float], None],
+    publish: Callable[[Event], None],
+) -> None:
     """Receive the notice that this node has joined a run, under the name ``node``.
 
     ``run_uid`` is the run's own random id; a job id, ``config.rdzv_id``, may see many runs. ``log_dir`` is the run's
     folder: None when nothing in it is kept, not always made yet, and perhaps shared with other nodes, so name files
     after ``node.node_id``. Called once, on the observer's thread, as :func:`elastic_observe` and with the same
     consequences when it raises. No round has started yet; events such as ``joining`` may have come before.
+
+    ``leave(why, seconds)`` says that this host is taken away in so many seconds: the node leaves as after ``elastic
+    drain``, with that deadline. All workers of the job stop together before it, and nothing is lost where they call
+    ``should_checkpoint``; others get SIGTERM at once. Any thread may call it, at any time and more than once: the
+    earliest deadline holds. ``publish`` publishes an event of this node, from any thread.
     """
 
 

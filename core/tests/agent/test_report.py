@@ -342,11 +342,30 @@ def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> 
     ],
 )
 def test_a_newcomer_is_told_why_it_is_not_taken(counters: Counters, most: int, said: str | None) -> None:
-    ledger = live("ab")
+    ledger = live("ab", settings(max_nodes=most))
     ledger = replace(ledger, head=replace(ledger.head, counters=counters))
-    told = no_place(ledger, info("c"), most)
+    told = no_place(ledger, info("c"))
     assert (None if told is None else told.message) == said
 
 
 def test_a_job_that_has_no_round_takes_whom_it_can() -> None:
-    assert no_place(start(settings()), info("c"), 1) is None
+    assert no_place(start(settings(max_nodes=1)), info("c")) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "spares", "said"),
+    [
+        ((2, 4), 0, "2 of 3 nodes train: --nnodes=2,4 has no size 3; this node waits as a spare"),
+        (
+            (2,),
+            1,
+            "the job has all 2 node(s) that it takes: this node waits as a spare, to take the place of a lost one",
+        ),
+        ((2, 3), 1, None),
+    ],
+)
+def test_a_spare_is_told_what_it_waits_for(sizes: tuple[int, ...], spares: int, said: str | None) -> None:
+    plain = settings(sizes[0], sizes[-1])
+    agreement = replace(plain.agreement, sizes=sizes if sizes == (2, 4) else (), spares=spares)
+    told = no_place(live("ab", replace(plain, agreement=agreement)), info("c"))
+    assert (None if told is None else (told.message, told.level)) == (None if said is None else (said, Level.INFO))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from views import info, live, settings
 
-from elastic_core.agent.event_loop import Depart
+from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
@@ -162,3 +162,41 @@ def test_a_leaving_that_was_announced_can_only_come_sooner() -> None:
         state, _ = step(replace(state, work=Work.RUNNING), Leaving("x", 143, grace))
         assert state.leaving is not None
         assert state.leaving.grace == then
+
+
+# A plugin says that the host is taken away --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "seconds", "noticed_at", "grace"),
+    [
+        pytest.param(Node(), 120.0, 0.0, 110.0, id="two minutes"),
+        pytest.param(Node(), 5.0, 0.0, 3.5, id="five seconds"),
+        pytest.param(Node(), 5.0, -3.0, 1.4, id="told late"),
+        pytest.param(Node(), 5.0, -30.0, 0.0, id="told too late"),
+        pytest.param(Node(), 0.0, 0.0, 0.0, id="now"),
+        pytest.param(Node(), 3600.0, 0.0, 120.0, id="an hour: no longer than any plan"),
+        pytest.param(Node(60.0, work=Work.NONE), 120.0, 0.0, 0.0, id="without workers"),
+    ],
+)
+def test_workers_stop_together_before_the_host_is_taken_away(
+    node: Node, seconds: float, noticed_at: float, grace: float
+) -> None:
+    node.departing.on_host_ends(HostEnds("AWS terminates it", seconds, noticed_at))
+    for answer in node.asked:
+        answer(False)
+    assert node.grace == grace
+    assert node.said[0].startswith("AWS terminates it: leaving")
+
+
+def test_a_host_that_ends_sooner_shortens_a_drain_and_one_that_ends_later_does_not() -> None:
+    node = Node()
+    node.departing.on_drain(DRAINED)
+    node.asked.pop()(False)
+    assert node.grace == 120.0
+    node.departing.on_host_ends(HostEnds("AWS terminates it", 10.0, 0.0))
+    node.asked.pop()(False)
+    assert node.grace == 7.0
+    node.departing.on_host_ends(HostEnds("AWS terminates it", 100.0, 0.0))
+    node.asked.pop()(False)
+    assert node.grace == 7.0

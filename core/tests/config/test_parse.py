@@ -9,6 +9,8 @@ from elastic_core.config import parse as values
 from elastic_core.config.parse import NodeRange, Wrong
 from elastic_core.config.run import OnNodeLoss, Stream, StreamMap
 
+NO_NODES = "is not a number of nodes, N, a range of them, MIN:MAX or MIN:MAX:STEP, or a list of sizes, 4,6,8"
+
 
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
@@ -16,6 +18,12 @@ from elastic_core.config.run import OnNodeLoss, Stream, StreamMap
         (values.node_range, "4", NodeRange(4, 4)),
         (values.node_range, "1:4", NodeRange(1, 4)),
         (values.node_range, "3:3", NodeRange(3, 3)),
+        (values.node_range, "4,6,8", NodeRange(4, 8, (4, 6, 8))),
+        (values.node_range, "8,4,8", NodeRange(4, 8, (4, 8))),
+        (values.node_range, "2:8:2", NodeRange(2, 8, (2, 4, 6, 8))),
+        (values.node_range, "2:8:1", NodeRange(2, 8)),
+        (values.node_range, "3,2,4", NodeRange(2, 4)),
+        (values.node_range, "4:4:2", NodeRange(4, 4)),
         (values.workers, "8", 8),
         (values.workers, "gpu", "gpu"),
         (values.signals, "term, SIGUSR1,TERM", (signal.SIGTERM, signal.SIGUSR1)),
@@ -54,9 +62,17 @@ def test_a_value_is_read(parse: Callable[[str], object], text: str, value: objec
         (values.node_range, "0:4", "has fewer than 1 node", " Did you mean '1:4'?"),
         (values.node_range, "-1", "has fewer than 1 node", " Did you mean '1'?"),
         (values.node_range, "2:-1", "has a minimum, 2, greater than its maximum, -1", ""),
-        (values.node_range, "", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
-        (values.node_range, "1:2:3", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
-        (values.node_range, "1_0", "is not a number of nodes, N, or a range of them, MIN:MAX", ""),
+        (values.node_range, "", NO_NODES, ""),
+        (values.node_range, "1:2:3:4", NO_NODES, ""),
+        (values.node_range, "1_0", NO_NODES, ""),
+        (values.node_range, "2:8:0", "has a step of 0, which is less than 1", " Did you mean '2:8'?"),
+        (values.node_range, "2:9:2", "does not reach its maximum, 9, in steps of 2 from 2", " Did you mean '2:8:2'?"),
+        (values.node_range, "1:2:3", "does not reach its maximum, 2, in steps of 3 from 1", ""),
+        (values.node_range, "4,", "is not a list of numbers of nodes, such as 4,6,8", ""),
+        (values.node_range, "4,-6", "is not a list of numbers of nodes, such as 4,6,8", ""),
+        (values.node_range, "1:2,4", "is not a list of numbers of nodes, such as 4,6,8", ""),
+        (values.node_range, "0,4", "has fewer than 1 node", ""),
+        (values.node_range, "2:1024:2", "has 512 sizes; 256 are allowed", ""),
         (values.workers, "x", "is neither a whole number nor one of auto, cpu, gpu, xpu", ""),
         (values.workers, "gpus", "is neither a whole number nor one of auto, cpu, gpu, xpu", " Did you mean 'gpu'?"),
         (
@@ -124,3 +140,8 @@ def test_what_cannot_be_meant_is_refused(
     with pytest.raises(Wrong) as refused:
         parse(text)
     assert (str(refused.value), refused.value.suggestion) == (reason, suggestion)
+
+
+@pytest.mark.parametrize("text", ["4", "1:4", "4,6,8", "4,8", "2:8:2", "8:2048:8", "1,2,4,8"])
+def test_sizes_are_shown_as_the_flag_takes_them(text: str) -> None:
+    assert str(values.node_range(text)) == text

@@ -375,7 +375,9 @@ def test_observers_hear_of_events_rounds_and_stops_and_of_the_runs_end_last() ->
         ),
     )
     plugins.publish(Event("joined", ""))
-    plugins.run_starts(run := config(), "uid", node := info("a"), Path("/logs"))
+    plugins.run_starts(
+        run := config(), "uid", node := info("a"), Path("/logs"), lambda why, seconds: None, plugins.publish
+    )
     plugins.round_starts(1, "uid", ["a", "b"])
     plugins.stop_planned(1, 30.0, "resize")
     assert plugins.close(PATIENCE) == ()

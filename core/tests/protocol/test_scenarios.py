@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.config.parse import node_range
 from elastic_core.config.run import OnNodeLoss, Timing
 from elastic_core.incidents import History, Incident, IncidentKind
 from elastic_core.plugins.builtin import MaxRestartsPolicy
@@ -161,10 +162,17 @@ class World:
         getattr(self, f"on_{name}")(*names, **options)
 
     def on_open(self, name: str, nnodes: str, uid: str = "", forgets: str = "", **options: str) -> None:
-        low, _, high = nnodes.partition(":")
+        nodes = node_range(nnodes)
         loss = OnNodeLoss(options.pop("on_node_loss", "replace"))
         restarts = int(options.pop("max_restarts", "3"))
-        agreement = Agreement(min_nodes=int(low), max_nodes=int(high or low), max_restarts=restarts, on_node_loss=loss)
+        agreement = Agreement(
+            min_nodes=nodes.least,
+            max_nodes=nodes.most,
+            sizes=nodes.sizes,
+            spares=int(options.pop("spares", "0")),
+            max_restarts=restarts,
+            on_node_loss=loss,
+        )
         timing = Timing(**{key: float(value) for key, value in options.items()})
         settings = Settings(agreement=agreement, timing=timing, versions=VERSIONS, host=f"host-{name}")
         self.may_forget = bool(forgets)
@@ -510,7 +518,9 @@ def describe(entry: Entry) -> str:
     match entry.body:
         case Open(settings=settings):
             agreement = settings.agreement
-            nodes = f"--nnodes={agreement.min_nodes}:{agreement.max_nodes}"
+            plain = f"{agreement.min_nodes}:{agreement.max_nodes}"
+            nodes = f"--nnodes={agreement.nnodes if agreement.sizes else plain}"
+            nodes += f" --spares={agreement.spares}" if agreement.spares else ""
             return f"OPEN {by}: {nodes} --max_restarts={agreement.max_restarts}"
         case Leader(why=why):
             return f"LEADER {by}: {entry.leader} leads in term {entry.term}; {why}"

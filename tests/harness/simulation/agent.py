@@ -53,6 +53,8 @@ def config_of(plan: Plan) -> RunConfig:
         program=Program(ProgramKind.EXECUTABLE, "train"),
         min_nodes=plan.min_nodes,
         max_nodes=plan.max_nodes,
+        sizes=plan.sizes,
+        spares=plan.spares,
         max_restarts=plan.max_restarts,
         on_node_loss=OnNodeLoss.REPLACE if plan.replace_lost else OnNodeLoss.FAIL,
         timing=timing,
@@ -186,6 +188,8 @@ class SimAgent:
         agreement = Agreement(
             min_nodes=plan.min_nodes,
             max_nodes=plan.max_nodes,
+            sizes=plan.sizes,
+            spares=plan.spares,
             max_restarts=plan.max_restarts,
             on_node_loss=config.on_node_loss,
         )

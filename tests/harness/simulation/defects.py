@@ -52,11 +52,28 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "above the maximum",
         "_decide_halted",
-        "_choose_nodes(view, halt, survivors, members.joining)[: view.agreement.max_nodes]",
-        "_choose_nodes(view, halt, survivors, members.joining)",
+        "nodes[: view.agreement.largest_size(len(nodes))]",
+        "nodes",
         "agents",
     ),
-    Defect("the first round above the maximum", "_decide_forming", "came[: agreement.max_nodes]", "came", "agents"),
+    Defect(
+        "the first round above the maximum",
+        "_decide_forming",
+        "came[: agreement.largest_size(len(came))]",
+        "came",
+        "agents",
+    ),
+    Defect("a size that is none", "Agreement.largest_size", "self.sizes", "()", "strides"),
+    Defect(
+        "a resize for nodes that get no place",
+        "LeaderView.places",
+        "max(0, self.agreement.largest_size(size + len(self.newcomers())) - size)",
+        "min(self.agreement.max_nodes - size, len(self.newcomers()))",
+        "strides",
+    ),
+    Defect(
+        "a returning node waits", "LeaderView.waiting_nodes", "node.row.info.host_id not in known", "False", "strides"
+    ),
     Defect(
         "no fence", "_decide_halted", "view.now < fence and not _is_round_over(view, old)", "False", "network", first=85
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.ledger import Ledger
+from simulation import strides
 from simulation.resizes import MOST_WAITS
 from simulation.rules import LOSSES
 
@@ -54,10 +55,16 @@ def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
     here = {agent.node_id for agent in living}
     if not members <= here or len(world.truth.whole_now) > 1:
         return False
-    return all(_content(world, agent, training, members, here) for agent in living)
+    able = [agent for agent in living if agent.node_id in members or not _kept_out(world, agent, members)]
+    full = strides.largest(world.plan, len(able)) <= len(members)
+    return all(_content(world, agent, members, here, full=full) for agent in living)
 
 
-def _content(world: World, agent: SimAgent, training: Training, members: set[str], here: set[str]) -> bool:
+def _kept_out(world: World, agent: SimAgent, members: set[str]) -> bool:
+    return agent.state is not None and _left_out(world, agent, agent.state.ledger, members)
+
+
+def _content(world: World, agent: SimAgent, members: set[str], here: set[str], *, full: bool) -> bool:
     """Whether an agent has its place in the training, or good reason to have none."""
     if agent.state is None or agent.leaving:
         return False
@@ -66,7 +73,6 @@ def _content(world: World, agent: SimAgent, training: Training, members: set[str
     ledger: Ledger = agent.state.ledger
     if not ledger.is_live or ledger.leader not in here:
         return False
-    full = len(members) >= world.plan.max_nodes
     return agent.node_id in members or full or _left_out(world, agent, ledger, members)
 
 

@@ -117,6 +117,23 @@ def _sizes(lots: random.Random) -> dict[str, Any]:
     return {"limit": lots.choice([640, 660, 700, 800]), "min_nodes": 1, "join_timeout": 20.0}
 
 
+def _strides(lots: random.Random) -> dict[str, Any]:
+    sizes = lots.choice([(2, 4), (1, 3), (2, 4, 6), (1, 2, 4), (3, 5)])
+    wait = {"resize_wait": 0.5, "saves": 8.0} if lots.random() < 0.2 else {}
+    return {
+        "sizes": sizes,
+        "min_nodes": sizes[0],
+        "max_nodes": sizes[-1],
+        "spares": lots.choice([0, 1, 2]),
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+        **wait,
+    }
+
+
+def _spares(lots: random.Random) -> dict[str, Any]:
+    return {"max_nodes": lots.choice([1, 2, 3]), "min_nodes": 1, "spares": lots.choice([1, 2])}
+
+
 def _latecomers(lots: random.Random) -> dict[str, Any]:
     work, preload = lots.choice([2.0, 4.0, 8.0, 16.0]), lots.choice([3.0, 8.0, 20.0])
     uid = lots.random() < 0.5
@@ -176,6 +193,22 @@ PROFILES: dict[str, Profile] = {
         most=16,
         hosts=(4, 6, 9, 12),
         job=_sizes,
+    ),
+    "strides": Profile(
+        {"start": 9, "crash": 5, "power": 3, "leave": 4, "drain": 2, "fail": 3, "freeze": 1, "cut": 2, "isolate": 1},
+        length=40.0,
+        most=10,
+        hosts=(3, 5, 6, 7),
+        finishing=0.1,
+        job=_strides,
+    ),
+    "spares": Profile(
+        {"start": 9, "crash": 6, "power": 3, "leave": 2, "freeze": 1, "cut": 1},
+        length=40.0,
+        most=9,
+        hosts=(4, 5),
+        finishing=0.0,
+        job=_spares,
     ),
     "split": Profile(
         {"split": 8, "refuse": 3, "read-only": 1, "hang-up": 3, "cut": 2, "crash": 1, "freeze": 1, "start": 1},
@@ -293,6 +326,8 @@ ORDER = (
     "graceful",
     "questions",
     "resizes",
+    "strides",
+    "spares",
 )
 """In which order a campaign takes them, again and again."""
 

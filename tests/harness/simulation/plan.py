@@ -36,6 +36,10 @@ class Plan:
     hosts: int = 3
     min_nodes: int = 1
     max_nodes: int = 3
+    sizes: tuple[int, ...] = ()
+    """The only numbers of nodes of a round; () for every number from ``min_nodes`` on."""
+    spares: int = 0
+    """``--spares``."""
     max_restarts: int = 3
     replace_lost: bool = True
     join_timeout: float = 40.0
@@ -130,6 +134,7 @@ class Plan:
         plain = json.loads(text)
         plain["faults"] = tuple(Fault(*fault) for fault in plain["faults"])
         plain["rates"] = tuple(plain["rates"])
+        plain["sizes"] = tuple(plain.get("sizes", ()))
         unknown = set(plain) - {item.name for item in fields(cls)}
         if unknown:
             raise ValueError(f"a plan has no {', '.join(sorted(unknown))}")

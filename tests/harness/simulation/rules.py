@@ -13,7 +13,7 @@ from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeRow
-from simulation import endings, finishing, programs, resizes, slot_rules, unreached
+from simulation import endings, finishing, programs, resizes, slot_rules, strides, unreached
 from simulation.calmness import calm
 from simulation.workers import State
 
@@ -43,6 +43,7 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
     if body.reason is not HaltReason.RESIZE:
         return
     resizes.check_resize(world, replica, entry)
+    strides.check_resize(world, entry, world.truth.histories.newest_round(replica, entry.run))
     now = world.hub.now
     resized_at = world.truth.resized_at.get(entry.run)
     if resized_at is not None and now - resized_at < RESIZES_APART and entry.run not in world.truth.histories.forked:

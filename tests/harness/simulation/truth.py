@@ -31,7 +31,7 @@ from elastic_core.protocol.entries import (
 )
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
-from simulation import endings, finishing, forgetting, leaders, programs, questions, rules, unreached, verdicts
+from simulation import endings, finishing, forgetting, leaders, programs, questions, rules, strides, unreached, verdicts
 from simulation.assumptions import ASSUMPTIONS
 from simulation.departures import Departures
 from simulation.entry_text import kind_of, told
@@ -209,6 +209,8 @@ class Truth:
         ids = [member.node_id for member in members]
         if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:
             self.violated("I3", f"round {body.number} of {ids}, with {plan.min_nodes} to {plan.max_nodes} nodes")
+        if not body.same_as:
+            strides.check_round(self.world, entry, {*ids}, earlier)
         if earlier is not None:
             if body.number <= earlier.number:
                 self.violated("I4", f"round {body.number} follows round {earlier.number}")

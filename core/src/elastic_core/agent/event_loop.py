@@ -48,7 +48,17 @@ class Depart:
     signum: int
     finished: bool = False  # whether the workers of other nodes have all exited with 0 (rule L7)
     final: bool = False  # whether the grace, in which workers here may finish or stop with all others, is over
-    why: str = ""  # why a drain was requested; '' for a signal
+    why: str = ""  # why a drain was requested, or what a plugin has learned; '' for a signal
+    within: float | None = None  # seconds until this host is taken away, as a plugin has learned
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnds:
+    """A plugin has learned that this host is taken away."""
+
+    why: str
+    seconds: float  # until then, at ``noticed_at``
+    noticed_at: float  # by the agent's monotonic clock
 
 
 @dataclass(frozen=True, slots=True)

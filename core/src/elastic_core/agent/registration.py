@@ -29,7 +29,7 @@ def parameters(config: RunConfig) -> RendezvousParameters:
         endpoint=config.rdzv_endpoint,
         run_id=config.rdzv_id,
         min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
+        max_nodes=config.max_nodes + config.spares,
         local_addr=config.local_addr,
         node_rank=config.node_rank,
         token=config.job_token,
@@ -76,6 +76,8 @@ def applicant_for(
     agreement = Agreement(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
+        sizes=config.sizes,
+        spares=config.spares,
         max_restarts=config.max_restarts,
         on_node_loss=config.on_node_loss,
         failure_policies=(*plugins.failure_policies(), *([config.failure_policy] if config.failure_policy else [])),

@@ -42,21 +42,26 @@ class Ending:
     recorded: Mapping[str, Any] | None = None  # the error file of the worker that failed, if it was on this node
 
 
-def no_place(ledger: Ledger, info: NodeInfo, most: int) -> Event | None:
-    """Return the event that a running job, of at most ``most`` nodes, does not take this node; None if it does."""
+def no_place(ledger: Ledger, info: NodeInfo) -> Event | None:
+    """Return the event that a running job does not take this node; None if it does."""
     if not ledger.is_live or ledger.round is None or info.node_id in ledger.round.group_ranks:
         return None
-    if len(ledger.round.members) >= most:
+    training, agreement = len(ledger.round.members), ledger.settings.agreement
+    if training >= agreement.max_nodes and not agreement.spares:
         message = (
-            f"the job has all {most} node(s) that it takes: this node is a spare of the job that "
+            f"the job has all {training} node(s) that it takes: this node is a spare of the job that "
             f"{ledger.settings.host} opened, starts no worker until one of them leaves, and ends when the job does. "
             "(Another job needs an --rdzv_id of its own.)"
         )
         return Event("spare", message, Level.WARNING)
+    if training >= agreement.max_nodes:
+        message = f"{agreement.describe_sizes(training)}: this node waits as a spare, to take the place of a lost one"
+        return Event("spare", message)
     counters, host, age = ledger.counters, info.host_id, ledger.head.age
     excluded = counters.excluded_at(age)
     if host not in counters.bad_hosts(age):
-        return None
+        why = agreement.describe_sizes(training)
+        return Event("spare", f"{why}; this node waits as a spare") if why else None
     why = "excluded by a failure policy, or not reached by others"
     if host not in excluded:
         why = f"lost {counters.losses[host].count} times"

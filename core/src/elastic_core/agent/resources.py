@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from elastic_core.agent import probing, stacks
 from elastic_core.agent.directories import log_directory, marked
-from elastic_core.agent.event_loop import EventLoop, Overdue
+from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
@@ -153,7 +154,11 @@ def open_resources(
         )
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
-        plugins.run_starts(config, run_uid, info, None if temporary else directory)
+
+        def leave(why: str, seconds: float) -> None:
+            loop.post(HostEnds(why, float(seconds), time.monotonic()))
+
+        plugins.run_starts(config, run_uid, info, None if temporary else directory, leave, publish)
         reports = Reports(loop.at)
         stack.callback(reports.close)
         loop.watch(reports, reports.receive)

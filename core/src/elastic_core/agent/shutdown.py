@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from elastic_core.agent.event_loop import Depart
+from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.resources import Resources, kill_workers
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
 from elastic_core.session.runtime import Runtime
 
+HOST_RESERVE_SHARE = 0.3  # of the time until the host is taken away: for a stop in any case, when the grace is over
+HOST_RESERVE_MAX_SECONDS = 10.0  # this is enough
 STORE_MAX_SECONDS = 0.5  # for the store's answer whether other nodes have finished
 
 
@@ -46,6 +48,11 @@ class Departure:
         if self.received is None and self.state().leaving is None:
             self._ask(Depart(signal.SIGTERM, why=why))
 
+    def on_host_ends(self, event: HostEnds) -> None:
+        """Leave before this host is taken away, also if the node leaves already and would be later."""
+        left = max(0.0, event.seconds - (self.runtime.now() - event.noticed_at))
+        self._ask(Depart(signal.SIGTERM, why=event.why, within=left))
+
     def depart(self, order: Depart) -> None:
         """Leave. If other nodes have finished, first give the workers here a grace to finish too (rule L7)."""
         state, ours = self.state(), self.resources.config.shutdown_timeout
@@ -71,7 +78,7 @@ class Departure:
             self.depart(order)
             return
         post = self.resources.loop.post
-        self.ask_finished(lambda finished: post(Depart(order.signum, finished=finished, why=order.why)))
+        self.ask_finished(lambda finished: post(replace(order, finished=finished)))
         self._later(STORE_MAX_SECONDS, order)
 
     def _later(self, seconds: float, order: Depart) -> None:
@@ -79,6 +86,10 @@ class Departure:
 
     def _grace(self, order: Depart) -> float:
         """Return how long the workers may go on, to stop together with all others; 0 for not at all."""
+        if order.within is not None:
+            longest = self.state().ledger.settings.timing.plan_timeout
+            reserve = min(HOST_RESERVE_SHARE * order.within, HOST_RESERVE_MAX_SECONDS)
+            return round(min(longest, order.within - reserve), 1)
         if order.why:
             return self.state().ledger.settings.timing.plan_timeout
         return self.resources.config.preemption_grace if order.signum == signal.SIGTERM else 0.0

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from elastic_core.agent import report
-from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, Overdue, SignalReceived, Tick
+from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, Tick
 from elastic_core.agent.hangs import HangCheck, look_interval
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
@@ -179,6 +179,8 @@ class Supervisor:
                 self._departure.depart(event)
             case StartAnswer() | StartDue():
                 self._gate.receive(event)
+            case HostEnds():
+                self._departure.on_host_ends(event)
             case messages.StopCompleted() | messages.Fenced():
                 self._on_workers_stopped(event)
             case messages.WardenDied(reason):
@@ -427,7 +429,7 @@ class Supervisor:
 
     def _report_no_place(self) -> None:
         """Report why the job does not take this node; once for each reason."""
-        why = report.no_place(self._state.ledger, self._state.info, self._config.max_nodes)
+        why = report.no_place(self._state.ledger, self._state.info)
         if why is not None and why != self._no_place:
             self._publish(why)
             self._no_place = why

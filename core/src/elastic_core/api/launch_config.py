@@ -35,10 +35,11 @@ Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``
 _DEFAULT_LOGS = "DefaultLogsSpecs"
 _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "a text", "run_id role rdzv_endpoint rdzv_backend start_method log_line_prefix_template local_addr"),
-    ((str,), "a text", "event_log_handler signals_to_handle failure_policy"),
+    ((str,), "a text", "event_log_handler signals_to_handle failure_policy notices"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
     ((Real,), "a number of seconds", "rdzv_timeout"),
     ((bool,), "True or False", "virtual_local_rank"),
+    ((Sequence,), "a list of numbers", "node_sizes"),
     ((str, os.PathLike), "a path", "log_dir"),
 )
 """The types of :class:`LaunchConfig`'s fields, in words, and the fields; other numbers are RunConfig's to check."""
@@ -84,6 +85,11 @@ class LaunchConfig:
     plugins: tuple[str, ...] = field(default=(), kw_only=True)
     failure_policy: str = field(default="", kw_only=True)
     """As ``--failure_policy``. With a budget in it, ``max_restarts`` has no limit where it is the default."""
+    node_sizes: Sequence[int] | None = field(default=None, kw_only=True)
+    """The only numbers of nodes of a round, e.g. (4, 6, 8); None for every number. The least and the greatest replace
+    ``min_nodes`` and ``max_nodes`` where these are not given."""
+    spares: int = field(default=0, kw_only=True)  # ``--spares``
+    notices: str | None = field(default=None, kw_only=True)  # ``--notices``
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         UsageError: A value is invalid.
     """
     check_types(config)
-    nnodes = parse.NodeRange(config.min_nodes, config.max_nodes)
+    nnodes = node_range_of(config)
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
     numbered = False
     if handler_registry.find(backend) is None:  # a handler that was registered may have any backend's name
@@ -124,14 +130,18 @@ def configure(config: LaunchConfig) -> RunConfig:
     text = ",".join(f"{key}={value}" for key, value in given.items())
     settings = rdzv_conf.parse(text, backend=backend, options=options)
     rdzv_conf.check_reach(backend, endpoint, nnodes, options)
+    rdzv_conf.check_spares(backend, nnodes, config.spares, options, node_rank)
     for warning in (*settings.without_effect, *without_effect(config)):
         warn(warning)
     logs = logs_of(config.logs_specs, config.log_dir, config.redirects, config.tee)
     alone, budgeted = backend == rdzv_conf.LOCAL, has_budget(config.failure_policy)
     return RunConfig(
         program=Program(ProgramKind.FUNCTION, ""),
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
+        min_nodes=nnodes.least,
+        max_nodes=nnodes.most,
+        sizes=nnodes.sizes,
+        spares=config.spares,
+        notices=read("notices", config.notices, parse.notices),
         nproc_per_node=config.nproc_per_node,
         role=config.role,
         node_rank=node_rank,
@@ -161,6 +171,30 @@ def configure(config: LaunchConfig) -> RunConfig:
         failure_policy=config.failure_policy,
         least_level=least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
     )
+
+
+def node_range_of(config: LaunchConfig) -> parse.NodeRange:
+    """Return the numbers of nodes that the configuration allows.
+
+    Raises:
+        UsageError: ``node_sizes`` are no sizes, or others than ``min_nodes`` and ``max_nodes``.
+    """
+    given = (config.min_nodes, config.max_nodes)
+    if config.node_sizes is None:
+        return parse.NodeRange(*given)
+    name = f"node_sizes={config.node_sizes!r}"
+    if not config.node_sizes or any(type(size) is not int for size in config.node_sizes):
+        raise UsageError(f"{name} is not a list of numbers of nodes.", hint="For example node_sizes=(4, 6, 8).")
+    try:
+        found = parse.node_sizes(config.node_sizes)
+    except parse.Wrong as wrong:
+        raise UsageError(f"{name} {wrong}.{wrong.suggestion}") from None
+    if given not in ((1, 1), (found.least, found.most)):
+        raise UsageError(
+            f"{name} is from {found.least} to {found.most} nodes, but min_nodes={given[0]} and max_nodes={given[1]}.",
+            hint="Leave out min_nodes and max_nodes.",
+        )
+    return found
 
 
 def check_types(config: LaunchConfig) -> None:

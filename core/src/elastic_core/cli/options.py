@@ -40,10 +40,19 @@ class Flags:
     script: str | None = None
     arguments: tuple[str, ...] = ()
     nnodes: NodeRange = JOB.flag(
-        "How many nodes; with a range the job starts with MIN, and grows and shrinks.",
+        "How many nodes; with a range the job starts with MIN, and grows and shrinks. Of sizes such as 4,6,8 or 2:8:2 "
+        "it takes the largest for which enough nodes are there.",
         parse=parse.node_range,
         default="1",
-        metavar="N|MIN:MAX",
+        metavar="N|MIN:MAX[:STEP]|N,N,...",
+    )
+    spares: int = JOB.flag(
+        "How many nodes beyond the maximum the job is to have. A spare has its imports done, and takes the place of a "
+        "lost node. More nodes wait as well.",
+        parse=parse.count_from_zero,
+        default="0",
+        metavar="N",
+        fills="spares",
     )
     nproc_per_node: int | str = JOB.flag(
         "Workers on this node; nodes may differ. A word counts devices: auto takes GPUs, else cores.",
@@ -160,6 +169,14 @@ class Flags:
         default="",
         metavar="NAME=VALUE,...",
         fills="failure_policy",
+    )
+    notices: str | None = FAILURE.flag(
+        "Whose notices that this machine is taken away the node obeys; the cloud is asked for them every 5 s. "
+        "It needs elastic-notices. auto finds out which cloud the machine is of; elsewhere nothing is asked.",
+        parse=parse.notices,
+        metavar="auto|aws|gcp|azure|none",
+        unset="auto, where elastic-notices is installed",
+        fills="notices",
     )
     on_node_loss: OnNodeLoss = FAILURE.flag(
         "Go on without a lost node, or with its replacement; or fail the job.",

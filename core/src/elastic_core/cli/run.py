@@ -188,6 +188,7 @@ def configure(
     node_rank = (flags.node_rank or 0) if backend in NUMBERED else None
     rdzv_conf.check_node_rank(node_rank, flags.nnodes)
     rdzv_conf.check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
+    rdzv_conf.check_spares(backend, flags.nnodes, flags.spares, options, node_rank)
     conf = rdzv_conf.parse(flags.rdzv_conf, backend=backend, options=options)
     import uuid  # the fork server does not wait for it
 
@@ -197,6 +198,7 @@ def configure(
         known,
         min_nodes=flags.nnodes.least,
         max_nodes=flags.nnodes.most,
+        sizes=flags.nnodes.sizes,
         node_rank=node_rank,
         master_port=(flags.master_port or None) if takes_master(flags, backend) else None,
         rdzv_backend=backend,

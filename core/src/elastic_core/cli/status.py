@@ -73,6 +73,10 @@ def describe(seen: JobStatus, paint: Paint = plain) -> Iterator[str]:
         yield paint(line, RED) if node.hung_s or node.phase == "silent" else line
         for several in _alike(node.workers):
             yield f"            {_workers(several)}"
+    if seen.why_waiting:
+        yield f"  waiting   {seen.waiting} node(s): {seen.why_waiting}"
+    if seen.spares and seen.state == "running":
+        yield f"  spares    {seen.waiting} of --spares={seen.spares}"
     yield f"  store     answers in {1000 * seen.store_s:.0f} ms{_slowest(seen.nodes)}"
 
 

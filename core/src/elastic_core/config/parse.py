@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,27 +29,57 @@ class NodeRange:
 
     least: int
     most: int
+    sizes: tuple[int, ...] = ()  # the only numbers of nodes, in order; () for every number from the least to the most
 
     def __str__(self) -> str:
-        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+        if not self.sizes:
+            return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+        step = self.sizes[1] - self.sizes[0]
+        if len(self.sizes) > 3 and self.sizes == tuple(range(self.least, self.most + 1, step)):
+            return f"{self.least}:{self.most}:{step}"
+        return ",".join(map(str, self.sizes))
+
+
+MOST_SIZES = 256  # sizes that --nnodes can name: the entry that opens a run carries them
 
 
 def node_range(text: str) -> NodeRange:
-    """Parse ``4`` or ``1:4``."""
-    match = re.fullmatch(r"([+-]?\d+)(?::([+-]?\d+))?", text, re.ASCII)
+    """Parse ``4``, ``1:4``, ``2:8:2`` (a range with a step) or ``4,6,8`` (sizes)."""
+    if "," in text:
+        if not re.fullmatch(r"\d+(,\d+)+", text, re.ASCII):
+            raise Wrong("is not a list of numbers of nodes, such as 4,6,8")
+        return node_sizes(map(int, text.split(",")))
+    match = re.fullmatch(r"([+-]?\d+)(?::([+-]?\d+)(?::([+-]?\d+))?)?", text, re.ASCII)
     if match is None:
-        raise Wrong("is not a number of nodes, N, or a range of them, MIN:MAX")
-    least, most = int(match[1]), int(match[2] or match[1])
+        raise Wrong("is not a number of nodes, N, a range of them, MIN:MAX or MIN:MAX:STEP, or a list of sizes, 4,6,8")
+    least, most, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
     if least < 1:
         raise Wrong("has fewer than 1 node", str(NodeRange(1, max(1, most))))
     if most < least:
         raise Wrong(f"has a minimum, {least}, greater than its maximum, {most}", f"{most}:{least}" if most > 0 else "")
-    return NodeRange(least, most)
+    if step < 1:
+        raise Wrong(f"has a step of {step}, which is less than 1", str(NodeRange(least, most)))
+    if rest := (most - least) % step:
+        near = f"{least}:{most - rest}:{step}" if most - rest > least else ""
+        raise Wrong(f"does not reach its maximum, {most}, in steps of {step} from {least}", near)
+    return node_sizes(range(least, most + 1, step)) if step > 1 else NodeRange(least, most)
+
+
+def node_sizes(numbers: Iterable[int]) -> NodeRange:
+    """Return the range with these sizes only, given in any order."""
+    sizes = sorted({*numbers})
+    if sizes[0] < 1:
+        raise Wrong("has fewer than 1 node")
+    whole = len(sizes) == sizes[-1] - sizes[0] + 1  # every number between: a plain range
+    if not whole and len(sizes) > MOST_SIZES:
+        raise Wrong(f"has {len(sizes)} sizes; {MOST_SIZES} are allowed")
+    return NodeRange(sizes[0], sizes[-1], () if whole else tuple(sizes))
 
 
 MOST_WORKERS = 4096
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
+NOTICES = ("auto", "aws", "gcp", "azure", "none")
 NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled", "SIGCHLD": "comes with every worker"}
 
 
@@ -222,6 +252,7 @@ def _one_of(known: Sequence[str], text: str) -> str:
 
 numa_binding = partial(_one_of, NUMA_BINDINGS)
 start_method = partial(_one_of, START_METHODS)
+notices = partial(_one_of, NOTICES)
 event_log_handler = partial(_one_of, EVENT_LOGS)
 
 

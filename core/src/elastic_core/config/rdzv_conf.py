@@ -166,6 +166,34 @@ def check_reach(
         )
 
 
+def check_spares(
+    backend: str, nnodes: NodeRange, spares: int, options: RendezvousOptions, node_rank: int | None
+) -> None:
+    """Refuse sizes and spares where they cannot be had.
+
+    Raises:
+        UsageError: The backend is a foreign rendezvous handler, which knows a minimum and a maximum only, or no node
+            can be a spare.
+    """
+    if options.handler and (nnodes.sizes or spares):
+        given = f"--nnodes {str(nnodes)!r}" if nnodes.sizes else f"--spares={spares}"
+        raise UsageError(
+            f"{given}: the {backend} backend is a rendezvous handler that decides by itself which nodes form a round, "
+            "and takes only a minimum and a maximum.",
+            hint=f"Write --nnodes={nnodes.least}:{nnodes.most} without --spares, or use a backend of Elastic's.",
+        )
+    if spares and options.single_node:
+        raise UsageError(
+            f"--spares={spares}: with the {backend} backend no other node can join, so there is no spare.",
+            hint="Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
+        )
+    if spares and node_rank is not None:
+        raise UsageError(
+            f"--spares={spares}: nodes that are numbered by hand have no spares: a spare has no number.",
+            hint="Leave out --node_rank and use another --rdzv_backend.",
+        )
+
+
 def check_node_rank(node_rank: int | None, nnodes: NodeRange) -> None:
     """Refuse a rank that a node numbered by hand cannot have; None where nodes are not numbered by hand.
 

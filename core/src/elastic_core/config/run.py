@@ -122,6 +122,9 @@ class RunConfig:
     program: Program
     min_nodes: int = 1
     max_nodes: int = 1
+    sizes: tuple[int, ...] = ()
+    """The only numbers of nodes of a round (rule L15), in order; () for every number from ``min_nodes`` on."""
+    spares: int = 0  # nodes beyond ``max_nodes`` that are expected to wait for a place (rule L16)
     nproc_per_node: int = 1
     role: str = "default"
     node_rank: int | None = None  # the number of this node, given by hand (static backend); None to have it assigned
@@ -131,6 +134,8 @@ class RunConfig:
     max_restarts: int = MAX_RESTARTS
     failure_policy: str = ""
     """The failure policies, as typed; the plugin ``policies`` reads it. All nodes of a run must have the same."""
+    notices: str | None = None
+    """Whose notices of a preemption this node obeys; None for ``auto``. The plugin ``notices`` reads it."""
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)  # not shown: it may hold a password, as may ``rdzv_conf``
@@ -180,6 +185,7 @@ class RunConfig:
             ("nproc_per_node", 1),
             ("min_nodes", 1),
             ("max_nodes", 1),
+            ("spares", 0),
             ("max_restarts", 0),
             ("nan_stop", 0),
         ):
@@ -188,7 +194,11 @@ class RunConfig:
                 raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
         if self.min_nodes > self.max_nodes:
             raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
-        check_node_limit(self.max_nodes)
+        check_node_limit(self.max_nodes + self.spares)
+        if self.sizes and [*self.sizes] != sorted({self.min_nodes, *self.sizes, self.max_nodes}):
+            raise UsageError(
+                f"The sizes {self.sizes} are not in order from {self.min_nodes} to {self.max_nodes} nodes, each once."
+            )
         if (length := len(self.failure_policy)) > MAX_FAILURE_POLICY:
             raise UsageError(f"--failure_policy has {length} characters; {MAX_FAILURE_POLICY} are allowed.")
         if (length := len(self.role)) > MAX_ROLE:

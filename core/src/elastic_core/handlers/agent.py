@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
-from elastic_core.agent.event_loop import Crashed, Overdue, SignalReceived
+from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
@@ -27,7 +27,7 @@ from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
-from elastic_core.exit_codes import ExitCode, signal_name
+from elastic_core.exit_codes import ExitCode, signal_name, signalled
 from elastic_core.handlers import state_machine
 from elastic_core.handlers.state_machine import HandlerState, HandlerWork, step
 from elastic_core.handlers.status import describe_polled, round_started
@@ -194,6 +194,8 @@ class HandlerAgent:
                 self._on_signal(signum)
             case StartAnswer() | StartDue():
                 self._gate.receive(event)
+            case HostEnds(why):
+                self._leave_before_host_ends(why)
             case StopCompleted():
                 if self._warden.is_over(event):
                     self._group.finish_round()
@@ -291,6 +293,12 @@ class HandlerAgent:
         if self._ending is not None:  # only the handler's shutdown is left
             self._over = True
         self._step(Leaving.signalled(signum, name))
+
+    def _leave_before_host_ends(self, why: str) -> None:
+        """Leave as after SIGTERM: without a ledger, workers of all nodes cannot stop together."""
+        if self._received is None and self._state.leaving is None:
+            self._say("signal", f"{why}: leaving")
+            self._step(Leaving(why, signalled(signal.SIGTERM)))
 
     # Effects ---------------------------------------------------------------------------------------------------------
 

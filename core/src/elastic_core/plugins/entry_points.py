@@ -54,6 +54,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
     (Group.RENDEZVOUS, "static"): "elastic-rdzv-c10d",
     (Group.AUTOLOAD, "health"): "elastic-health",
+    (Group.AUTOLOAD, "notices"): "elastic-notices",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",

@@ -49,7 +49,8 @@ OBSERVING = (
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
-POLICIES = "policies"  # the plugin that reads --failure_policy
+READERS = {"failure_policy": "policies", "notices": "notices"}
+"""The plugin that reads a flag, by the flag's field of :class:`RunConfig`."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)
@@ -216,9 +217,18 @@ class Plugins:
         """Queue an event for the observers. Never blocks. The first notice starts their threads."""
         self._observers.tell("elastic_observe", event=event)
 
-    def run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
+    def run_starts(
+        self,
+        config: RunConfig,
+        run_uid: str,
+        node: NodeInfo,
+        log_dir: Path | None,
+        leave: Callable[[str, float], None],
+        publish: Callable[[Event], None],
+    ) -> None:
         """Queue the notice that this node has joined a run. Never blocks."""
-        self._observers.tell("elastic_run_starts", config=config, run_uid=run_uid, node=node, log_dir=log_dir)
+        facts = {"config": config, "run_uid": run_uid, "node": node, "log_dir": log_dir}
+        self._observers.tell("elastic_run_starts", **facts, leave=leave, publish=publish)
 
     def round_starts(self, round: int, run_uid: str, members: Sequence[str]) -> None:
         """Queue the notice that a round is about to start workers on this node. Never blocks."""
@@ -315,22 +325,22 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
             plugins.register(name, entry_points.load(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.check_pending()
-    if config.failure_policy:
-        _check_policies(plugins, config, catalogue)
+    for flag, reader in READERS.items():
+        if getattr(config, flag) not in ("", "none", None):
+            _check_reader(plugins, config, catalogue, flag, reader)
     plugins.configure(config)
     if config.health_checks:
         plugins.node_checks(config)  # or an error, before anything is started
     return plugins
 
 
-def _check_policies(plugins: Plugins, config: RunConfig, catalogue: Catalogue) -> None:
-    """Refuse ``--failure_policy`` where the plugin that reads it is off, or cannot be loaded."""
-    if POLICIES in config.no_plugins:
-        raise UsageError(
-            f"--failure_policy {config.failure_policy!r} needs the plugin {POLICIES!r}, which --no_plugin switches off."
-        )
-    if not plugins.has(POLICIES):
-        catalogue.find(POLICIES, Group.AUTOLOAD)
+def _check_reader(plugins: Plugins, config: RunConfig, catalogue: Catalogue, flag: str, reader: str) -> None:
+    """Refuse a flag where the plugin that reads it is off, or cannot be loaded."""
+    if reader in config.no_plugins:
+        value = getattr(config, flag)
+        raise UsageError(f"--{flag} {value!r} needs the plugin {reader!r}, which --no_plugin switches off.")
+    if not plugins.has(reader):
+        catalogue.find(reader, Group.AUTOLOAD)
         raise next(iter(plugins.problems))
 
 

@@ -83,7 +83,7 @@ def _decide_forming(view: LeaderView) -> Decision:
         if len(came) < agreement.max_nodes:
             ready = max(ready, max(node.arrived_at for node in came) + view.timing.last_call_timeout)
         if view.now >= ready:
-            return leader_entries.append_round(view, came[: agreement.max_nodes], why="the first round")
+            return leader_entries.append_round(view, came[: agreement.largest_size(len(came))], why="the first round")
         return LookAgain(ready)
     if view.now >= deadline:  # L6: the wait for the minimum is limited
         return leader_entries.close_for_too_few_nodes(view, came, since=ledger.opened_at)
@@ -124,7 +124,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         resize_at, put_off = next_resize(view, current, resize_cost=_resize_cost(view))
         resize_at = max(resize_at, _resize_allowed_at(view))
         if view.now >= resize_at:
-            who = view.describe_nodes(node.node_id for node in view.newcomers())
+            who = view.describe_nodes(node.node_id for node in view.newcomers()[: view.places(current)])
             why = f"{who} joins the {len(ids)} node(s) of the round"
             return graceful_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
@@ -291,8 +291,9 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     # The old round is over. Seal the next one, or wait for the minimum of nodes up to the deadline (L6).
     out = members.unreachable
     survivors = [node for i in members.fit if i != out and (node := view.get(i)) is not None]
-    nodes = _choose_nodes(view, halt, survivors, members.joining)[: view.agreement.max_nodes]
+    nodes = _choose_nodes(view, halt, survivors, members.joining)
     if len(nodes) >= view.agreement.min_nodes:
+        nodes = nodes[: view.agreement.largest_size(len(nodes))]  # L15
         if (until := _delayed_until(view, old, halt, members)) is not None and view.now < until:
             return LookAgain(view.next_look_at(until, nodes=nodes), _describe_delay(view, halt, until))
         why = halt.why if out is None else describe_unreachable(view, old, out)

@@ -201,7 +201,8 @@ class LeaderView:
         return self.drop_bad_hosts(self.waiting_nodes(), known, len(members) - len(known))
 
     def waiting_nodes(self) -> list[NodeView]:
-        """Live nodes that wait for a place and have read the newest OPEN or LEADER (rule S7), by arrival.
+        """Live nodes that wait for a place and have read the newest OPEN or LEADER (rule S7): returning ones first
+        (rule L16), then by arrival.
 
         A node whose row is not listed does not wait: it removed its row, or the store lost that row and the node will
         enter it again.
@@ -221,7 +222,22 @@ class LeaderView:
             and not self.is_lost(node.node_id)
         ]
         staying = [node for i in members if (node := self.get(i)) and not (self.is_lost(i) or self.is_leaving(i))]
+        known = self.hosts_left
+        waiting.sort(key=lambda node: node.row.info.host_id not in known)
         return drop_duplicate_ranks(staying, waiting)
+
+    @cached_property
+    def hosts_left(self) -> frozenset[str]:
+        """The ids of the hosts that the job has lost, or that a member of the newest round has left or is lost on.
+
+        A new node on such a host returns: its data and caches are there (rule L16). Members that stay are on no such
+        host.
+        """
+        members = self.ledger.round.group_ranks if self.ledger.round is not None else {}
+        gone = {
+            node.row.info.host_id for i in members if (node := self.get(i)) and (self.is_lost(i) or node.row.leaving)
+        }
+        return frozenset(gone | self.ledger.counters.losses.keys())
 
     def drop_bad_hosts(
         self, nodes: list[NodeView], staying: Sequence[NodeView] = (), unknown: int = 0
@@ -243,8 +259,15 @@ class LeaderView:
         return self.now + min(ends) - self.age if ends else None
 
     def has_room(self, current: Round) -> bool:
-        """Whether a node waits and the round has a place for it."""
-        return len(current.members) < self.agreement.max_nodes and bool(self.newcomers())
+        """Whether nodes wait and the round has places for them."""
+        return self.places(current) > 0
+
+    def places(self, current: Round) -> int:
+        """Return how many of the nodes that wait a larger round would have a place for (rule L15)."""
+        size = len(current.members)
+        if size >= self.agreement.max_nodes:
+            return 0
+        return max(0, self.agreement.largest_size(size + len(self.newcomers())) - size)
 
     # Texts and timers ------------------------------------------------------------------------------------------------
 

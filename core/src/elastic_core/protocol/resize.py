@@ -97,7 +97,8 @@ def next_resize(view: LeaderView, current: Round, *, resize_cost: float) -> tupl
 
 def _describe_wait(view: LeaderView, case: ResizeCase) -> str:
     """Say why waiting nodes get no place yet, and until when."""
-    who, longest = view.describe_nodes(node.node_id for node in view.newcomers()), MAX_WAIT_FACTOR * case.resize_wait
+    waiting = view.newcomers()[: case.waiting]
+    who, longest = view.describe_nodes(node.node_id for node in waiting), MAX_WAIT_FACTOR * case.resize_wait
     if case.at_stake is None:
         lost = "their work since their last checkpoint, which is not known"
         soonest = max(0.0, case.resize_wait - case.waited)
@@ -112,12 +113,15 @@ def _describe_wait(view: LeaderView, case: ResizeCase) -> str:
 
 
 def _case(view: LeaderView, current: Round, resize_cost: float) -> ResizeCase:
-    newcomers, began_at = view.newcomers(), view.ledger.round_at
+    began_at, places = view.ledger.round_at, view.places(current)
+    # Before so many nodes had come, none of them could have had a place.
+    needed = (view.agreement.next_size(len(current.members)) or 0) - len(current.members)
+    arrivals = sorted(node.arrived_at for node in view.newcomers())
     at_stake, interval = _work_at_stake(view, current)
     return ResizeCase(
         nodes=len(current.members),
-        waiting=min(len(newcomers), view.agreement.max_nodes - len(current.members)),
-        waited=view.now - max(began_at, min(node.arrived_at for node in newcomers)),
+        waiting=places,
+        waited=view.now - max(began_at, arrivals[needed - 1]),
         round_age=view.now - began_at,
         takes_notices=can_take_notices(view, current),
         at_stake=at_stake,

@@ -6,8 +6,10 @@ node that joins. What may differ between nodes is left out: observers, nproc, ro
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, fields
 
+from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import OnNodeLoss, Timing
 
 PROTOCOL = 3  # the version of entries and rows that this release writes, and the newest that it reads
@@ -21,12 +23,46 @@ class Agreement:
 
     min_nodes: int
     max_nodes: int
+    sizes: tuple[int, ...] = ()
+    """The only numbers of nodes of a round (rule L15), in order; () for every number from ``min_nodes`` on."""
+    spares: int = 0  # nodes beyond ``max_nodes`` that the job is to have (rule L16)
     max_restarts: int
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     failure_policies: tuple[str, ...] = ()
     """Names of the plugins that judge failures, in alphabetical order, and the text of ``--failure_policy``."""
     worker_plugins: tuple[str, ...] = ()
     """Names of the plugins that workers call, in reverse order of the calls: what they save and restore must match."""
+
+    def largest_size(self, nodes: int) -> int:
+        """Return how many of ``nodes`` nodes form a round; 0 if they are too few (rule L15)."""
+        if nodes < self.min_nodes:
+            return 0
+        return self.sizes[bisect_right(self.sizes, nodes) - 1] if self.sizes else min(nodes, self.max_nodes)
+
+    def next_size(self, nodes: int) -> int | None:
+        """Return the size of a round that follows ``nodes`` nodes; None if that is the largest."""
+        sizes = self.sizes or range(max(self.min_nodes, nodes + 1), self.max_nodes + 1)
+        return next((size for size in sizes if size > nodes), None)
+
+    def describe_sizes(self, training: int, waiting: int | None = None) -> str:
+        """Describe why a round of ``training`` nodes takes no more of them; '' if it takes the next one (rule L15).
+
+        ``waiting`` nodes wait. A node that waits knows only of itself, and passes None.
+        """
+        if (size := self.next_size(training)) is None:
+            return f"the job has all {training} node(s) that it takes"
+        gap, given = size - training, f"--nnodes={self.nnodes} has no size"
+        if gap == 1 or (waiting is not None and waiting >= gap):
+            return ""
+        if waiting is not None or gap == 2:
+            total = training + (waiting or 1)
+            return f"{training} of {total} nodes train: {given} {total}"
+        return f"{training} nodes train, and fewer than {gap} wait: {given} from {training + 1} to {size - 1}"
+
+    @property
+    def nnodes(self) -> str:
+        """The sizes as ``--nnodes`` takes them."""
+        return str(NodeRange(self.min_nodes, self.max_nodes, self.sizes))
 
     def difference(self, other: Agreement) -> str | None:
         """Return the first field in which ``other`` differs, as ``max_nodes: 4 here, 8 there``; None if none does."""
@@ -41,7 +77,7 @@ def _shown(value: object) -> str:
     if isinstance(value, OnNodeLoss):
         return value.value
     if isinstance(value, tuple):
-        return ", ".join(value) or "none"
+        return ", ".join(map(str, value)) or "none"
     return str(value)
 
 

@@ -97,6 +97,9 @@ class JobStatus:
         failures: The newest failures that spent a restart, the oldest first.
         host_losses: How often each host was lost, by host id.
         nodes: Members in rank order, then the others.
+        waiting: How many nodes wait for a place.
+        why_waiting: Why these have none, if the sizes of ``--nnodes`` are the reason; '' otherwise.
+        spares: How many spares the job is to have (``--spares``).
         store_s: Seconds that one look took.
     """
 
@@ -113,6 +116,9 @@ class JobStatus:
     host_losses: dict[str, int]
     nodes: tuple[NodeStatus, ...]
     store_s: float
+    waiting: int = 0
+    why_waiting: str = ""
+    spares: int = 0
 
 
 def look(store: RendezvousBackend, job: str, now: Callable[[], float] = time.monotonic) -> JobStatus | None:
@@ -143,7 +149,9 @@ def describe(job: str, ledger: Ledger, rows: list[Observation], now: float, took
         beats = max((seen.heartbeat for seen in rows if seen.row.info.node_id in nodes), default=0)
         unseen = max(0.0, beats * ledger.settings.timing.beat_interval - ledger.head.age)
         ledger = replace(ledger, head_at=now - unseen)
-    others = (_other(ledger, seen.row) for node_id, seen in nodes.items() if not ledger.is_member(node_id))
+    others = [_other(ledger, seen.row) for node_id, seen in nodes.items() if not ledger.is_member(node_id)]
+    waiting, agreement = sum(not node.leaving for node in others), ledger.settings.agreement
+    live = current if ledger.is_live else None
     state, why = _state(ledger)
     return JobStatus(
         job=job,
@@ -159,6 +167,9 @@ def describe(job: str, ledger: Ledger, rows: list[Observation], now: float, took
         host_losses={host: losses.count for host, losses in ledger.counters.losses.items()},
         nodes=(*ranked, *sorted(others, key=lambda node: node.host)),
         store_s=took,
+        waiting=waiting,
+        why_waiting=agreement.describe_sizes(len(live.members), waiting) if live is not None and waiting else "",
+        spares=agreement.spares,
     )
 
 

@@ -260,7 +260,8 @@ class _Joining:
 
         With a name it is a spare for the job of that name. Without one it is most likely another job.
         """
-        alone = self.applicant.unnamed and self.applicant.settings.agreement.max_nodes == 1
+        agreement = self.applicant.settings.agreement
+        alone = self.applicant.unnamed and agreement.max_nodes == 1 and not agreement.spares
         if alone and (others := self._alive(ledger)):
             raise RendezvousRefusedError(
                 f"A job of one node, without an --rdzv_id, is running at this endpoint on {', '.join(others)} already.",

@@ -1,0 +1,62 @@
+"""Requests to a metadata service: plain HTTP, no proxy, no redirect, a time limit and a size limit."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic_notices.notice import NotUnderstoodError
+
+MAX_BYTES = 65_536  # of an answer; the largest that is expected, Azure's events, has some hundred
+TIMEOUT_SECONDS = 2.0  # a metadata service is on the same host
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request."""
+
+    status: int
+    text: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Follow none: a metadata service sends none, and another host is none."""
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)  # link-local: never by a proxy
+
+
+def ask(url: str, headers: Mapping[str, str], *, method: str = "GET", timeout: float = TIMEOUT_SECONDS) -> Answer:
+    """Send one request, and return the answer, also one of an error such as 404.
+
+    Raises:
+        OSError: No answer came in time.
+        NotUnderstoodError: What came is no HTTP, no text, or too long.
+    """
+    request = urllib.request.Request(url, headers=dict(headers), method=method)
+    try:
+        try:
+            answer = _OPENER.open(request, timeout=timeout)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            body = answer.read(MAX_BYTES + 1)
+            status, found = int(answer.status or 0), dict(answer.headers.items())
+    except http.client.HTTPException as exc:
+        raise NotUnderstoodError(f"no HTTP: {type(exc).__name__}") from exc
+    if len(body) > MAX_BYTES:
+        raise NotUnderstoodError(f"an answer of more than {MAX_BYTES} bytes")
+    try:
+        return Answer(status, body.decode(), found)
+    except UnicodeDecodeError as exc:
+        raise NotUnderstoodError("an answer that is no text") from exc
+
+
+def refused(answer: Answer, url: str) -> OSError:
+    """Return the error for an answer with an unexpected status."""
+    return OSError(f"{url} answers with status {answer.status}")

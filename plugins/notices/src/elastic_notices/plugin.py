@@ -1,0 +1,90 @@
+"""The plugin: reads ``--notices``, and watches the metadata service of this machine's cloud while a run lasts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from elastic_core import hookimpl
+from elastic_core.errors import UsageError
+from elastic_core.events import Event, Level
+from elastic_notices.detection import chosen
+
+if TYPE_CHECKING:
+    from elastic_core.config.run import RunConfig
+    from elastic_notices.notice import Source
+
+INTERVAL_VARIABLE = "ELASTIC_NOTICES_INTERVAL"
+
+
+class Notices:
+    """The notices of one run."""
+
+    def __init__(self) -> None:
+        self._wanted, self._interval = "auto", 0.0
+        self._watches: list[Any] = []
+
+    @hookimpl
+    def elastic_configure(self, config: RunConfig) -> None:
+        """Read the settings; a wrong one ends the run before it begins."""
+        self._wanted = config.notices or "auto"
+        self._interval = read_interval(os.environ)
+
+    @hookimpl
+    def elastic_run_starts(self, leave: Callable[[str, float], None], publish: Callable[[Event], None]) -> None:
+        """Find out which cloud this is, and begin to watch; elsewhere nothing is asked, and no thread starts."""
+        if not (cloud := chosen(self._wanted)):
+            return
+        from elastic_notices.watch import INTERVAL_SECONDS, Watch
+
+        sources = sources_of(cloud, os.environ)
+        for source in sources:
+            publish(Event("notices_on", f"watching {source.name} for notices of a preemption", Level.DEBUG))
+            watch = Watch(source, leave, publish, self._interval or INTERVAL_SECONDS)
+            self._watches.append(watch)
+            watch.start()
+
+    @hookimpl
+    def elastic_run_ends(self) -> None:
+        """Ask no more."""
+        for watch in self._watches:
+            watch.stop()
+
+
+def read_interval(environ: Mapping[str, str]) -> float:
+    """Return the seconds between two requests from the environment; 0 for the default.
+
+    Raises:
+        UsageError: It is no number of seconds from 0.01 to 3600.
+    """
+    text = environ.get(INTERVAL_VARIABLE, "")
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if text and not 0.01 <= seconds <= 3600:
+        raise UsageError(
+            f"{INTERVAL_VARIABLE}={text!r} is not a number of seconds from 0.01 to 3600.",
+            hint="Leave it out for one request every 5 s.",
+        )
+    return seconds
+
+
+def sources_of(cloud: str, environ: Mapping[str, str]) -> Sequence[Source]:
+    """Return what to ask in a cloud; nothing where the environment says that there is no service."""
+    if cloud == "aws":
+        from elastic_notices import aws
+
+        if environ.get(aws.DISABLED_VARIABLE, "").lower() == "true":
+            return ()
+        return (aws.SpotInstance(time.time, environ.get(aws.ENDPOINT_VARIABLE) or aws.ENDPOINT),)
+    if cloud == "gcp":
+        from elastic_notices import gcp
+
+        host = environ.get(gcp.HOST_VARIABLE) or gcp.HOST
+        return tuple(gcp.MetadataKey(key, host) for key in gcp.PARSERS)
+    from elastic_notices import azure
+
+    return (azure.ScheduledEvents(time.time, environ.get(azure.ENDPOINT_VARIABLE) or azure.ENDPOINT),)
