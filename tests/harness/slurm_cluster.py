@@ -25,10 +25,11 @@ from pathlib import Path
 from hosts import Host, hosts
 from stage import still_there
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 LOGIN = "login"
 CTLD_PORT, SLURMD_PORT = 6817, 6818
 CREDENTIAL_SECONDS = 5  # how long Slurm keeps a requeued job back: as long as the credentials of its last run hold
+GRACE_SECONDS = 8  # between the SIGTERM that announces a preemption and the end
 SLURMD_TIMEOUT = 6  # seconds after which a node that does not answer is down
 CPUS_PER_NODE = 4
 GPUS_PER_NODE = 2
@@ -69,7 +70,7 @@ InactiveLimit=0
 MinJobAge=600
 PropagateResourceLimits=NONE
 {nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=20
+PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime={grace}
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 """
 
@@ -97,8 +98,9 @@ class Cluster:
 
     def command(self, name: str, *argv: str) -> list[str]:
         """Return the command line that runs a command on a host, under its name and with the cluster's /etc/hosts."""
-        inside = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
-        shell = ["unshare", "--mount", "--uts", "sh", "-c", inside, "sh", str(self.folder / "hosts"), name]
+        inside = 'mount --bind "$1/hosts" /etc/hosts && mount --bind "$1/resolv.conf" /etc/resolv.conf && '
+        inside += 'hostname "$2" && shift 2 && exec "$@"'
+        shell = ["unshare", "--mount", "--uts", "sh", "-c", inside, "sh", str(self.folder), name]
         return self.hosts[name].command(*shell, *argv)
 
     def call(self, *argv: object, on: str = LOGIN, env: Mapping[str, str] | None = None, check: bool = True) -> str:
@@ -195,6 +197,7 @@ class Cluster:
             (self.folder / name).mkdir(mode=0o755)
         names = [f"{host.ipv4} {name}" for name, host in self.hosts.items()]
         (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
+        (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # where no server is: an answer at once
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={name} NodeAddr={self.hosts[name].ipv4} CPUs={CPUS_PER_NODE} "
             f"RealMemory=1000 Gres=gpu:{GPUS_PER_NODE} State=UNKNOWN"
@@ -209,6 +212,7 @@ class Cluster:
                 slurmd_port=SLURMD_PORT,
                 credential=CREDENTIAL_SECONDS,
                 slurmd_timeout=SLURMD_TIMEOUT,
+                grace=GRACE_SECONDS,
                 nodes=nodes,
             )
         )
@@ -229,8 +233,10 @@ class Cluster:
         for name in self.nodes:
             self.start_node(name)
         self.wait_for(
-            lambda: self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D", check=False).strip()
-            == str(len(self.nodes)),
+            lambda: (
+                self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D", check=False).strip()
+                == str(len(self.nodes))
+            ),
             "all nodes are idle",
         )
 
