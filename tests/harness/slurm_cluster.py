@@ -305,7 +305,7 @@ class Job:
 
 @contextmanager
 def slurm_cluster(folder: Path, nodes: int = 4) -> Iterator[Cluster]:
-    """A Slurm of so many nodes, ``node0`` and so on, and a login node that is none of them."""
+    """Start a Slurm of so many nodes, ``node0`` and so on, and a login node that is none of them."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     with ExitStack() as stack:

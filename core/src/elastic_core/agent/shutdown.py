@@ -13,6 +13,7 @@ from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
 from elastic_core.session.runtime import Runtime
 
+BY_HAND = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a person ends the run: it is not preempted
 STORE_MAX_SECONDS = 0.5  # for the store's answer whether other nodes have finished
 
 
@@ -81,4 +82,4 @@ class Departure:
         """Return how long the workers may go on, to stop together with all others; 0 for not at all."""
         if order.why:
             return self.state().ledger.settings.timing.plan_timeout
-        return self.resources.config.preemption_grace if order.signum == signal.SIGTERM else 0.0
+        return 0.0 if order.signum in BY_HAND else self.resources.config.preemption_grace

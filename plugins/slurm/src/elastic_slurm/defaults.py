@@ -111,9 +111,9 @@ def _check(here: Allocation) -> None:
         text = f"One process a node starts all workers of its node. Write: {_srun(here)}"
         if here.gpus_per_task:
             text += (
-                f"\nWith --gpus-per-task={here.gpus_per_task} that process would get no more GPUs than one task: in "
-                f"the sbatch script write #SBATCH --ntasks-per-node=1 --gpus-per-node={here.gpus_per_task * here.tasks_here}"
-                " in its place."
+                f"\nWith --gpus-per-task={here.gpus_per_task} that process would get the GPUs of one task only. In its "
+                "place write in the sbatch script: #SBATCH --ntasks-per-node=1 "
+                f"--gpus-per-node={here.gpus_per_task * here.tasks_here}"
             )
         raise UsageError(
             f"srun has started `elastic run` {here.tasks_here} times on {here.node}, once for each task.", hint=text

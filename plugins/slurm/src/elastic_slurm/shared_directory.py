@@ -15,15 +15,15 @@ from pathlib import Path
 VARIABLE = "ELASTIC_SHARED_DIRECTORY"
 FOLDER = ".elastic"  # made in the shared directory, with a folder for each job
 NETWORK_TYPES = frozenset(
-    "9p afs beegfs beegfs_nodev ceph cifs coda cvmfs_rw gfs gfs2 glusterfs gpfs lustre nfs nfs3 nfs4 ocfs2 orangefs "
-    "panfs pvfs2 quobyte smb3 smbfs virtiofs vast wekafs".split()
+    (
+        *("afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
+        *("ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb3", "vast", "wekafs"),
+        *("fuse.beegfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.juicefs", "fuse.moosefs"),
+        *("fuse.quobyte", "fuse.sshfs"),
+    )
 )
-"""Types of file systems that a network serves. NVMe over a network is no such file system, nor is ``overlay``."""
-NETWORK_FUSE_TYPES = frozenset(
-    "fuse.beegfs fuse.ceph fuse.ceph-fuse fuse.curvefs fuse.glusterfs fuse.juicefs fuse.moosefs fuse.mfs fuse.quobyte "
-    "fuse.seaweedfs fuse.sshfs fuse.weka".split()
-)
-"""Those of FUSE that have the atomic ``link`` and ``rename`` which the ``file`` backend needs; object stores have not."""
+"""Types of file systems that several hosts mount. Not among them: ``9p`` and ``virtiofs``, with which a virtual machine
+sees its own host, and file systems over object stores, whose ``link`` and ``rename`` are not atomic."""
 
 
 def find(environ: Mapping[str, str], mounts: str) -> tuple[str, str] | None:
@@ -39,7 +39,7 @@ def find(environ: Mapping[str, str], mounts: str) -> tuple[str, str] | None:
     table = list(_mounts(mounts))
     for variable in ("SLURM_SUBMIT_DIR", "HOME"):
         directory = environ.get(variable)
-        if directory and file_system_type(directory, table) in NETWORK_TYPES | NETWORK_FUSE_TYPES:
+        if directory and file_system_type(directory, table) in NETWORK_TYPES:
             return os.path.join(directory, FOLDER), variable
     return None
 
