@@ -55,7 +55,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1,preempt_send_user_signal
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu
@@ -140,7 +140,8 @@ class Cluster:
         """Return the state of all jobs and nodes, and the end of the controller's log."""
         texts = [self.call(*argv, check=False) for argv in (("squeue", "-a"), ("sinfo", "-N", "-l"))]
         texts += [path.read_text()[-4000:] for path in sorted(self.shared.glob("out-*.txt"))]
-        return "\n".join([*texts, (self.folder / "slurmctld.log").read_text()[-2000:]])
+        texts.append((self.folder / "slurmctld.out").read_text()[-2000:])
+        return "\n".join(texts)
 
     # Nodes ----------------------------------------------------------------------------------------------------------
 
@@ -268,11 +269,12 @@ class Job:
 
     cluster: Cluster
     number: int
+    path: Path | None = None  # where its output is; None for the cluster's own choice
 
     @property
     def output(self) -> str:
         """What the job has printed, in all of its runs."""
-        path = self.cluster.shared / f"out-{self.number}.txt"
+        path = self.path or self.cluster.shared / f"out-{self.number}.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 
     @property
