@@ -7,6 +7,7 @@
 #   make test    core, backends and whole jobs: twelve minutes; `make test ARGS="-k leader -x"` passes arguments to pytest
 #   make test-parity  torchrun and Elastic side by side: command lines, callers, handlers, terminals, launchers, and the stories of failures
 #   make test-state   what elastic-torch keeps over failures: samplers, training state, checkpoints
+#   make test-clusters  jobs on a real Slurm of four nodes on this machine (root, slurmctld, slurmd, slurm-client, munge)
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
 #   make mutants changes the rendezvous in every small way, and lists the changes that neither unit tests nor the simulator notice;
@@ -21,19 +22,20 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo check test test-parity test-state soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-spares bench-frameworks clean
+.PHONY: help setup demo check test test-parity test-state test-clusters soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-spares bench-frameworks clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file health metrics notices policies redis testing torch torchrun) $(addprefix examples/,plugin checkpointing)
+DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file health metrics notices policies redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.
 TYPED := core plugins examples tests benchmarks docs
 PARITY := tests/parity plugins/torchrun/tests $(patsubst %,tests/test_%.py,error_file etcd_torchrun exec foreign_handlers \
     failure_stories hangs launchers migrating python_api surface tcp_init terminals torchrun watchdog)
 STATE := plugins/torch/tests $(patsubst %,tests/test_%.py,examples fsdp_example full_disk rank_state rescue \
     sharded_state train_state)
+CLUSTERS := plugins/slurm/tests tests/test_slurm.py
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
 QUICK := core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py tests/simulator/test_simulator.py
 ARGS ?=
@@ -87,13 +89,16 @@ check: setup
 	wait $$types || tests=$$?; cat $(VENV)/mypy.txt; exit $${tests:-0}
 
 test: setup
-	$(PYTEST) $(addprefix --ignore=,$(PARITY) $(STATE)) $(ARGS)
+	$(PYTEST) $(addprefix --ignore=,$(PARITY) $(STATE) $(CLUSTERS)) $(ARGS)
 
 test-parity: setup
 	$(PYTEST) $(PARITY) $(ARGS)
 
 test-state: setup
 	$(PYTEST) $(STATE) $(ARGS)
+
+test-clusters: setup
+	$(PYTEST) $(CLUSTERS) $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) --outage=$(OUTAGE) -m soak --timeout=3600 $(ARGS)

@@ -236,6 +236,24 @@ def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapp
 # 6. Settings ---------------------------------------------------------------------------------------------------------
 
 
+@hookspec(firstresult=True)
+def elastic_scheduler_defaults(
+    environ: Mapping[str, str], given: Mapping[str, object]
+) -> Mapping[str, tuple[str, str]] | None:
+    """Return defaults of flags out of a scheduler's variables: each flag's text, and the variables that it is from.
+
+    ``{"nnodes": ("4", "SLURM_STEP_NODELIST")}`` has the consequence of ``--nnodes=4``. ``given`` has the flags that
+    the command line or ``PET_<FLAG>`` gave, with their values; an answer for one of them is not used. Called for the
+    plugin of the scheduler in the group ``elastic.schedulers`` only, in ``elastic run`` inside a job of that scheduler,
+    once, on the main thread, before anything is started: the launch waits for it.
+
+    Raises:
+        UsageError: The command cannot be what the user means. Ends the run with exit code 2.
+        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
+            2.
+    """
+
+
 @hookspec
 def elastic_configure(config: RunConfig) -> None:
     """Receive the run's configuration, so that a plugin can read its own settings there.

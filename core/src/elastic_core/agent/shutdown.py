@@ -15,6 +15,7 @@ from elastic_core.session.runtime import Runtime
 
 HOST_RESERVE_SHARE = 0.3  # of the time until the host is taken away: for a stop in any case, when the grace is over
 HOST_RESERVE_MAX_SECONDS = 10.0  # this is enough
+BY_HAND = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a person ends the run: it is not preempted
 STORE_MAX_SECONDS = 0.5  # for the store's answer whether other nodes have finished
 
 
@@ -92,4 +93,4 @@ class Departure:
             return round(min(longest, order.within - reserve), 1)
         if order.why:
             return self.state().ledger.settings.timing.plan_timeout
-        return self.resources.config.preemption_grace if order.signum == signal.SIGTERM else 0.0
+        return 0.0 if order.signum in BY_HAND else self.resources.config.preemption_grace

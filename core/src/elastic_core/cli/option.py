@@ -109,10 +109,11 @@ class Flag(click.Option):
         if given is None or self.is_flag:
             return given
         if self.multiple:
-            return tuple(chain.from_iterable(self._meaning(ctx, text) for text in given))
-        return self._meaning(ctx, given)
+            return tuple(chain.from_iterable(self.value_of(ctx, text) for text in given))
+        return self.value_of(ctx, given)
 
-    def _meaning(self, ctx: click.Context, text: str) -> Any:
+    def value_of(self, ctx: click.Context, text: str) -> Any:
+        """Return the value of a text, or raise UsageError."""
         try:
             return self._parse(text)
         except Wrong as wrong:

@@ -199,8 +199,9 @@ class Flags:
         fills="failure_grace",
     )
     preemption_grace: float = FAILURE.flag(
-        "How long before its end this node gets SIGTERM. In that time all workers of the job that call "
-        "should_checkpoint() stop together at one step, and no step is lost.",
+        "How long before its end this node gets SIGTERM, or another signal of --signals_to_handle that no person sends "
+        "(SIGINT, SIGHUP, SIGQUIT). In that time all workers of the job that call should_checkpoint() stop together at "
+        "one step, and no step is lost.",
         parse=parse.seconds,
         default="0",
         metavar="SECONDS",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from elastic_core.cli import program
+from elastic_core.cli import program, scheduler
 from elastic_core.cli.options import Flags, RunCommand
 from elastic_core.config import rdzv_conf
 from elastic_core.config.environment import flag_variable
@@ -55,6 +55,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
             return run(warden, **flags)
     given = Flags(**flags)
     with hints_with_sources():
+        given = scheduler.with_defaults(given, os.environ, warn)
         known = outline(given, os.environ)
         run_agent.send_fork_server(known, warden)
         config, loaded = _complete(known, given)
@@ -124,6 +125,7 @@ def _hint_with_sources(error: ElasticError, context: click.Context) -> str | Non
     ]
     if quoted & set(names(os.environ.get(PLUGINS_VARIABLE, ""))):
         variables.append(PLUGINS_VARIABLE)
+    variables += [source for flag, source in scheduler.origins(context).items() if flag in flags]
     sources = [f"The value comes from {variable}." for variable in variables]
     return "\n".join([*([error.hint] if error.hint else []), *sources]) or None
 
@@ -207,7 +209,7 @@ def configure(
         rdzv_conf=conf.backend,
         job_token=job_token.read_token(environ, conf.token_file),
         timing=conf.timing,
-        run_uid=conf.run_uid or rdzv_conf.scheduler_uid(environ),
+        run_uid=conf.run_uid or rdzv_conf.scheduler_uid(environ, flags.rdzv_id),
         local_addr=(flags.master_addr if takes_master(flags, backend) else None) or flags.local_addr,
         shutdown_timeout=rdzv_conf.shutdown_timeout(flags.shutdown_timeout, environ),
         log_dir=Path(flags.log_dir) if flags.log_dir else None,

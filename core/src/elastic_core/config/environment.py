@@ -97,6 +97,7 @@ VARIABLES = (
         ),
         SLURM_JOB_ID="With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid.",
         SLURM_RESTART_COUNT="How often Slurm has requeued the job.",
+        SLURM_ARRAY_JOB_ID="A job array's id; tasks with the same --rdzv_id are nodes of one run.",
     ),
     *_variables(
         Use.FORK_SERVER,

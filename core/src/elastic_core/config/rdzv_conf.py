@@ -227,9 +227,14 @@ def shutdown_timeout(given: float | None, environ: Mapping[str, str]) -> float:
         raise UsageError(f"{SHUTDOWN_VARIABLE}={text!r} {wrong}.{wrong.suggestion}") from None
 
 
-def scheduler_uid(environ: Mapping[str, str]) -> str | None:
-    """Return the scheduler's id of this run, another one after each requeue; None without a known scheduler."""
-    job = environ.get("SLURM_JOB_ID")
+def scheduler_uid(environ: Mapping[str, str], job_id: str | None = None) -> str | None:
+    """Return the scheduler's id of this run, another one after each requeue; None without a known scheduler.
+
+    The tasks of a job array that have its id for their ``job_id`` are nodes of one run, and are requeued one by one.
+    """
+    job, array = environ.get("SLURM_JOB_ID"), environ.get("SLURM_ARRAY_JOB_ID")
+    if job and array and job_id == array:
+        return f"slurm-{array}"
     return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT') or 0}" if job else None
 
 

@@ -29,6 +29,7 @@ class Group(str, enum.Enum):
     WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
+    SCHEDULERS = "elastic.schedulers"  # defaults of flags; imported inside a job of the scheduler (``cli/scheduler``)
 
     @property
     def noun(self) -> str:
@@ -37,6 +38,7 @@ class Group(str, enum.Enum):
             Group.RENDEZVOUS: "rendezvous backend",
             Group.HANDLERS: "rendezvous handler",
             Group.COMMANDS: "command",
+            Group.SCHEDULERS: "scheduler",
         }
         return nouns.get(self, "plugin")
 
@@ -60,6 +62,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.COMMANDS, "doctor"): "elastic-doctor",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
     (Group.COMMANDS, "policy"): "elastic-policies",
+    (Group.SCHEDULERS, "slurm"): "elastic-slurm",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""
 

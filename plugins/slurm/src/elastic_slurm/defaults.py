@@ -1,0 +1,128 @@
+"""Which flags of ``elastic run`` follow from an allocation, and which commands cannot be meant. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from elastic_core.errors import UsageError
+from elastic_slurm.allocation import Allocation
+
+FIRST_PORT, PORTS = 20_000, 10_000  # below the ports that Linux gives to outgoing connections (32768 and above)
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2,SIGURG"
+PREEMPTION_GRACE = 20  # seconds: within the 30 that Slurm leaves by default between SIGTERM and SIGKILL (KillWait)
+PLACE = ("standalone", "rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
+
+Default = tuple[str, str]
+"""The text of a flag, and the variables that it is from."""
+
+
+def flag_defaults(
+    here: Allocation, given: Mapping[str, object], find_shared: Callable[[], Default | None]
+) -> dict[str, Default]:
+    """Return the defaults of the flags that ``given`` does not have.
+
+    Args:
+        here: The allocation.
+        given: The flags that the user gave, which win: whoever says where nodes meet is given no place, and whoever
+            says how many nodes there are may start them as they like.
+        find_shared: Returns a directory that all nodes see, and where it is from.
+
+    Raises:
+        UsageError: The process is not one of a step that has it once on each node.
+    """
+    if "nnodes" not in given and "standalone" not in given:
+        _check(here)
+    found: dict[str, Default] = {}
+    if "standalone" not in given:
+        found.update(_size_and_name(here, given))
+        several = str(given.get("nnodes", found["nnodes"][0])) != "1"
+        if several and not given.keys() & {*PLACE}:
+            found.update(_place(here, find_shared, embedded_too=given.get("rdzv_id") != here.array or not here.array))
+    if here.gpus:
+        found["nproc_per_node"] = (str(here.gpus), here.gpus_from)
+    found["signals_to_handle"] = (SIGNALS, "what Slurm sends")
+    found["preemption_grace"] = (str(PREEMPTION_GRACE), "within Slurm's KillWait")
+    return {flag: value for flag, value in found.items() if flag not in given}
+
+
+def describe(found: Mapping[str, Default], job: str) -> str:
+    """Return the line that says what was taken from Slurm."""
+    shown = ", ".join(f"--{flag}={text} ({origin})" for flag, (text, origin) in found.items())
+    return f"Slurm job {job}: {shown}"
+
+
+def _size_and_name(here: Allocation, given: Mapping[str, object]) -> dict[str, Default]:
+    if here.array is not None and given.get("rdzv_id") == here.array:  # its tasks are to be nodes of one job
+        most = here.array_tasks * len(here.nodes)
+        return {"nnodes": (f"1:{most}" if most > 1 else "1", "SLURM_ARRAY_TASK_COUNT")}
+    name = here.job if here.step is None else f"{here.job}.{here.step}"
+    return {
+        "nnodes": (str(len(here.nodes)), "SLURM_JOB_NODELIST" if here.step is None else "SLURM_STEP_NODELIST"),
+        "rdzv_id": (name, "SLURM_JOB_ID" if here.step is None else "SLURM_JOB_ID and SLURM_STEP_ID"),
+    }
+
+
+def _place(here: Allocation, find_shared: Callable[[], Default | None], *, embedded_too: bool) -> dict[str, Default]:
+    """Return where the nodes meet: a shared directory, or else a store on the first node of the list."""
+    if (shared := find_shared()) is not None:
+        directory, origin = shared
+        return {"rdzv_backend": ("file", f"{origin} is shared"), "rdzv_endpoint": (directory, origin)}
+    if not embedded_too:
+        raise UsageError(
+            f"The tasks of job array {here.array} have no place where they meet: no directory is known to be shared, "
+            "and a store in the first task would end with it.",
+            hint="Name a directory that all nodes see, ELASTIC_SHARED_DIRECTORY=/shared/me, or another store: "
+            "--rdzv_backend and --rdzv_endpoint.",
+        )
+    endpoint = f"{here.nodes[0]}:{port_of(here.job)}"
+    return {
+        "rdzv_backend": ("c10d", "no directory is known to be shared"),
+        "rdzv_endpoint": (endpoint, "the first node of SLURM_STEP_NODELIST"),
+    }
+
+
+def port_of(job: str) -> int:
+    """Return the port of a job's store: another one for each of 10,000 jobs that follow each other."""
+    return FIRST_PORT + int(job) % PORTS if job.isdecimal() else FIRST_PORT
+
+
+def _check(here: Allocation) -> None:
+    """Refuse a process that is not one of a step with one process on each node of the allocation."""
+    count = here.job_nodes
+    nodes = f"{count} node{'s' if count > 1 else ''}"
+    again = "For a job of this node alone: --standalone, or --nnodes=1."
+    if here.node is None:
+        raise UsageError(
+            f"This host is not one of the {nodes} of Slurm job {here.job}: `elastic run` was typed on the host from "
+            "which the job was submitted.",
+            hint=f"Write srun in front of it: {_srun(here)}",
+        )
+    if here.step is None and count > 1:
+        raise UsageError(
+            f"Slurm job {here.job} has {nodes}, and `elastic run` was started on {here.node} alone, without srun.",
+            hint=f"Write srun in front of it: {_srun(here)}\n{again}",
+        )
+    if len(here.nodes) == 1 and count > 1:
+        raise UsageError(
+            f"Slurm job {here.job} has {nodes}, and this step of srun has {here.node} alone.",
+            hint=f"Write: {_srun(here)}\n{again}",
+        )
+    if here.tasks_here > 1:
+        text = f"One process a node starts all workers of its node. Write: {_srun(here)}"
+        if here.gpus_per_task:
+            text += (
+                f"\nWith --gpus-per-task={here.gpus_per_task} that process would get the GPUs of one task only. In its "
+                "place write in the sbatch script: #SBATCH --ntasks-per-node=1 "
+                f"--gpus-per-node={here.gpus_per_task * here.tasks_here}"
+            )
+        raise UsageError(
+            f"srun has started `elastic run` {here.tasks_here} times on {here.node}, once for each task.", hint=text
+        )
+
+
+def _srun(here: Allocation) -> str:
+    """Return the command that starts one process on each node, whatever the job's own number of tasks."""
+    if here.components > 1:
+        return f"srun --het-group=0-{here.components - 1} elastic run …"
+    count = here.job_nodes
+    return f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 elastic run …"

@@ -1,0 +1,29 @@
+"""What core asks inside a Slurm job: the defaults of flags."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from elastic_core.hookspecs import hookimpl
+from elastic_slurm import allocation, defaults, shared_directory
+
+
+@hookimpl
+def elastic_scheduler_defaults(
+    environ: Mapping[str, str], given: Mapping[str, object]
+) -> Mapping[str, tuple[str, str]] | None:
+    """Return what follows from the allocation; the first node says so in one line on stderr."""
+    if (here := allocation.read(environ)) is None:
+        return None
+    found = defaults.flag_defaults(here, given, functools.partial(_find_shared, environ))
+    if found and here.first:
+        click.echo(f"elastic: {defaults.describe(found, here.job)}", err=True)
+    return found
+
+
+def _find_shared(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    return shared_directory.find(environ, Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))

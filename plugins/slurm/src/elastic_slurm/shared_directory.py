@@ -1,0 +1,63 @@
+"""Whether a directory is on a file system that all nodes of a cluster see, by the type of its mount.
+
+The type is the same on all nodes, at any time, and needs no other node: a node that comes alone, or comes back, decides
+as the others did. A test by a file that another node has to see would not: who waits for whom, and for how long, would
+decide, and nodes that decide differently never meet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+VARIABLE = "ELASTIC_SHARED_DIRECTORY"
+FOLDER = ".elastic"  # made in the shared directory, with a folder for each job
+NETWORK_TYPES = frozenset(
+    (
+        *("afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
+        *("ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb3", "vast", "wekafs"),
+        *("fuse.beegfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.juicefs", "fuse.moosefs"),
+        *("fuse.quobyte", "fuse.sshfs"),
+    )
+)
+"""Types of file systems that several hosts mount. Not among them: ``9p`` and ``virtiofs``, with which a virtual machine
+sees its own host, and file systems over object stores, whose ``link`` and ``rename`` are not atomic."""
+
+
+def find(environ: Mapping[str, str], mounts: str) -> tuple[str, str] | None:
+    """Return a directory that all nodes see, and the variable that names it; None where none is known.
+
+    Args:
+        environ: ELASTIC_SHARED_DIRECTORY names one by hand, and an empty value says that there is none. Else the
+            directory from which the job was submitted, then the home directory, if a network file system has it.
+        mounts: The text of ``/proc/self/mountinfo``.
+    """
+    if (named := environ.get(VARIABLE)) is not None:
+        return (os.path.join(named, FOLDER), VARIABLE) if named else None
+    table = list(_mounts(mounts))
+    for variable in ("SLURM_SUBMIT_DIR", "HOME"):
+        directory = environ.get(variable)
+        if directory and file_system_type(directory, table) in NETWORK_TYPES:
+            return os.path.join(directory, FOLDER), variable
+    return None
+
+
+def file_system_type(directory: str, mounts: Iterable[tuple[str, str]]) -> str:
+    """Return the type of the file system that has a directory: that of the longest mount point above it."""
+    path, found, longest = Path(directory), "", -1
+    for point, kind in mounts:
+        if path.is_relative_to(point) and len(point) >= longest:  # of two at one point the later one hides the other
+            found, longest = kind, len(point)
+    return found
+
+
+def _mounts(text: str) -> Iterable[tuple[str, str]]:
+    """Yield mount point and type of each line of a mountinfo: ``36 35 98:0 /root /point options - type source``."""
+    for line in text.splitlines():
+        before, dash, after = line.partition(" - ")
+        fields = before.split()
+        if dash and len(fields) > 4 and after:
+            point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+            yield point, after.split()[0]

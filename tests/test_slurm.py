@@ -1,0 +1,274 @@
+"""Jobs on a real Slurm: a controller, munge and four nodes on this machine (``slurm_cluster.py``)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from slurm_cluster import LOGIN, Cluster, Job, slurm_cluster
+from stage import COLD, WORKERS, parse
+
+DEPLOY = Path(__file__).parents[1] / "deploy" / "slurm"
+ELASTIC = f"{sys.executable} -m elastic_core"
+
+
+@pytest.fixture(scope="module")
+def cluster_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as running:
+        (running.folder / "bin").mkdir()
+        command = running.folder / "bin" / "elastic"
+        command.write_text(f'#!/bin/sh\nexec {ELASTIC} "$@"\n')
+        command.chmod(0o755)
+        yield running
+
+
+@pytest.fixture
+def cluster(cluster_of_module: Cluster) -> Iterator[Cluster]:
+    """The cluster, without jobs and with all of its nodes."""
+    yield cluster_of_module
+    cluster_of_module.clear()
+
+
+@pytest.fixture
+def folder(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
+    """The folder of the test, which all nodes see."""
+    folder = cluster.shared / request.node.name
+    folder.mkdir()
+    return folder
+
+
+def environment(cluster: Cluster, folder: Path | None = None, **more: str) -> dict[str, str]:
+    """Return the variables of a user: ``elastic`` on PATH, and perhaps a directory that is said to be shared."""
+    path = f"{cluster.folder}/bin:{cluster.environ['PATH']}"
+    return {**COLD, "PATH": path, "ELASTIC_SHARED_DIRECTORY": str(folder or ""), **more}
+
+
+def steps(folder: Path) -> str:
+    """Return the program: it counts steps, and saves and leaves when should_checkpoint() says so."""
+    return f"{WORKERS}/graceful.py --until={folder}/done --state={folder}/state --pace=0.05"
+
+
+def finish(folder: Path) -> None:
+    """Let the program of :func:`steps` end."""
+    (folder / "done").touch()
+
+
+def reports(job: Job, event: str) -> list[tuple[int, int]]:
+    """Return world size and step of each report of this kind, in order."""
+    found = [report for line in job.output.splitlines() if (report := parse(line)) is not None]
+    return [(report["world_size"], report["step"]) for report in found if report.event == event]
+
+
+def wait_for_reports(job: Job, event: str, world_size: int, count: int) -> None:
+    """Wait for so many reports of workers in a world of this size."""
+    job.cluster.wait_for(
+        lambda: [size for size, _ in reports(job, event)].count(world_size) >= count,
+        f"{count} reports {event!r} of {world_size} workers in job {job.number}",
+    )
+
+
+# What is taken from Slurm -------------------------------------------------------------------------------------------
+
+
+def test_no_scontrol(cluster: Cluster, folder: Path) -> None:
+    finish(folder)
+    environ = environment(cluster, folder)
+    step = f"srun --export=ALL,PATH={cluster.folder}/bin elastic run {steps(folder)}"
+    job = cluster.submit(step, "--nodes=4", "--gpus-per-node=2", env=environ)
+    assert "done" in job.wait_for_state("COMPLETED", "FAILED"), job.output
+    assert reports(job, "done").count((8, 0)) == 8
+    (line,) = [line for line in job.output.splitlines() if line.startswith("elastic: Slurm job")]
+    assert f"--nnodes=4 (SLURM_STEP_NODELIST), --rdzv_id={job.number}.0" in line
+    assert f"--rdzv_endpoint={folder}/.elastic (ELASTIC_SHARED_DIRECTORY)" in line
+    assert "--nproc_per_node=2 (CUDA_VISIBLE_DEVICES)" in line
+
+
+def test_login_node_address(cluster: Cluster, folder: Path) -> None:
+    """A step that is started on the login node: Slurm's variables of the submitting host name a host without a job."""
+    finish(folder)
+    script = f'echo "launched from $SLURM_LAUNCH_NODE_IPADDR"; exec elastic run {steps(folder)}'
+    output = cluster.call("srun", "--nodes=2", "sh", "-c", script, env=environment(cluster))
+    assert output.count(f"launched from {cluster.hosts[LOGIN].ipv4}") == 2
+    assert re.search(
+        r"--rdzv_backend=c10d \(no directory is known to be shared\), --rdzv_endpoint=node0:2\d{4} ", output
+    )
+    assert output.count('"event": "done"') == 2, output
+
+
+def test_each_node_alone(cluster: Cluster, folder: Path) -> None:
+    finish(folder)
+    run, alone = f"elastic run {steps(folder)}", f"elastic run --standalone {steps(folder)}"
+    script = "\n".join(f'{line}; echo "exit code $?"' for line in (run, f"srun -N1 -n1 {run}", f"srun {run}", alone))
+    options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1")
+    job = cluster.submit(script, *options, env=environment(cluster, folder))
+    output = job.wait_for_state("COMPLETED", "FAILED")
+    without_srun, one_node, two_tasks, standalone, _ = re.split(r"exit code \d+\n", output)
+    assert re.findall(r"exit code (\d+)\n", output) == ["2", "2", "2", "0"], output
+    right = "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 elastic run …"
+    assert f"Slurm job {job.number} has 2 nodes, and `elastic run` was started on node0 alone" in without_srun
+    assert f"Slurm job {job.number} has 2 nodes, and this step of srun has node0 alone." in one_node
+    assert "srun has started `elastic run` 2 times on node1, once for each task." in two_tasks
+    assert "#SBATCH --ntasks-per-node=1 --gpus-per-node=2" in two_tasks
+    assert all(right in text for text in (without_srun, one_node, two_tasks))
+    assert '"event": "done"' in standalone
+    output = cluster.call("salloc", "--nodes=2", *run.split(), env=environment(cluster, folder), check=False)
+    assert "This host is not one of the 2 nodes of Slurm job" in output
+
+
+def test_a_heterogeneous_job_has_as_many_workers_as_each_node_has_gpus(cluster: Cluster, folder: Path) -> None:
+    finish(folder)
+    script = adapted("heterogeneous", nodes=None)
+    script = script.replace("gpus-per-node=4", "gpus-per-node=1").replace("gpus-per-node=8", "gpus-per-node=2")
+    job = cluster.submit(with_arguments(script, steps(folder)), env=environment(cluster, folder))
+    job.wait_for_state("COMPLETED", "FAILED")
+    assert reports(job, "done").count((4, 0)) == 4, job.output
+
+
+# Nodes that are lost, and jobs that are queued again ------------------------------------------------------------------
+
+
+def adapted(name: str, nodes: int | None = 2, **options: str) -> str:
+    """Return a script of ``deploy/slurm`` for this cluster: its sizes, and no GPUs but for a heterogeneous job."""
+    text = (DEPLOY / f"{name}.sbatch").read_text()
+    text = text.replace("--time=24:00:00", "--time=10")
+    if nodes is not None:
+        text = re.sub(r"#SBATCH --gpus-per-node=\d+\n", "", text)
+        text = re.sub(r"#SBATCH --nodes=4\n", f"#SBATCH --nodes={nodes}\n", text)
+    for option, value in options.items():
+        text, found = re.subn(rf"#SBATCH --{option}=\S+", f"#SBATCH --{option}={value}", text)
+        assert found == 1, option
+    return text
+
+
+def with_arguments(script: str, arguments: str) -> str:
+    """Return the script with these arguments in place of its own."""
+    return script.replace('"$@"', arguments)
+
+
+def test_a_killed_node_and_a_killed_head_node_come_back_to_an_array(cluster: Cluster, folder: Path) -> None:
+    script = adapted("elastic", nodes=1, array="0-3").replace("--nnodes=2:8", "--nnodes=1:4")
+    script = with_arguments(script, f"--rdzv_conf=beat_interval=0.5,lost_after=2 {steps(folder)}")
+    output = f"--output={folder}/out.txt"
+    array = cluster.submit(script, output, env=environment(cluster, folder))
+    job = Job(cluster, array.number, folder / "out.txt")
+    wait_for_reports(job, "training", 4, 4)
+    for killed, lost in (("node2", 1), ("node0", 2)):  # then the first node, with the batch script of the first task
+        before = [size for size, _ in reports(job, "training")]
+        cluster.kill_node(killed)
+        wait_for_reports(job, "training", 3, before.count(3) + 3)
+        cluster.down(killed)  # what Slurm finds by SlurmdTimeout: it queues the task again
+        cluster.revive_node(killed)
+        wait_for_reports(job, "training", 4, before.count(4) + 4)
+        del lost
+    finish(folder)
+    cluster.wait_for(lambda: [size for size, _ in reports(job, "done")].count(4) == 4, "the job is done")
+
+
+def test_head_node_killed(cluster: Cluster, folder: Path) -> None:
+    """A step that is started on the login node outlives the first node of its list."""
+    flags = "--nnodes=2:4 --rdzv_conf=beat_interval=0.5,lost_after=2"
+    command = f"srun --nodes=4 --no-kill --kill-on-bad-exit=0 --wait=0 elastic run {flags} {steps(folder)}"
+    output = folder / "out.txt"
+    with output.open("w") as out:
+        step = subprocess.Popen(
+            cluster.command(LOGIN, *shlex.split(command)),
+            env={**cluster.environ, **environment(cluster, folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        job = Job(cluster, 0, output)
+        wait_for_reports(job, "training", 4, 4)
+        cluster.kill_node("node0")
+        wait_for_reports(job, "training", 3, 3)
+        finish(folder)
+        cluster.wait_for(lambda: [size for size, _ in reports(job, "done")].count(3) == 3, "the job is done")
+    finally:
+        with suppress(ProcessLookupError):
+            step.kill()
+        step.wait()
+
+
+def test_job_requeued(cluster: Cluster, folder: Path) -> None:
+    """``scontrol requeue``: the next run has the same id and another uid, and goes on from the checkpoint."""
+    (folder / "state").write_text("700")
+    job = cluster.submit(
+        with_arguments(adapted("requeue"), steps(folder)),
+        f"--output={folder}/out.txt",
+        env=environment(cluster, folder),
+    )
+    job = Job(cluster, job.number, folder / "out.txt")
+    wait_for_reports(job, "training", 2, 2)
+    cluster.call("scontrol", "requeue", job.number)
+    wait_for_reports(job, "training", 2, 4)
+    assert job.shown("Restarts") == "1"
+    finish(folder)
+    job.wait_for_state("COMPLETED")
+    assert {step for _, step in reports(job, "training")} == {700}
+    assert job.output.count(f"--rdzv_id={job.number}.0") == 2  # the id is the same in both runs
+
+
+def test_preempted(cluster: Cluster, folder: Path) -> None:
+    """A job of a better partition takes the nodes: all workers stop at one step before, and go on at it afterwards."""
+    script = adapted("requeue", signal="URG@60")
+    job = cluster.submit(
+        with_arguments(script, steps(folder)),
+        *("--exclusive", "--nodelist=node[0-1]", f"--output={folder}/out.txt"),
+        env=environment(cluster, folder),
+    )
+    job = Job(cluster, job.number, folder / "out.txt")
+    wait_for_reports(job, "stepped", 2, 2)
+    urgent = cluster.submit("hostname", "--partition=urgent", "--nodes=2", "--exclusive", "--nodelist=node[0-1]")
+    urgent.wait_for_state("COMPLETED")
+    wait_for_reports(job, "training", 2, 4)
+    finish(folder)
+    job.wait_for_state("COMPLETED")
+    assert "received SIGURG: leaving within 20 s" in job.output
+    ((_, stopped),) = {*reports(job, "stopped")}
+    assert reports(job, "training")[2:] == [(2, stopped)] * 2
+
+
+def test_chain(cluster: Cluster, folder: Path) -> None:
+    """The time limit is near: the script tells the agents, all workers save, and the script queues the job again."""
+    job = cluster.submit(
+        with_arguments(adapted("requeue"), steps(folder)),
+        f"--output={folder}/out.txt",
+        env=environment(cluster, folder),
+    )
+    job = Job(cluster, job.number, folder / "out.txt")
+    wait_for_reports(job, "stepped", 2, 2)
+    cluster.call("scancel", "--batch", "--signal=USR1", job.number)  # as Slurm does 120 s before the limit
+    wait_for_reports(job, "training", 2, 4)
+    finish(folder)
+    job.wait_for_state("COMPLETED")
+    assert "run 1 ended with 151: queued again" in job.output
+    ((_, stopped),) = {*reports(job, "stopped")}
+    assert reports(job, "training")[2:] == [(2, stopped)] * 2
+
+
+def test_a_failure_of_the_program_ends_the_chain_and_one_of_the_machine_does_not(
+    cluster: Cluster, folder: Path
+) -> None:
+    worker = folder / "fails.py"
+    worker.write_text(
+        "import os, sys\n"
+        "runs = int(os.environ.get('SLURM_RESTART_COUNT') or 0)\n"
+        "if runs: raise ValueError('the program is wrong')\n"
+        "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')\n"
+    )
+    job = cluster.submit(
+        with_arguments(adapted("requeue", nodes=1), f"--max_restarts=0 {worker}"),
+        f"--output={folder}/out.txt",
+        env=environment(cluster, folder),
+    )
+    job = Job(cluster, job.number, folder / "out.txt")
+    job.wait_for_state("FAILED")
+    assert "run 1 ended with 79: queued again" in job.output
+    assert (job.exit_code, job.shown("Restarts")) == (1, "1")
