@@ -201,6 +201,8 @@ def shutdown_timeout(given: float | None, environ: Mapping[str, str]) -> float:
 
 def scheduler_uid(environ: Mapping[str, str]) -> str | None:
     """Return the scheduler's id of this run, another one after each requeue; None without a known scheduler."""
+    if named := environ.get("ELASTIC_SCHEDULER_UID"):
+        return named
     job = environ.get("SLURM_JOB_ID")
     return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT') or 0}" if job else None
 

@@ -54,10 +54,12 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
     (Group.RENDEZVOUS, "static"): "elastic-rdzv-c10d",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
+    (Group.AUTOLOAD, "trainjob-status"): "elastic-kubernetes",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
     (Group.COMMANDS, "policy"): "elastic-policies",
+    (Group.COMMANDS, "render"): "elastic-kubernetes",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""
 
