@@ -95,8 +95,8 @@ VARIABLES = (
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE=(
             "0: torch's own rendezvous handlers share their store with the workers, and a node that joins ends the job."
         ),
-        ELASTIC_HOST_NAME="This host's name in messages and for elastic drain, in place of its own; a pod's, for example.",
-        ELASTIC_SCHEDULER_UID="The run's uid, where --rdzv_conf sets no run_uid: the Job's, for example.",
+        ELASTIC_HOST_NAME="The name of this host in messages and for elastic drain; its own where it is not set.",
+        ELASTIC_SCHEDULER_UID="The run's uid, where --rdzv_conf sets no run_uid.",
         SLURM_JOB_ID="With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid.",
         SLURM_RESTART_COUNT="How often Slurm has requeued the job.",
     ),

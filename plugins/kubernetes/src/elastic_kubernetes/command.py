@@ -132,7 +132,7 @@ command = FlagCommand(
             metavar="SIZE",
             default="0",
             show_default=True,
-            help="The memory for the snapshots that TrainState keeps on a node: twice the state of each of its workers.",
+            help="The memory for the snapshots that TrainState keeps on a node: twice the state of each worker.",
         ),
     ],
     help="Print the manifests of Kubernetes that stand for the ElasticJobs in a file; - is standard input.\n\nNothing "

@@ -107,8 +107,15 @@ def pod_template(job: ElasticJob, options: PodOptions, launch: Launch, *, sizes:
     extra = options.snapshots + _share_memory(spec, container, options.shared_memory)
     if resources := container.get("resources"):
         container["resources"] = _with_memory(resources, extra, job)
+    spec["containers"][job.container] = _in_order(container)
     spec["restartPolicy"] = "Never"  # the Job replaces a pod that failed, by what its exit code says
     return template
+
+
+def _in_order(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container with the fields that people look for first."""
+    first = ("name", "image", "imagePullPolicy", "command", "args", "env")
+    return {**{name: container[name] for name in first if name in container}, **container}
 
 
 def _variables(job: ElasticJob, options: PodOptions, grace: int, *, sizes: bool) -> list[dict[str, Any]]:
