@@ -95,6 +95,8 @@ VARIABLES = (
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE=(
             "0: torch's own rendezvous handlers share their store with the workers, and a node that joins ends the job."
         ),
+        ELASTIC_HOST_NAME="The name of this host in messages and for elastic drain; its own where it is not set.",
+        ELASTIC_SCHEDULER_UID="The run's uid, where --rdzv_conf sets no run_uid.",
         SLURM_JOB_ID="With SLURM_RESTART_COUNT the run's uid, where --rdzv_conf sets no run_uid.",
         SLURM_RESTART_COUNT="How often Slurm has requeued the job.",
         SLURM_ARRAY_JOB_ID="A job array's id; tasks with the same --rdzv_id are nodes of one run.",

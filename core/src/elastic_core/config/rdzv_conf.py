@@ -232,6 +232,8 @@ def scheduler_uid(environ: Mapping[str, str], job_id: str | None = None) -> str 
 
     The tasks of a job array that have its id for their ``job_id`` are nodes of one run, and are requeued one by one.
     """
+    if named := environ.get("ELASTIC_SCHEDULER_UID"):
+        return named
     job, array = environ.get("SLURM_JOB_ID"), environ.get("SLURM_ARRAY_JOB_ID")
     if job and array and job_id == array:
         return f"slurm-{array}"

@@ -22,7 +22,7 @@ def host_id() -> str:
     """
     machine_id = next((text for path in _MACHINE_ID if (text := _text(path))), "")  # images without one are common
     namespace = str(_NETWORK_NAMESPACE.stat().st_ino)
-    parts = (machine_id, boot_id(), namespace, _text(_CLOCK_OFFSETS), str(os.getuid()), host_name())
+    parts = (machine_id, boot_id(), namespace, _text(_CLOCK_OFFSETS), str(os.getuid()), socket.gethostname())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -32,8 +32,8 @@ def boot_id() -> str:
 
 
 def host_name() -> str:
-    """Return this host's name, for messages; it is not resolved."""
-    return socket.gethostname()
+    """Return this host's name, for messages, or the name that ``ELASTIC_HOST_NAME`` gives it; it is not resolved."""
+    return os.environ.get("ELASTIC_HOST_NAME") or socket.gethostname()
 
 
 def _text(path: Path) -> str:

@@ -58,10 +58,12 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.AUTOLOAD, "health"): "elastic-health",
     (Group.AUTOLOAD, "notices"): "elastic-notices",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
+    (Group.AUTOLOAD, "trainjob-status"): "elastic-kubernetes",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
     (Group.COMMANDS, "policy"): "elastic-policies",
+    (Group.COMMANDS, "render"): "elastic-kubernetes",
     (Group.SCHEDULERS, "slurm"): "elastic-slurm",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""

@@ -1,0 +1,141 @@
+"""``elastic render``: prints the manifests that stand for an ElasticJob."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from elastic_core.cli.option import FlagCommand
+from elastic_core.cli.run import warn
+from elastic_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from elastic_kubernetes.elastic_job import ElasticJob
+
+TARGETS = ("job", "jobset", "trainjob")
+MOST_BYTES = 10_000_000  # of a file; a manifest has thousands
+
+
+def render(
+    *,
+    file: str,
+    to: str,
+    rdzv_backend: str | None,
+    rdzv_endpoint: str | None,
+    image: str | None,
+    shm_size: str,
+    snapshot_memory: str,
+) -> int:
+    """Print the manifests; return the exit code."""
+    from elastic_kubernetes import documents, manifests  # none of this for --help
+    from elastic_kubernetes.pod_template import PodOptions
+
+    source = "standard input" if file == "-" else file
+    jobs = read_jobs(_text(file), source, rdzv_endpoint)
+    rendered = []
+    for job in jobs:
+        options = PodOptions(
+            backend=rdzv_backend or backend_of(job.endpoint),
+            image=image,
+            shared_memory=_size("shm_size", shm_size, least=1),
+            snapshots=_size("snapshot_memory", snapshot_memory, least=0),
+        )
+        rendered += manifests.TARGETS[to](job, options)
+        for warning in manifests.warnings_for(job, options, to):
+            warn(f"{source}, {job.name}: {warning}")
+    click.echo(documents.write(rendered), nl=False)
+    return 0
+
+
+def read_jobs(text: str, source: str, endpoint: str | None = None) -> list[ElasticJob]:
+    """Return the ElasticJobs in a text of YAML.
+
+    Raises:
+        UsageError: It is not YAML, has no ElasticJob, or a field is wrong.
+    """
+    from elastic_kubernetes import documents
+    from elastic_kubernetes.elastic_job import parse_elastic_job
+
+    found = documents.read(text, source)
+    if not found:
+        raise UsageError(f"{source} is empty.", hint="It takes a file with an ElasticJob.")
+    if len(found) == 1:
+        return [parse_elastic_job(found[0], source, endpoint=endpoint)]
+    return [
+        parse_elastic_job(document, f"{source}, document {number}", endpoint=endpoint)
+        for number, document in enumerate(found, 1)
+    ]
+
+
+def backend_of(endpoint: str) -> str:
+    """Return the backend that an endpoint names: etcd, as for torchelastic's controller, unless it is a Redis's URL."""
+    scheme, colon, _ = endpoint.partition("://")
+    return "redis" if colon and scheme.startswith(("redis", "rediss", "valkey", "sentinel")) else "etcd"
+
+
+def _text(file: str) -> str:
+    try:
+        with open(0 if file == "-" else Path(file), "rb", closefd=file != "-") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except OSError as exc:
+        raise UsageError(f"{file!r} cannot be read: {exc.strerror}.") from exc
+    if len(content) > MOST_BYTES:
+        raise UsageError(f"{file!r} has more than {MOST_BYTES:,} bytes.", hint="It takes a file with an ElasticJob.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{file!r} is not text in UTF-8: byte {exc.start} is {content[exc.start]:#04x}.") from exc
+
+
+def _size(name: str, text: str, *, least: int) -> int:
+    from elastic_kubernetes.quantities import parse_bytes
+
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        size = -1
+    if size < least:
+        raise UsageError(f"--{name} {text!r} is not an amount of memory.", hint="Write it as 512Mi or 16Gi.")
+    return size
+
+
+command = FlagCommand(
+    "render",
+    callback=render,
+    params=[
+        click.Argument(["file"], metavar="ELASTICJOB.YAML"),
+        click.Option(
+            ["--to"],
+            type=click.Choice(TARGETS),
+            default="job",
+            show_default=True,
+            help="An Indexed Job with its Service, a JobSet, or a TrainJob of Kubeflow Trainer with its runtime.",
+        ),
+        click.Option(
+            ["--rdzv_backend"],
+            metavar="NAME",
+            help="The store: etcd, or redis for an endpoint that begins with redis://, by default.",
+        ),
+        click.Option(["--rdzv_endpoint"], metavar="ENDPOINT", help="In place of spec.rdzvEndpoint."),
+        click.Option(["--image"], metavar="IMAGE", help="In place of the image of the container that trains."),
+        click.Option(
+            ["--shm_size"],
+            metavar="SIZE",
+            default="1Gi",
+            show_default=True,
+            help="The size of /dev/shm, for data loaders and NCCL; it counts as memory of the container.",
+        ),
+        click.Option(
+            ["--snapshot_memory"],
+            metavar="SIZE",
+            default="0",
+            show_default=True,
+            help="The memory for the snapshots that TrainState keeps on a node: twice the state of each worker.",
+        ),
+    ],
+    help="Print the manifests of Kubernetes that stand for the ElasticJobs in a file; - is standard input.\n\nNothing "
+    "is sent to a cluster: `elastic render job.yaml | kubectl apply -f -` does that.",
+    epilog="docs/kubernetes.md says what each manifest does. Flags may be written with - or _.",
+)

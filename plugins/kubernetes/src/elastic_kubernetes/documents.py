@@ -1,0 +1,59 @@
+"""YAML as Kubernetes takes it: several documents in a file, each key once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import yaml
+
+from elastic_core.errors import UsageError
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, which refuses a key that is there twice, as the API server does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if (name := self.construct_object(key, deep=True)) in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {name!r} is there twice", problem_mark=key.start_mark
+                )
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's, without anchors: a value that is there twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def read(text: str, source: str) -> list[object]:
+    """Return the documents of a file that are not empty.
+
+    Raises:
+        UsageError: The file is not YAML; says where.
+    """
+    try:
+        return [document for document in yaml.load_all(text, _Loader) if document is not None]
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as exc:
+        mark = getattr(exc, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        problem = getattr(exc, "problem", None) or " ".join(str(exc).split()) or type(exc).__name__
+        raise UsageError(f"{source}{where}: this is not YAML: {problem}.") from exc
+
+
+def write(documents: Iterable[object]) -> str:
+    """Return the documents as one text of YAML."""
+    return "---\n".join(
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120, allow_unicode=True)
+        for document in documents
+    )

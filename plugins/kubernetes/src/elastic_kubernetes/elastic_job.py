@@ -1,0 +1,254 @@
+"""An ElasticJob, checked field by field: the custom resource of torchelastic's controller for Kubernetes.
+
+Its fields are those of the CRD ``elasticjobs.elastic.pytorch.org``, version ``v1alpha1``.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_kubernetes.fields import Field
+
+API_VERSION = "elastic.pytorch.org/v1alpha1"
+KIND = "ElasticJob"
+WORKER = "Worker"  # the only kind of replica that the controller starts; each is a node
+CONTAINER = "elasticjob-worker"  # the container's name where a pod has several
+SPEC = (
+    "rdzvEndpoint",
+    "minReplicas",
+    "maxReplicas",
+    "replicaSpecs",
+    "backoffLimit",
+    "activeDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+    "cleanPodPolicy",
+    "schedulingPolicy",
+)
+REPLICA = ("replicas", "template", "restartPolicy")
+RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
+CLEAN_POD_POLICIES = ("Running", "All", "None", "")
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAME_LENGTH = 40  # leaves room, in 63 characters, for what the controllers append: ``-node-0-1234-x7k2p``
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?"
+_ENDPOINT = re.compile(rf"(?:[a-z][a-z0-9+-]*://)?(?:[^@/\s<>]*@)?{_HOST}(?:,(?:[a-z]+://)?{_HOST})*(?:/[^\s<>]*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticJob:
+    """What an ElasticJob says."""
+
+    name: str
+    namespace: str | None
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    endpoint: str
+    min_nodes: int
+    nodes: int  # with how many the job starts
+    max_nodes: int
+    template: Mapping[str, Any]  # the pod's, as written, without ``apiVersion`` and ``kind``
+    container: int  # the index of the container that launches
+    backoff_limit: int | None
+    deadline_seconds: int | None
+    ttl_seconds: int | None
+    restart_policy: str
+    warnings: tuple[str, ...] = field(default=())  # fields that have no counterpart
+
+
+def parse_elastic_job(document: object, source: str, *, endpoint: str | None = None) -> ElasticJob:
+    """Return what a document says; ``endpoint``, where it is given, replaces ``spec.rdzvEndpoint``.
+
+    Raises:
+        UsageError: A field is wrong; names the field, its value, and what to do.
+    """
+    root = Field(document, "", source)
+    if not isinstance(document, dict):
+        raise Field(document, "the document", source).wrong("is not an ElasticJob.")
+    kind, version = document.get("kind"), document.get("apiVersion")
+    if kind != KIND or version != API_VERSION:
+        raise Field(kind, "kind", source).wrong(
+            f"of apiVersion {version!r} is not rendered.",
+            hint=f"It takes ElasticJobs: kind {KIND}, apiVersion {API_VERSION}.",
+        )
+    root.only(("apiVersion", "kind", "metadata", "spec", "status"))
+    metadata, spec = root.need("metadata"), root.need("spec")
+    spec.only(SPEC)
+    replicas = spec.need("replicaSpecs", f"It has a field {WORKER}, with `replicas` and `template`.")
+    replicas.only((WORKER,))
+    worker = replicas.need(WORKER)
+    worker.only(REPLICA)
+    nodes, least, most = _sizes(spec, worker)
+    template = worker.need("template", "It is the pod's: `spec` with `containers`.")
+    return ElasticJob(
+        name=_name(metadata),
+        namespace=None if (space := metadata.get("namespace")) is None else _label(space),
+        labels=_texts(metadata.get("labels")),
+        annotations=_texts(metadata.get("annotations")),
+        endpoint=_endpoint(spec) if endpoint is None else _checked_endpoint(Field(endpoint, "--rdzv_endpoint", source)),
+        min_nodes=least,
+        nodes=nodes,
+        max_nodes=most,
+        template=_template(template),
+        container=_container(template),
+        backoff_limit=_number(spec, "backoffLimit", least=0),
+        deadline_seconds=_number(spec, "activeDeadlineSeconds", least=1),
+        ttl_seconds=_number(spec, "ttlSecondsAfterFinished", least=0),
+        restart_policy=_one_of(worker, "restartPolicy", RESTART_POLICIES, default="ExitCode"),
+        warnings=tuple(_warnings(spec)),
+    )
+
+
+def _sizes(spec: Field, worker: Field) -> tuple[int, int, int]:
+    """Return how many nodes the job starts with, and the least and most that it takes."""
+    replicas = worker.get("replicas")
+    nodes = 1 if replicas is None else replicas.number(least=1)
+    where = replicas or Field(1, f"{worker.path}.replicas", worker.source)
+    least, most = spec.get("minReplicas"), spec.get("maxReplicas")
+    least_nodes = nodes if least is None else least.number(least=1)
+    most_nodes = nodes if most is None else most.number(least=1)
+    if least is not None and least_nodes > most_nodes:
+        named = "spec.maxReplicas" if most is not None else where.path
+        raise least.wrong(f"is greater than {named}, {most_nodes}.", hint="The job could never start.")
+    if nodes < least_nodes:
+        raise where.wrong(
+            f"is less than spec.minReplicas, {least_nodes}.",
+            hint="The job starts with `replicas` nodes: give at least the minimum.",
+        )
+    if nodes > most_nodes:
+        raise where.wrong(
+            f"is greater than spec.maxReplicas, {most_nodes}.", hint="The nodes beyond the maximum would only wait."
+        )
+    return nodes, least_nodes, most_nodes
+
+
+def _name(metadata: Field) -> str:
+    if metadata.get("name") is None and metadata.get("generateName") is not None:
+        raise metadata.missing("name", "The nodes of a job meet under its name: generateName does not do.")
+    name = metadata.need("name")
+    text = name.text()
+    if not _NAME.fullmatch(text):
+        raise name.wrong(
+            "is not a name for a job and its service.",
+            hint="Use small letters, digits and dashes; begin with a letter, and end with a letter or a digit.",
+        )
+    if len(text) > _NAME_LENGTH:
+        raise name.wrong(
+            f"has {len(text)} characters; {_NAME_LENGTH} are allowed.",
+            hint="The names of its pods are longer by an index and a suffix, and 63 characters are the limit of those.",
+        )
+    return text
+
+
+def _label(value: Field) -> str:
+    text = value.text()
+    if len(text) > 63 or not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
+        raise value.wrong("is not a namespace.", hint="Use small letters, digits and dashes, at most 63.")
+    return text
+
+
+def _endpoint(spec: Field) -> str:
+    return _checked_endpoint(spec.need("rdzvEndpoint", "It is the etcd's or the Redis's address, HOST:PORT."))
+
+
+def _checked_endpoint(value: Field) -> str:
+    text = value.text().strip()
+    if "<" in text or ">" in text:
+        raise value.wrong(
+            "is a placeholder.",
+            hint="Put the store's address there, such as etcd:2379, or name it with --rdzv_endpoint.",
+        )
+    if not _ENDPOINT.fullmatch(text):
+        raise value.wrong(
+            "is not an address.", hint="Write HOST:PORT, several with commas between them, or redis://HOST:PORT."
+        )
+    return text
+
+
+def _template(template: Field) -> dict[str, Any]:
+    """Return the pod's template without ``apiVersion`` and ``kind``, which samples have and templates do not."""
+    template.only(("apiVersion", "kind", "metadata", "spec"))
+    found = {name: copy.deepcopy(value) for name, value in template.mapping().items() if name in ("metadata", "spec")}
+    if (metadata := template.get("metadata")) is not None:
+        _texts(metadata.get("labels"))
+        _texts(metadata.get("annotations"))
+    spec = template.need("spec")
+    if (seconds := spec.get("terminationGracePeriodSeconds")) is not None:
+        seconds.number(least=0)
+    for name in ("volumes", "initContainers"):
+        if (several := spec.get(name)) is not None:
+            for member in several.items():
+                member.need("name").text()
+    return found
+
+
+def _container(template: Field) -> int:
+    """Return the index of the container that launches, whose fields are checked as far as they are read."""
+    spec = template.need("spec")
+    containers = list(spec.need("containers").items())
+    names = [container.need("name").text() for container in containers]
+    if not containers:
+        raise spec.need("containers").wrong("has no container.")
+    if len(containers) > 1 and CONTAINER not in names:
+        raise spec.need("containers").wrong(
+            "has several containers.", hint=f"Name the one that trains {CONTAINER}, as the controller did."
+        )
+    index = names.index(CONTAINER) if CONTAINER in names else 0
+    container = containers[index]
+    container.need("image", "It has torch, the script, elastic-core and the distribution of the store.").text()
+    for name in ("command", "args"):
+        if (several := container.get(name)) is not None:
+            for word in several.items():
+                if not isinstance(word.value, str):
+                    raise word.wrong("is not a text.", hint="Put it between quotes: arguments are texts.")
+    for name in ("env", "volumeMounts"):
+        if (several := container.get(name)) is not None:
+            for member in several.items():
+                member.need("name").text()
+    for mount in () if (mounts := container.get("volumeMounts")) is None else mounts.items():
+        mount.need("mountPath").text()
+    if (resources := container.get("resources")) is not None:
+        for name in ("limits", "requests"):
+            if (amounts := resources.get(name)) is not None:
+                amounts.mapping()
+    return index
+
+
+def _number(spec: Field, name: str, *, least: int) -> int | None:
+    return None if (found := spec.get(name)) is None else found.number(least=least)
+
+
+def _one_of(mapping: Field, name: str, known: tuple[str, ...], *, default: str) -> str:
+    if (found := mapping.get(name)) is None:
+        return default
+    if found.value not in known:
+        raise found.wrong("is not known.", hint=f"It is one of {', '.join(filter(None, known))}.")
+    return str(found.value)
+
+
+def _texts(mapping: Field | None) -> dict[str, str]:
+    """Return labels or annotations."""
+    if mapping is None:
+        return {}
+    for name in mapping.mapping():
+        if (value := mapping.get(name)) is not None and not isinstance(value.value, str):
+            raise value.wrong("is not a text.", hint="Put it between quotes.")
+    return dict(mapping.mapping())
+
+
+def _warnings(spec: Field) -> list[str]:
+    said = []
+    if _one_of(spec, "cleanPodPolicy", CLEAN_POD_POLICIES, default="Running") == "All":
+        said.append(
+            "spec.cleanPodPolicy All is left out: a finished Job keeps its finished pods, for their logs. Set "
+            "spec.ttlSecondsAfterFinished to have them deleted."
+        )
+    if spec.get("schedulingPolicy") is not None:
+        said.append(
+            "spec.schedulingPolicy is left out: the job starts with spec.minReplicas nodes, and takes others when they "
+            "come. For a scheduler that starts all pods together see docs/kubernetes.md."
+        )
+    return said

@@ -1,0 +1,222 @@
+"""The manifests that stand for an ElasticJob. Pure functions; each returns them in the order to apply them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastic_core.errors import UsageError
+from elastic_core.exit_codes import ExitCode, signalled
+from elastic_kubernetes.elastic_job import ElasticJob
+from elastic_kubernetes.pod_template import LAUNCHER, Launch, PodOptions, find_launch, pod_template
+
+Manifest = dict[str, Any]
+
+REPLACEMENTS = 6  # how often the pod of one index may fail for reasons of its own before the index is given up
+JOBSET_RESTARTS = 3  # how often a JobSet begins anew after a failure that was not the program's
+NODE = "node"  # the name that Kubeflow Trainer knows: of the replicated job, and of its container
+ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+
+WORTH_RUNNING_AGAIN = (ExitCode.TOO_FEW_NODES, ExitCode.REQUEUE)
+JOB_IS_OVER = (ExitCode.JOB_FAILED, ExitCode.USAGE, *WORTH_RUNNING_AGAIN)
+"""All pods end with these, or would: none is replaced."""
+NODE_IS_OUT = (ExitCode.INTERNAL, ExitCode.REFUSED)
+"""The pod would end so again; the others may go on."""
+
+
+def as_job(job: ElasticJob, options: PodOptions) -> list[Manifest]:
+    """Return an Indexed Job, and the headless Service that gives its pods names."""
+    template = pod_template(job, options, find_launch(_container(job)), sizes=True)
+    template["spec"]["subdomain"] = job.name
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": job.name},
+        },
+    }
+    spec = _job_spec(job, template)
+    if job.ttl_seconds is not None:
+        spec["ttlSecondsAfterFinished"] = job.ttl_seconds
+    return [service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job), "spec": spec}]
+
+
+def as_jobset(job: ElasticJob, options: PodOptions) -> list[Manifest]:
+    """Return a JobSet of one Indexed Job, which begins anew where the failure was not the program's."""
+    template = pod_template(job, options, find_launch(_container(job)), sizes=True)
+    spec: Manifest = {
+        "failurePolicy": _jobset_failure_policy(),
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": _job_spec(job, template)}}],
+    }
+    if job.ttl_seconds is not None:
+        spec["ttlSecondsAfterFinished"] = job.ttl_seconds
+    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job), "spec": spec}]
+
+
+def as_trainjob(job: ElasticJob, options: PodOptions) -> list[Manifest]:
+    """Return a runtime of Kubeflow Trainer, and the TrainJob that uses it.
+
+    Trainer sets ``PET_NNODES`` to the number of nodes, which the launcher takes for the greatest one.
+
+    Raises:
+        UsageError: The container has a command of its own, or the job would start with fewer nodes than its greatest
+            number.
+    """
+    launch = find_launch(_container(job))
+    if launch.wrapped:
+        raise UsageError(
+            f"ElasticJob {job.name}: the container's command {' '.join(launch.command)!r} cannot be a TrainJob's.",
+            hint="Kubeflow Trainer sets the number of nodes for `elastic run` itself: leave `command` out and put "
+            "the script into `args`, or render with --to jobset.",
+        )
+    sized = Launch((*LAUNCHER, f"--nnodes={job.min_nodes}:$(PET_NNODES)"), ())
+    template = pod_template(job, options, sized, sizes=False)
+    container = template["spec"]["containers"][job.container]
+    container["name"] = NODE
+    del container["args"]
+    replicated = {
+        "name": NODE,
+        "template": {"metadata": {"labels": ANCESTOR}, "spec": {**_job_policies(job, NODE), "template": template}},
+    }
+    jobset = {
+        "failurePolicy": _jobset_failure_policy(),
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "replicatedJobs": [replicated],
+    }
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {**_metadata(job), "labels": {"trainer.kubeflow.org/framework": "torch", **job.labels}},
+        "spec": {"mlPolicy": {"numNodes": job.nodes, "torch": {}}, "template": {"spec": jobset}},
+    }
+    trainer: Manifest = {"numNodes": job.nodes, "image": container["image"], "args": list(launch.args)}
+    if not any(word.lstrip("-").replace("-", "_").startswith("nproc_per_node") for word in launch.args):
+        trainer["numProcPerNode"] = 1  # torchelastic's default; Trainer's is one for each CPU
+    spec: Manifest = {
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": job.name},
+        "trainer": trainer,
+    }
+    if job.deadline_seconds is not None:
+        spec["activeDeadlineSeconds"] = job.deadline_seconds
+    train_job = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _metadata(job),
+        "spec": spec,
+    }
+    return [runtime, train_job]
+
+
+TARGETS: Mapping[str, Callable[[ElasticJob, PodOptions], list[Manifest]]] = {
+    "job": as_job,
+    "jobset": as_jobset,
+    "trainjob": as_trainjob,
+}
+"""What ``elastic render --to`` takes."""
+
+
+def warnings_for(job: ElasticJob, options: PodOptions, target: str) -> list[str]:
+    """Return what people should know about the rendering, one sentence or two each."""
+    container, launch = _container(job), find_launch(_container(job))
+    image, said = options.image or str(container["image"]), list(job.warnings)
+    if image.startswith("torchelastic/"):
+        said.append(
+            f"the image {image!r} has torchelastic's launcher, and not Elastic. Build one that has elastic-core and "
+            f"the distribution of the {options.backend} backend, and name it with --image."
+        )
+    if launch.wrapped:
+        said.append(
+            f"the container's command {' '.join(launch.command)!r} is kept. The variables PET_… tell `elastic run` or "
+            "torchrun within it where to meet; call it with `exec`, so that it gets SIGTERM. The pod drains its node "
+            "before it ends, as the command may pass no signal on."
+        )
+    if target == "trainjob" and job.ttl_seconds is not None:
+        said.append("spec.ttlSecondsAfterFinished is left out: a TrainJob has no such field.")
+    if target == "trainjob" and job.nodes < job.max_nodes:
+        said.append(
+            f"spec.maxReplicas {job.max_nodes} is left out: a TrainJob has one number of nodes, {job.nodes}, which is "
+            "also the greatest."
+        )
+    return said
+
+
+def _container(job: ElasticJob) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = job.template["spec"]["containers"][job.container]
+    return found
+
+
+def _metadata(job: ElasticJob) -> Manifest:
+    metadata: Manifest = {"name": job.name}
+    if job.namespace is not None:
+        metadata["namespace"] = job.namespace
+    if job.labels:
+        metadata["labels"] = dict(job.labels)
+    if job.annotations:
+        metadata["annotations"] = dict(job.annotations)
+    return metadata
+
+
+def _job_spec(job: ElasticJob, template: Manifest) -> Manifest:
+    """Return the spec of an Indexed Job whose pods are nodes."""
+    name = template["spec"]["containers"][job.container]["name"]
+    spec: Manifest = {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        **_job_policies(job, name),
+    }
+    if job.deadline_seconds is not None:
+        spec["activeDeadlineSeconds"] = job.deadline_seconds
+    return {**spec, "template": template}
+
+
+def _job_policies(job: ElasticJob, container: str) -> Manifest:
+    """Return what follows the end of a pod, by the exit codes of ``elastic run`` (docs/exit_codes.md)."""
+    policies: Manifest = {
+        "backoffLimitPerIndex": REPLACEMENTS,
+        # The job has trained to its end when as many nodes say so as it needs. Pods that still wait for a machine are
+        # deleted then; without this, the Job would wait for them.
+        "successPolicy": {"rules": [{"succeededCount": job.min_nodes}]},
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                # The machine is taken away, or the pod is deleted: another pod comes, and none is counted.
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "Ignore", "onExitCodes": _codes(container, signalled(15))},
+                {"action": "FailJob", "onExitCodes": _codes(container, *JOB_IS_OVER)},
+                {"action": "FailIndex", "onExitCodes": _codes(container, *NODE_IS_OUT)},
+            ]
+        },
+    }
+    if job.backoff_limit is not None:
+        policies["backoffLimit"] = job.backoff_limit
+    return policies
+
+
+def _codes(container: str, *codes: int) -> Manifest:
+    return {"containerName": container, "operator": "In", "values": [int(code) for code in codes]}
+
+
+def _jobset_failure_policy() -> Manifest:
+    """Return what follows a failed Job: it begins anew as a new run, unless the failure was the program's."""
+    again = "|".join(str(int(code)) for code in WORTH_RUNNING_AGAIN)
+    return {
+        "maxRestarts": JOBSET_RESTARTS,
+        "rules": [
+            {
+                "name": "worthRunningAgain",
+                "action": "RestartJobSet",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+                "onJobFailureMessagePatterns": [f"failed with exit code ({again}) "],
+            },
+            {
+                "name": "failedForGood",
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+            },
+        ],
+    }

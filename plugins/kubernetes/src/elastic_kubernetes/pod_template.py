@@ -1,0 +1,181 @@
+"""The pod of one node: its launcher, its variables, its memory, and the time that it has to leave. Pure functions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from elastic_core.errors import UsageError
+from elastic_kubernetes.elastic_job import ElasticJob
+from elastic_kubernetes.quantities import format_bytes, parse_bytes
+
+LAUNCHER = ("elastic", "run")
+MODULES = (
+    "torchelastic.distributed.launch",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+)  # after ``python -m``
+LAUNCH_MODULE = "torch.distributed.launch"  # the one that passes --local-rank to the script
+JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"  # the Job controller's; the same for all pods of a Job
+SHARED_MEMORY, SHARED_MEMORY_PATH = "shared-memory", "/dev/shm"
+
+GRACE_PERIOD_SECONDS = 120
+"""``terminationGracePeriodSeconds``, where the ElasticJob has none."""
+SHUTDOWN_SECONDS = 30
+"""What workers that did not stop together get between SIGTERM and SIGKILL."""
+AGENT_SECONDS = 10
+"""What the agent needs besides, to say that it leaves and to end its observers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodOptions:
+    """What the command line says about the pod. Sizes are in bytes."""
+
+    backend: str
+    image: str | None = None
+    shared_memory: int = 1 << 30  # the size of /dev/shm
+    snapshots: int = 0  # the memory of the snapshots that TrainState keeps, on one node
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a container launches: by ``elastic run``, or by a command of its own that calls it."""
+
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    wrapped: bool = False  # whether the command is one that is not known, such as a shell
+
+
+def find_launch(container: Mapping[str, Any]) -> Launch:
+    """Return the launch for a container's command and arguments; the flags of a known launcher are kept."""
+    command: Sequence[str] = container.get("command") or ()
+    args: Sequence[str] = container.get("args") or ()
+    if not command:  # the image's entrypoint was a launcher
+        return Launch(LAUNCHER, tuple(args))
+    words = [PurePosixPath(command[0]).name, *command[1:]]
+    if words[:2] == list(LAUNCHER):
+        return Launch(LAUNCHER, (*words[2:], *args))
+    if words[0] == "torchrun":
+        return Launch(LAUNCHER, (*words[1:], *args))
+    if words[0].startswith("python") and words[1:2] == ["-m"] and words[2:3] and words[2] in MODULES:
+        passes = ("--pass_local_rank",) if words[2] == LAUNCH_MODULE and "--use_env" not in (*words, *args) else ()
+        return Launch(LAUNCHER, (*passes, *words[3:], *args))
+    return Launch(tuple(command), tuple(args), wrapped=True)
+
+
+def stop_seconds(grace_period: int, job: ElasticJob) -> int:
+    """Return the ``--preemption_grace`` that fits into a pod's ``terminationGracePeriodSeconds``.
+
+    Raises:
+        UsageError: It is too short for a planned stop.
+    """
+    if (left := grace_period - SHUTDOWN_SECONDS - AGENT_SECONDS) < 1:
+        needed = SHUTDOWN_SECONDS + AGENT_SECONDS + 1
+        raise UsageError(
+            f"ElasticJob {job.name}: terminationGracePeriodSeconds {grace_period} is too short for a planned stop.",
+            hint=f"Workers get {SHUTDOWN_SECONDS} s to end after SIGTERM, and the agent {AGENT_SECONDS} s. Give at "
+            f"least {needed}, and as much more as the longest step and a checkpoint take.",
+        )
+    return left
+
+
+def pod_template(job: ElasticJob, options: PodOptions, launch: Launch, *, sizes: bool) -> dict[str, Any]:
+    """Return the template of the pod of one node.
+
+    ``sizes`` says whether ``PET_NNODES`` is set: Kubeflow Trainer sets its own.
+    """
+    template: dict[str, Any] = copy.deepcopy(dict(job.template))
+    spec = template["spec"]
+    container = spec["containers"][job.container]
+    grace_period = spec.setdefault("terminationGracePeriodSeconds", GRACE_PERIOD_SECONDS)
+    grace = stop_seconds(grace_period, job)
+    container["command"] = list(launch.command)
+    container["args"] = list(launch.args)
+    if options.image is not None:
+        container["image"] = options.image
+    if launch.wrapped and not (container.get("lifecycle") or {}).get("preStop"):
+        # The container's first process may be a shell, which passes no signal on. The node is drained instead.
+        drain = {"exec": {"command": ["sh", "-c", 'exec elastic drain "$ELASTIC_HOST_NAME"']}}
+        container["lifecycle"] = {**(container.get("lifecycle") or {}), "preStop": drain}
+    container["env"] = _merged(_variables(job, options, grace, sizes=sizes), container.get("env") or [])
+    container.setdefault(
+        "terminationMessagePolicy", "FallbackToLogsOnError"
+    )  # so `kubectl describe` says why it failed
+    extra = options.snapshots + _share_memory(spec, container, options.shared_memory)
+    if resources := container.get("resources"):
+        container["resources"] = _with_memory(resources, extra, job)
+    spec["containers"][job.container] = _in_order(container)
+    spec["restartPolicy"] = "Never"  # the Job replaces a pod that failed, by what its exit code says
+    return template
+
+
+def _in_order(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container with the fields that people look for first."""
+    first = ("name", "image", "imagePullPolicy", "command", "args", "env")
+    return {**{name: container[name] for name in first if name in container}, **container}
+
+
+def _variables(job: ElasticJob, options: PodOptions, grace: int, *, sizes: bool) -> list[dict[str, Any]]:
+    """Return the variables of ``elastic run``, those first that others refer to."""
+    plan = {"PET_NNODES": f"{job.min_nodes}:{job.max_nodes}"} if sizes else {}
+    values = {
+        "ELASTIC_HOST_NAME": "$(POD_NAME)",
+        "ELASTIC_SCHEDULER_UID": "$(JOB_UID)",
+        "PET_LOCAL_ADDR": "$(POD_IP)",
+        "PET_RDZV_BACKEND": options.backend,
+        "PET_RDZV_ENDPOINT": job.endpoint,
+        "PET_RDZV_ID": f"$(POD_NAMESPACE).{job.name}",
+        **plan,
+        "PET_PREEMPTION_GRACE": str(grace),
+        "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return [
+        _from_field("POD_NAME", "metadata.name"),
+        _from_field("POD_NAMESPACE", "metadata.namespace"),
+        _from_field("POD_IP", "status.podIP"),
+        _from_field("JOB_UID", f"metadata.labels['{JOB_UID_LABEL}']"),
+        *({"name": name, "value": value} for name, value in values.items()),
+    ]
+
+
+def _from_field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _merged(ours: Iterable[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return both lists of variables; where a name is in both, the user's counts."""
+    given = {variable["name"] for variable in theirs}
+    return [*(variable for variable in ours if variable["name"] not in given), *theirs]
+
+
+def _share_memory(spec: dict[str, Any], container: dict[str, Any], size: int) -> int:
+    """Give the container a /dev/shm of that size; return the memory that it takes, 0 where the user's own is there."""
+    mounts = container.setdefault("volumeMounts", [])
+    if any(mount["mountPath"].rstrip("/") == SHARED_MEMORY_PATH for mount in mounts):
+        return 0
+    taken = {volume["name"] for volume in spec.get("volumes") or []}
+    name = next(name for name in (SHARED_MEMORY, "elastic-shared-memory", "elastic-dev-shm") if name not in taken)
+    mounts.append({"name": name, "mountPath": SHARED_MEMORY_PATH})
+    volume = {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": format_bytes(size)}}
+    spec["volumes"] = [*(spec.get("volumes") or []), volume]
+    return size
+
+
+def _with_memory(resources: Mapping[str, Any], extra: int, job: ElasticJob) -> dict[str, Any]:
+    """Return resources whose memory, where they bound it, has room for ``extra`` bytes more."""
+    grown = copy.deepcopy(dict(resources))
+    for name in ("limits", "requests"):
+        amounts = grown.get(name)
+        if amounts and (given := amounts.get("memory")) is not None:
+            try:
+                amounts["memory"] = format_bytes(parse_bytes(str(given)) + extra)
+            except ValueError:
+                raise UsageError(
+                    f"ElasticJob {job.name}: resources.{name}.memory {given!r} is not an amount of memory.",
+                    hint="Write it as 512Mi or 16Gi.",
+                ) from None
+    return grown

@@ -1,0 +1,131 @@
+"""The manifests of ``deploy/kubernetes/`` and those that are rendered are valid, and consistent in themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from manifest_schemas import DATA, ROOT, check
+
+from elastic_core.exit_codes import ExitCode
+from elastic_kubernetes.command import TARGETS, read_jobs
+from elastic_kubernetes.documents import write
+from elastic_kubernetes.elastic_job import ElasticJob
+from elastic_kubernetes.manifests import TARGETS as RENDERED
+from elastic_kubernetes.pod_template import AGENT_SECONDS, PodOptions
+
+DEPLOY = ROOT / "deploy" / "kubernetes"
+FILES = sorted(DEPLOY.glob("*.yaml"))
+GI = 1 << 30
+OPTIONS = PodOptions(backend="etcd", shared_memory=8 * GI, snapshots=24 * GI)
+ENDPOINT = "etcd-service:2379"
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document]
+
+
+def elastic_job(path: Path) -> ElasticJob:
+    (job,) = read_jobs(path.read_text(encoding="utf-8"), path.name, ENDPOINT if path.parent == DATA else None)
+    return job
+
+
+def pod_specs(manifest: Any) -> list[dict[str, Any]]:
+    """Every pod's spec within a manifest."""
+    if isinstance(manifest, list):
+        return [spec for member in manifest for spec in pod_specs(member)]
+    if not isinstance(manifest, dict):
+        return []
+    if isinstance(manifest.get("containers"), list):
+        return [manifest]
+    return [spec for member in manifest.values() for spec in pod_specs(member)]
+
+
+def policies(manifest: Any) -> list[dict[str, Any]]:
+    """Every spec of a Job within a manifest."""
+    if isinstance(manifest, list):
+        return [spec for member in manifest for spec in policies(member)]
+    if not isinstance(manifest, dict):
+        return []
+    own = [manifest] if "podFailurePolicy" in manifest else []
+    return [*own, *(spec for member in manifest.values() for spec in policies(member))]
+
+
+EVERY_MANIFEST = [
+    *(pytest.param(document, id=f"{path.stem}-{document['kind']}") for path in FILES for document in documents(path)),
+    *(
+        pytest.param(document, id=f"rendered-{path.stem}-{target}-{document['kind']}")
+        for path in (DEPLOY / "elasticjob.yaml", DATA / "imagenet.yaml")
+        for target in TARGETS
+        for document in RENDERED[target](elastic_job(path), OPTIONS)
+    ),
+]
+
+
+@pytest.mark.parametrize("manifest", EVERY_MANIFEST)
+def test_a_manifest_is_valid_by_its_published_schema(manifest: dict[str, Any]) -> None:
+    check(manifest)
+
+
+def test_the_check_is_strict() -> None:
+    job, jobset = documents(DEPLOY / "job.yaml")[1], documents(DEPLOY / "jobset.yaml")[0]
+    job["spec"]["template"]["spec"]["containers"][0]["enviroment"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check(job)
+    jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurPolicy"] = {}
+    with pytest.raises(jsonschema.ValidationError):
+        check(jobset)
+
+
+@pytest.mark.parametrize("target", ["job", "jobset"])
+def test_the_files_are_what_is_rendered_with_comments(target: str) -> None:
+    rendered = RENDERED[target](elastic_job(DEPLOY / "elasticjob.yaml"), OPTIONS)
+    assert documents(DEPLOY / f"{target}.yaml") == rendered
+    assert list(yaml.safe_load_all(write(rendered))) == rendered
+
+
+@pytest.mark.parametrize("manifest", [param for param in EVERY_MANIFEST if policies(param.values[0])])
+def test_every_exit_code_has_its_consequence(manifest: dict[str, Any]) -> None:
+    """Those of the table in docs/exit_codes.md; codes that no rule names count, and the pod is replaced."""
+    (spec,) = policies(manifest)
+    rules = spec["podFailurePolicy"]["rules"]
+    (container,) = pod_specs(manifest)[0]["containers"]
+    assert rules[0]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}], "before any code"
+    actions = {}
+    for rule in rules[1:]:
+        assert rule["onExitCodes"]["containerName"] == container["name"]
+        for code in rule["onExitCodes"]["values"]:
+            actions.setdefault(code, rule["action"])
+    codes = ExitCode
+    assert actions == {
+        143: "Ignore",
+        codes.JOB_FAILED: "FailJob",
+        codes.USAGE: "FailJob",
+        codes.TOO_FEW_NODES: "FailJob",
+        codes.REQUEUE: "FailJob",
+        codes.INTERNAL: "FailIndex",
+        codes.REFUSED: "FailIndex",
+    }
+    assert "backoffLimitPerIndex" in spec, "FailIndex needs it"
+
+
+@pytest.mark.parametrize("manifest", [param for param in EVERY_MANIFEST if policies(param.values[0])])
+def test_a_planned_stop_ends_before_the_kubelet_kills(manifest: dict[str, Any]) -> None:
+    for spec in pod_specs(manifest):
+        (container,) = spec["containers"]
+        values = {variable["name"]: variable.get("value") for variable in container["env"]}
+        stop, end = float(values["PET_PREEMPTION_GRACE"]), float(values["PET_SHUTDOWN_TIMEOUT"])
+        assert stop > 0
+        assert stop + end + AGENT_SECONDS == spec["terminationGracePeriodSeconds"]
+        assert spec["restartPolicy"] == "Never", "podFailurePolicy needs it"
+        names = [variable["name"] for variable in container["env"]]
+        assert len(set(names)) == len(names)
+
+
+def test_an_elastic_job_of_the_documents_is_valid_itself() -> None:
+    (document,) = documents(DATA / "imagenet.yaml")
+    check(document)
