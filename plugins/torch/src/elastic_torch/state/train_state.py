@@ -2,14 +2,15 @@
 
 ``commit()`` after a step, ``restore()`` before the first one. ``components`` has what is the same on all ranks,
 ``per_rank`` what differs; ``state_tree`` turns both into JSON and tensors. The package ``memory`` keeps snapshots,
-``disk`` checkpoints; ``recovery`` finds the newest of them, by ``state_choice`` and over ``state_exchange``.
+``disk`` checkpoints; ``restore()`` finds the newest of them, by ``state_choice`` and over ``state_exchange``.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -20,21 +21,20 @@ from elastic_core.errors import UsageError
 from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
 from elastic_torch.data.sampler import ElasticBatchSampler
-from elastic_torch.memory.replicated import ReplicatedMemory, memory_tier
+from elastic_torch.error_file import follow
 from elastic_torch.memory.rescue import Rescue
+from elastic_torch.memory.tier import memory_tier
 from elastic_torch.state.accumulation import Accumulation
-from elastic_torch.state.checkpoints import Checkpoints, packed, unpacked
+from elastic_torch.state.checkpoints import Checkpoints
 from elastic_torch.state.components import Components, Stateful
 from elastic_torch.state.digests import refuse_differences
-from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
+from elastic_torch.state.disk_tier import AnyCheckpoint, AnyLoaded, DiskTier
 from elastic_torch.state.epoch_start import EpochStart
 from elastic_torch.state.per_rank import PerRank
-from elastic_torch.state.progress import follow
-from elastic_torch.state.recovery import find_newest
 from elastic_torch.state.rng import Generators
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import Peers
-from elastic_torch.state.structure import form_of, restored
+from elastic_torch.state.state_tree import form_of, packed, restored, unpacked
 from elastic_torch.version import Place, Stamp
 
 _T = TypeVar("_T")
@@ -157,7 +157,7 @@ class TrainState:
         self._snapshot_every = snapshot_every
         self._place = Place.found()
         self._memory = memory_tier(self._common, name, self._place.local_rank, replicate_every, self._peers)
-        self._rescue = Rescue(name, disk, self._place, whole=isinstance(self._memory, ReplicatedMemory))
+        self._rescue = Rescue(name, disk, self._place, whole=self._memory.whole)
         self._checkpoints = Checkpoints(disk, self._place, self._rescue.saved)
         follow(self)
 
@@ -309,25 +309,36 @@ class TrainState:
                 "restore() needs the process group, to agree with the other ranks.",
                 hint="Call elastic.init_process_group() before it.",
             )
-        newest = find_newest(self._memory, self._rescue, self._checkpoints, self._peers, self.state_dict)
+        stamp, saved = self._memory.meet(), functools.cache(self._checkpoints.newest)
+        rescued = None if stamp is not None else self._adopt_rescued(saved)
+        self._rescue.register(self._peers, saved)
         tier = None
-        if newest.checkpoint is not None:
-            tier = self._load_checkpoint(newest.checkpoint)
-        elif newest.snapshot is not None:
-            tier = self._load_snapshot(newest.snapshot)
-            tier = Tier.RESCUED if newest.is_rescued else tier
+        if rescued is not None:
+            self._load_snapshot(rescued)
+            tier = Tier.RESCUED
+        elif loaded := self._checkpoints.newer_than(stamp, lambda disk: self._memory.load(disk, self.state_dict)):
+            tier = self._load_checkpoint(loaded)
+        elif stamp is not None:
+            tier = self._load_snapshot(stamp)
         self._memory.go_on(self._stamp(), self._whole)
         if tier is None:
             return None
         self._resumed = True
         return Restored(self.step, self.epoch, tier)
 
+    def _adopt_rescued(self, saved: Callable[[], AnyCheckpoint | None]) -> Stamp | None:
+        """Read the snapshot of a run that has failed into memory, where it is newer than what is saved; its stamp."""
+        for candidate in self._rescue.find(self._peers, saved()):
+            if self._rescue.take(self._peers, candidate, self._memory.adopt):
+                return self._memory.meet()
+        return None
+
     def _load_checkpoint(self, loaded: AnyLoaded) -> Tier:
         """Load a checkpoint."""
         self._common.gradients.replay(loaded.state["gradients"].tolist())
         self.load_state_dict(loaded.state)
         numbers = loaded.state.get("rng", {}).get(str(self._peers.rank))
-        if numbers is None:
+        if not isinstance(numbers, torch.Tensor):
             self._generators.reseed(loaded.checkpoint.run_uid, loaded.checkpoint.round, self.step, self._peers.rank)
         else:
             self._generators.load(unpacked(numbers))

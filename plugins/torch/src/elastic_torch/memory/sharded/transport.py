@@ -54,18 +54,6 @@ class Transport:
         self._wait(lambda: self._group.allgather([everybodys], [mine]))
         return [each.tolist() for each in everybodys]
 
-    def gather_rows(self, rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:
-        """Return the rows of all ranks, by rank; a row has ``width`` numbers, and each rank gives any number of
-        rows.
-        """
-        counts = [count for [count] in self.gather([len(rows)])]
-        flat = [number for row in rows for number in row]
-        everybodys = self.gather(flat + [0] * (max(counts) * width - len(flat)))
-        return [
-            [numbers[at : at + width] for at in range(0, count * width, width)]
-            for numbers, count in zip(everybodys, counts, strict=True)
-        ]
-
     def agree(self, well: bool) -> bool:
         """Whether it is so on all ranks."""
         return all(said for [said] in self.gather([int(well)]))
