@@ -11,15 +11,17 @@ import errno
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch.distributed.tensor import DTensor
+
 from elastic_torch.disk import catalog, dcp, fence, lineage
 from elastic_torch.disk.collective import Collective, PeerFailedError
-from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, CheckpointSaveError
+from elastic_torch.disk.fence import Identity
 from elastic_torch.disk.manifest import METADATA, NAME, Counters, FileSum, Manifest, encode
-from elastic_torch.disk.state_copy import is_scattered
 from elastic_torch.disk.storage import Storage
 from elastic_torch.version import Checkpoint, Position
 
@@ -75,7 +77,7 @@ class Saver:
 
     def _save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         together = frozenset(self.group.ranks)
-        scattered = together != {*self.everyone.ranks} and any(self.everyone.gather(is_scattered(state, together)))
+        scattered = together != {*self.everyone.ranks} and any(self.everyone.gather(_is_scattered(state, together)))
         collective = self.everyone if scattered else self.group
         save_id = collective.lead(lambda: secrets.token_hex(4))
         staging = self.storage.staging(str(position), save_id)
@@ -184,3 +186,13 @@ class Saver:
         return CheckpointSaveError(
             f"The checkpoint of step {position.step} was not saved in {self.storage.root}: {text}. {newest}", hint=hint
         )
+
+
+def _is_scattered(state: Any, together: frozenset[int]) -> bool:
+    """Whether some tensor lies on ranks besides ``together`` (global ranks), each of which has a part of it."""
+    if isinstance(state, DTensor):
+        # A tensor that every rank has whole would be scattered all the same: torch saves it from one rank only.
+        return not {int(rank) for rank in state.device_mesh.mesh.flatten()} <= together
+    if isinstance(state, Mapping):
+        return any(_is_scattered(item, together) for item in state.values())
+    return isinstance(state, (list, tuple)) and any(_is_scattered(item, together) for item in state)
