@@ -3,7 +3,7 @@
 - :mod:`disk` has the class ``Disk``; :mod:`ownership` takes the directory, by the :mod:`fence`; :mod:`writer` copies
   the state, and has the thread that writes; :mod:`schedule` says when a checkpoint is due.
 - :mod:`saver` and :mod:`loader` are what all ranks do together, over a :mod:`collective`; :mod:`shared_dirs` finds out
-  which of them see the same directory, :mod:`assembly` where each file is, :mod:`receiver` takes in what comes.
+  which of them see the same directory, :mod:`assembly` where each file is.
 - :mod:`dcp` has torch's format, :mod:`manifest` the list of files with checksums.
 - :mod:`catalog` finds, checks and removes checkpoints; :mod:`lineage` says which of them belong to one training.
 - :mod:`storage` and :mod:`url` are durable places; :mod:`retry` repeats reads after transient errors.

@@ -306,6 +306,20 @@ def _sync(folder: Path) -> None:
 Storage: TypeAlias = "LocalStorage | UrlStorage"
 
 
+@contextlib.contextmanager
+def created(storage: Storage, path: str, sums: dict[str, FileSum]) -> Iterator[io.BufferedWriter[Sink]]:
+    """Yield a new file that is durable, and whose sum is known, at the end."""
+    sink = storage.write(path)
+    stream = io.BufferedWriter(sink, BLOCK)
+    try:
+        yield stream
+        stream.close()
+    except BaseException:
+        sink.abandon()
+        raise
+    sums[path.rsplit("/", 1)[-1]] = sink.sum()
+
+
 def open_storage(directory: str | os.PathLike[str]) -> Storage:
     """Return the storage of a directory, or of any URL that fsspec knows. Nothing is read or written."""
     text = os.fspath(directory)
