@@ -13,7 +13,7 @@ import torch
 
 from elastic_core.errors import UsageError
 from elastic_torch.disk.assembly import Holding, assemble
-from elastic_torch.disk.catalog import Entry, Fault, stale, superfluous
+from elastic_torch.disk.catalog import Entry, Fault, entries, stale, superfluous
 from elastic_torch.disk.collective import Collective, PeerFailedError
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.fence import Claim, Identity, identity, number
@@ -95,6 +95,16 @@ def test_the_last_good_ones_stay(steps: list[int], damaged: list[int], keep: int
     found = [Entry(str(s), Position(1, 1, s), manifest(s), fault if s in damaged else ()) for s in steps]
     assert [entry.folder for entry in superfluous(found, keep, "line")] == [str(step) for step in expected]
     assert superfluous(found, keep, "another") == [], "nobody has gone on from them"
+
+
+def test_of_a_scattered_checkpoint_another_nodes_files_are_neither_here_nor_missing(tmp_path: Path) -> None:
+    kept = manifest(scattered=True)
+    (tmp_path / str(kept.position)).mkdir()
+    (tmp_path / str(kept.position) / "manifest.json").write_bytes(encode(kept))
+    (tmp_path / str(kept.position) / "a").write_bytes(b"1")
+    [found] = entries(LocalStorage(tmp_path))
+    assert found.here == frozenset("a")
+    assert not found.faults
 
 
 def test_only_earlier_turns_are_swept_up() -> None:
