@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, C
 from elastic_torch.disk.fence import Identity
 from elastic_torch.disk.manifest import METADATA, NAME, Counters, FileSum, Manifest, encode
 from elastic_torch.disk.storage import Storage
+from elastic_torch.state.state_tree import leaves
 from elastic_torch.version import Checkpoint, Position
 
 logger = logging.getLogger("elastic_torch.disk")
@@ -190,9 +190,6 @@ class Saver:
 
 def _is_scattered(state: Any, together: frozenset[int]) -> bool:
     """Whether some tensor lies on ranks besides ``together`` (global ranks), each of which has a part of it."""
-    if isinstance(state, DTensor):
-        # A tensor that every rank has whole would be scattered all the same: torch saves it from one rank only.
-        return not {int(rank) for rank in state.device_mesh.mesh.flatten()} <= together
-    if isinstance(state, Mapping):
-        return any(_is_scattered(item, together) for item in state.values())
-    return isinstance(state, (list, tuple)) and any(_is_scattered(item, together) for item in state)
+    # A tensor that every rank has whole would be scattered all the same: torch saves it from one rank only.
+    sharded = [leaf for _, leaf in leaves(state) if isinstance(leaf, DTensor)]
+    return any(not {int(rank) for rank in leaf.device_mesh.mesh.flatten()} <= together for leaf in sharded)

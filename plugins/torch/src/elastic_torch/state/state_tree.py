@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -172,6 +172,19 @@ def _together(kind: str, value: Any, take: Take, shard: TakeDTensor | None) -> A
         case "device":
             return torch.device(value)
     raise ValueError(f"{kind!r:.80} is no part of a state")
+
+
+def leaves(value: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
+    """Yield what a state consists of, each with its place: all that is no mapping, list or tuple."""
+    match value:
+        case Mapping():
+            for key, item in value.items():
+                yield from leaves(item, f"{place}[{key!r}]")
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from leaves(item, f"{place}[{index}]")
+        case _:
+            yield place, value
 
 
 def packed(state: Any) -> torch.Tensor:
