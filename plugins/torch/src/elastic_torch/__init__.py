@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic_core.worker.graceful_stop import should_checkpoint as should_checkpoint
     from elastic_torch.data.partition import loss_weight as loss_weight
     from elastic_torch.data.sampler import (
         ElasticBatchSampler as ElasticBatchSampler,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         Disk as Disk,
     )
     from elastic_torch.error_file import record as record
-    from elastic_torch.graceful_stop import should_checkpoint as should_checkpoint
     from elastic_torch.process_group import init_process_group as init_process_group
     from elastic_torch.state.disk_tier import DiskTier as DiskTier
     from elastic_torch.state.state_choice import Tier as Tier
@@ -37,55 +37,35 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME: dict[str, str] = {
-    "Checkpoint": "disk",
-    "CheckpointError": "disk",
-    "CheckpointLoadError": "disk",
-    "CheckpointRefusedError": "disk",
-    "CheckpointSaveError": "disk",
-    "Disk": "disk",
-    "DiskTier": "state.disk_tier",
-    "ElasticBatchSampler": "data.sampler",
-    "ElasticDistributedSampler": "data.sampler",
-    "Restored": "state.train_state",
-    "SeededDataset": "data.seeded_dataset",
-    "Stamp": "version",
-    "Tier": "state.state_choice",
-    "TrainState": "state.train_state",
-    "init_process_group": "process_group",
-    "loss_weight": "data.partition",
-    "record": "error_file",
-    "should_checkpoint": "graceful_stop",
+    "Checkpoint": "elastic_torch.disk",
+    "CheckpointError": "elastic_torch.disk",
+    "CheckpointLoadError": "elastic_torch.disk",
+    "CheckpointRefusedError": "elastic_torch.disk",
+    "CheckpointSaveError": "elastic_torch.disk",
+    "Disk": "elastic_torch.disk",
+    "DiskTier": "elastic_torch.state.disk_tier",
+    "ElasticBatchSampler": "elastic_torch.data.sampler",
+    "ElasticDistributedSampler": "elastic_torch.data.sampler",
+    "Restored": "elastic_torch.state.train_state",
+    "SeededDataset": "elastic_torch.data.seeded_dataset",
+    "Stamp": "elastic_torch.version",
+    "Tier": "elastic_torch.state.state_choice",
+    "TrainState": "elastic_torch.state.train_state",
+    "init_process_group": "elastic_torch.process_group",
+    "loss_weight": "elastic_torch.data.partition",
+    "record": "elastic_torch.error_file",
+    "should_checkpoint": "elastic_core.worker.graceful_stop",
 }
 """Where each public name lives."""
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "CheckpointLoadError",
-    "CheckpointRefusedError",
-    "CheckpointSaveError",
-    "Disk",
-    "DiskTier",
-    "ElasticBatchSampler",
-    "ElasticDistributedSampler",
-    "Restored",
-    "SeededDataset",
-    "Stamp",
-    "Tier",
-    "TrainState",
-    "__version__",
-    "init_process_group",
-    "loss_weight",
-    "record",
-    "should_checkpoint",
-]
+__all__ = sorted(["__version__", *_HOME])  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "torch":
             raise

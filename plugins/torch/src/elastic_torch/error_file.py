@@ -1,17 +1,44 @@
 """``@record``: as torch's decorator, and the error says at which step and epoch the newest ``TrainState`` was.
 
-It is ``elastic_core``'s; ``state.progress`` adds step and epoch. A custom error handler is accepted as torch does.
+It is ``elastic_core``'s; :func:`follow` adds step and epoch. A custom error handler is accepted as torch does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from elastic_core.worker import error_file
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class Progress(Protocol):
+    """A training state, as far as this goes."""
+
+    step: int
+    """Steps committed."""
+    epoch: int
+    """The epoch in progress, from 0."""
+
+
+_states: list[weakref.ref[Progress]] = []
+"""In the order in which they were made."""
+
+
+def follow(state: Progress) -> None:
+    """Have error files say how far this state is, while it is the newest that lives."""
+    _states.append(weakref.ref(state))
+
+
+def _newest() -> Mapping[str, object]:
+    living = [state for reference in _states if (state := reference()) is not None]
+    return {"step": living[-1].step, "epoch": living[-1].epoch} if living else {}
+
+
+error_file.attach(_newest)
 
 
 @overload

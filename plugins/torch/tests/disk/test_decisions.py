@@ -13,24 +13,15 @@ import torch
 
 from elastic_core.errors import UsageError
 from elastic_torch.disk.assembly import Holding, assemble
-from elastic_torch.disk.catalog import Entry, Fault, stale, superfluous
+from elastic_torch.disk.catalog import Entry, Fault, entries, stale, superfluous
 from elastic_torch.disk.collective import Collective, PeerFailedError
-from elastic_torch.disk.environment import Identity, identity
 from elastic_torch.disk.errors import CheckpointRefusedError
-from elastic_torch.disk.fence import Claim, number
-from elastic_torch.disk.interval import (
-    AskAgain,
-    SaveNow,
-    daly_interval,
-    mean_time_between_failures,
-    next_look,
-    young_interval,
-)
+from elastic_torch.disk.fence import Claim, Identity, identity, number
 from elastic_torch.disk.manifest import Counters, DamagedError, FileSum, Manifest, decode, encode
-from elastic_torch.disk.schedule import Schedule
+from elastic_torch.disk.schedule import Schedule, daly_interval, mean_time_between_failures, next_look, young_interval
 from elastic_torch.disk.shared_dirs import SharedDirs, discover, shared_dirs_of
-from elastic_torch.disk.state_copy import snapshot
 from elastic_torch.disk.storage import LocalStorage
+from elastic_torch.disk.writer import snapshot
 from elastic_torch.version import Position, parse
 
 FILES = {"a": FileSum(1, "aa"), "b": FileSum(2, "bb")}
@@ -104,6 +95,16 @@ def test_the_last_good_ones_stay(steps: list[int], damaged: list[int], keep: int
     found = [Entry(str(s), Position(1, 1, s), manifest(s), fault if s in damaged else ()) for s in steps]
     assert [entry.folder for entry in superfluous(found, keep, "line")] == [str(step) for step in expected]
     assert superfluous(found, keep, "another") == [], "nobody has gone on from them"
+
+
+def test_of_a_scattered_checkpoint_another_nodes_files_are_neither_here_nor_missing(tmp_path: Path) -> None:
+    kept = manifest(scattered=True)
+    (tmp_path / str(kept.position)).mkdir()
+    (tmp_path / str(kept.position) / "manifest.json").write_bytes(encode(kept))
+    (tmp_path / str(kept.position) / "a").write_bytes(b"1")
+    [found] = entries(LocalStorage(tmp_path))
+    assert found.here == frozenset("a")
+    assert not found.faults
 
 
 def test_only_earlier_turns_are_swept_up() -> None:
@@ -215,17 +216,17 @@ def test_what_is_seen_outweighs_what_was_assumed() -> None:
 @pytest.mark.parametrize(
     ("elapsed", "wanted", "step", "expected"),
     [
-        (0, 100, 1, AskAgain(50)),
-        (99, 100, 1, AskAgain(1)),
-        (99.6, 100, 1, SaveNow()),
-        (150, 100, 1, SaveNow()),
-        (0, 100, 300, SaveNow()),
-        (0, 1e12, 1e-6, AskAgain(1_000_000)),
-        (0, 5, 0, AskAgain(1)),
+        (0, 100, 1, 50),
+        (99, 100, 1, 1),
+        (99.6, 100, 1, 0),
+        (150, 100, 1, 0),
+        (0, 100, 300, 0),
+        (0, 1e12, 1e-6, 1_000_000),
+        (0, 5, 0, 1),
     ],
 )
 def test_a_checkpoint_is_due_when_its_time_is_nearest(
-    elapsed: float, wanted: float, step: float, expected: SaveNow | AskAgain
+    elapsed: float, wanted: float, step: float, expected: int
 ) -> None:
     assert next_look(elapsed, wanted, step) == expected
 

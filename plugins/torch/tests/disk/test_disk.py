@@ -28,7 +28,7 @@ from elastic_torch.disk import (
     fence,
     ownership,
 )
-from elastic_torch.disk.environment import Identity
+from elastic_torch.disk.fence import Identity
 from elastic_torch.disk.storage import LocalStorage, open_storage
 
 pytestmark = pytest.mark.timeout(600)

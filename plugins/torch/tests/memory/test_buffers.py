@@ -13,7 +13,7 @@ from elastic_core.errors import ResourceError, UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 from elastic_torch.memory import snapshot
 from elastic_torch.memory.buffers import Buffers
-from elastic_torch.memory.replicated import ReplicatedMemory
+from elastic_torch.memory.tier import MemoryTier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import take_apart
 from elastic_torch.version import Stamp
@@ -55,7 +55,9 @@ def test_a_snapshot_of_another_release_is_none_and_that_is_said(
 ) -> None:
     memory = Buffers("train", 0)
     commit(memory, 1, 1)
-    os.pwrite(memory.buffer(Stamp(1, 1)).fd, b"elastic2", 0)
+    kept = memory.buffer_of(Stamp(1, 1))
+    assert kept is not None
+    os.pwrite(kept.fd, b"elastic2", 0)
     assert Buffers("train", 0).stamps() == ()
     assert "The snapshot train/0/0 in memory is of another release of elastic-torch" in caplog.text
 
@@ -72,7 +74,9 @@ def test_a_commit_that_was_not_finished_leaves_the_one_before(agent: socket.sock
     memory = Buffers("train", 0)
     commit(memory, 1, 1)
     commit(memory, 1, 2)
-    memory.buffer(Stamp(1, 2)).begin()
+    kept = memory.buffer_of(Stamp(1, 2))
+    assert kept is not None
+    kept.begin()
     later = Buffers("train", 0)
     assert later.stamps() == (Stamp(1, 1),)
     commit(later, 2, 2)
@@ -143,16 +147,16 @@ def test_what_a_rank_has_from_before_its_memory_ended_takes_nobody_back(monkeypa
         def gather_stamps(self, stamps: Iterable[Stamp]) -> list[list[Stamp]]:
             return [list(stamps), [Stamp(1, 4), Stamp(1, 3)]]
 
-    first = ReplicatedMemory("train", 0, Two())
+    first = MemoryTier(Buffers("train", 0), Two())
     for step in (1, 2, 3):
         first.keep(Stamp(1, step), lambda: [{"w": torch.ones(10)}, {}])
     monkeypatch.setattr(snapshot, "available_memory", lambda: 0)
     with pytest.warns(UserWarning, match="No snapshots are kept"):
         first.keep(Stamp(1, 4), lambda: [{"w": torch.ones(100_000)}, {}])
-    assert ReplicatedMemory("train", 0, Two()).meet() == Stamp(1, 3), "which all have"
+    assert MemoryTier(Buffers("train", 0), Two()).meet() == Stamp(1, 3), "which all have"
     assert not first.has(Stamp(1, 5))
     assert first.has(Stamp(1, 4)), "as far as somebody has it"
-    assert ReplicatedMemory("train", 0, Two()).meet() == Stamp(1, 4)
+    assert MemoryTier(Buffers("train", 0), Two()).meet() == Stamp(1, 4)
 
 
 def test_a_state_that_grows_before_its_second_commit_gets_room(agent: socket.socket) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elastic_torch.disk import Disk
-from elastic_torch.state.structure import form_of, restored
+from elastic_torch.state.state_tree import form_of, restored
 
 
 def state() -> dict[str, Any]:

@@ -41,19 +41,14 @@ class Entry:
         position: What the name says.
         manifest: Its list of contents; None where that cannot be read.
         faults: What is wrong with it at first sight.
+        here: Its files that are there, and of the right size.
     """
 
     folder: str
     position: Position
     manifest: Manifest | None
     faults: tuple[Fault, ...] = ()
-
-    @property
-    def here(self) -> frozenset[str]:
-        """The files that are there, and of the right size."""
-        if self.manifest is None:
-            return frozenset()
-        return frozenset(self.manifest.files) - {fault.file for fault in self.faults}
+    here: frozenset[str] = frozenset()
 
     @property
     def good(self) -> bool:
@@ -97,21 +92,18 @@ def entry(storage: Storage, folder: str, position: Position, retry: Retry = ONCE
             raise DamagedError(f"its manifest is that of {manifest.position}")
         present = {*retry(lambda: storage.names(folder))}
         sizes = {name: retry(partial(storage.size, f"{folder}/{name}")) for name in {*manifest.files} & present}
-    except DamagedError as error:
-        return Entry(folder, position, None, (Fault("", str(error)),))
-    except UnknownFormatError as error:
-        return Entry(folder, position, None, (Fault("", str(error), damaged=False),))
-    except OSError as error:
-        return Entry(folder, position, None, (Fault("", str(error), damaged=False),))
-    faults = []
+    except (DamagedError, UnknownFormatError, OSError) as error:
+        return Entry(folder, position, None, (Fault("", str(error), damaged=isinstance(error, DamagedError)),))
+    faults, here = [], set[str]()
     for name, expected in manifest.files.items():
         size = sizes.get(name)
-        if size is None:
-            if not manifest.scattered:
-                faults.append(Fault(name, f"{name} is missing"))
-        elif size != expected.size:
+        if size == expected.size:
+            here.add(name)
+        elif size is not None:
             faults.append(Fault(name, f"{name} has {size} bytes instead of {expected.size}"))
-    return Entry(folder, position, manifest, tuple(faults))
+        elif not manifest.scattered:
+            faults.append(Fault(name, f"{name} is missing"))
+    return Entry(folder, position, manifest, tuple(faults), frozenset(here))
 
 
 def read_manifest(storage: Storage, folder: str, retry: Retry = ONCE) -> Manifest:

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from elastic_torch.disk.collective import Collective
 from elastic_torch.disk.manifest import METADATA, FileSum, Manifest
 from elastic_torch.disk.retry import ONCE, Retry, opened
-from elastic_torch.disk.storage import BLOCK, Sink, Storage
+from elastic_torch.disk.storage import Storage, created
 
 
 class _Files(FileSystemBase):
@@ -94,20 +94,6 @@ class _Files(FileSystemBase):
         """Any identifier is valid."""
         del checkpoint_id
         return True
-
-
-@contextmanager
-def created(storage: Storage, path: str, sums: dict[str, FileSum]) -> Iterator[io.BufferedWriter[Sink]]:
-    """Yield a new file that is durable, and whose sum is known, at the end."""
-    sink = storage.write(path)
-    stream = io.BufferedWriter(sink, BLOCK)
-    try:
-        yield stream
-        stream.close()
-    except BaseException:
-        sink.abandon()
-        raise
-    sums[path.rsplit("/", 1)[-1]] = sink.sum()
 
 
 class _Writer(FileSystemWriter):

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from elastic_core.errors import UsageError
 from elastic_torch.disk import catalog, dcp, lineage
 from elastic_torch.disk.collective import PeerFailedError, collective_of
-from elastic_torch.disk.environment import identity, is_restart, is_set
 from elastic_torch.disk.errors import (
     CheckpointError,
     CheckpointLoadError,
     CheckpointSaveError,
     CheckpointUnreadableError,
 )
+from elastic_torch.disk.fence import identity
 from elastic_torch.disk.loader import FoundCheckpoint, Loaded, Loader
 from elastic_torch.disk.manifest import Counters
 from elastic_torch.disk.ownership import Ownership
@@ -95,7 +95,7 @@ class Disk:
         self._started = time.monotonic()
         self._last: int | None = None
         self._read_only, self._patience = read_only, read_timeout
-        self._ignores = ignore_unreadable or is_set(environ, IGNORE)
+        self._ignores = ignore_unreadable or _is_set(environ, IGNORE)
         ranks = dist.get_process_group_ranks(process_group) if _distributed() else None
         self._front, self._back = collective_of(ranks), collective_of(ranks)
         self._schedule = Schedule(interval, mean_time_between_failures, self._front, time.monotonic)
@@ -108,7 +108,7 @@ class Disk:
         try:
             self._ownership.take()
         except PeerFailedError as error:
-            lasting = (None in error.codes or not error.codes.isdisjoint(_LASTING)) and not is_restart(environ)
+            lasting = (None in error.codes or not error.codes.isdisjoint(_LASTING)) and not _is_restart(environ)
             if read_only or lasting:
                 raise _unusable(directory, error) from error
             self._warn("Nothing can be saved in %s for now: %s. Each save tries again.", self._storage.root, error)
@@ -373,3 +373,22 @@ def _unusable(directory: str | os.PathLike[str], error: PeerFailedError) -> Chec
 
 def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def _is_restart(environ: Mapping[str, str]) -> bool:
+    """Whether this is a later round, or a restart: there may be more to lose in memory than a disk has."""
+    return int(environ.get("ELASTIC_ROUND") or 0) > 1 or int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a variable says yes.
+
+    Raises:
+        UsageError: It says neither that nor no.
+    """
+    value = environ.get(name, "")
+    if value.lower() in ("1", "true", "yes", "on"):
+        return True
+    if value.lower() in ("", "0", "false", "no", "off"):
+        return False
+    raise UsageError(f"{name}={value!r}: it is 1 or 0.")

@@ -10,17 +10,47 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
-from collections.abc import Iterable
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.storage import Storage
 from elastic_torch.version import Position, parse
 
 FOLDER = ".claims"
 _CLAIM = re.compile(r"run-(\d{4,})(?:_round-(\d{5,}))?\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who saves.
+
+    Attributes:
+        uid: The run's own random id.
+        round: The round's number within the run.
+        who: The process for people: job, host and pid.
+    """
+
+    uid: str
+    round: int
+    who: str
+
+
+def identity(environ: Mapping[str, str] = os.environ) -> Identity:
+    """Who this process is, from ``ELASTIC_RUN_UID`` and ``ELASTIC_ROUND``.
+
+    Elsewhere (torchrun, a plain script) each start of the workers counts as a run of its own, under a random uid:
+    runs are ordered by when they begin to save, so that comes to the same.
+    """
+    job = environ.get("TORCHELASTIC_RUN_ID")
+    who = f"{f'job {job!r} on ' if job else ''}{socket.gethostname()}, pid {os.getpid()}"
+    if "ELASTIC_RUN_UID" in environ:
+        return Identity(environ["ELASTIC_RUN_UID"], int(environ.get("ELASTIC_ROUND", "0")), who)
+    return Identity(secrets.token_hex(6), 0, who)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ have, agree on the newest checkpoint that can be put together, and send what is 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,12 +21,11 @@ from elastic_torch.disk.assembly import Assembly, Holding, assemble, newest_firs
 from elastic_torch.disk.catalog import Entry, Fault
 from elastic_torch.disk.collective import Collective, PeerFailedError
 from elastic_torch.disk.errors import CheckpointLoadError
-from elastic_torch.disk.manifest import Manifest
-from elastic_torch.disk.receiver import Receiver
+from elastic_torch.disk.manifest import NAME, FileSum, Manifest, encode
 from elastic_torch.disk.retry import Retry, opened
 from elastic_torch.disk.shared_dirs import SharedDirs
-from elastic_torch.disk.storage import LATEST, Storage
-from elastic_torch.version import Checkpoint, Position
+from elastic_torch.disk.storage import LATEST, Storage, created
+from elastic_torch.version import Checkpoint, Position, parse
 
 logger = logging.getLogger("elastic_torch.disk")
 CHUNK = 16 << 20
@@ -236,18 +235,29 @@ class Loader:
 
     def _fetch(self, assembly: Assembly, mine: Holding | None) -> tuple[str, Manifest]:
         lacks = assembly.needs.get(self.shared_dirs.mine)
-        receiver = None
-        if lacks is not None and self.shared_dirs.first:
-            receiver = Receiver(self.storage, assembly, lacks, mine)
-        unsent: list[OSError] = []
+        receives = lacks is not None and self.shared_dirs.first
+        staging = self.storage.staging(str(assembly.manifest.position), secrets.token_hex(4))
+        late: list[OSError] = []
+        """Errors are raised in the end, since a rank that left in the middle would block the others."""
+        if receives:
+            with _put_off(late):
+                self.storage.make(staging)
+                for name in {*assembly.manifest.files} - (lacks or set()):
+                    assert mine is not None
+                    self.storage.adopt(f"{mine.folder}/{name}", f"{staging}/{name}")
         for name, directory in assembly.sends:
-            taker = receiver if receiver is not None and name in receiver.lacks else None
-            self._pass_on(name, directory, assembly, taker, unsent)
+            target = f"{staging}/{name}" if receives and name in (lacks or ()) else None
+            self._pass_on(name, directory, assembly, target, late)
 
         def finish() -> str | None:
-            for error in unsent:
-                raise error
-            return receiver.finish() if receiver is not None else None
+            try:
+                for error in late:
+                    raise error
+                return self._publish(staging, assembly.manifest, mine) if receives else None
+            except BaseException:
+                if receives:
+                    self.storage.remove(staging)
+                raise
 
         folders = self.everyone.agree(finish)
         if lacks is None:
@@ -255,38 +265,60 @@ class Loader:
             return mine.folder, mine.manifest
         return folders[self.shared_dirs.directories[self.shared_dirs.mine][0]] or "", assembly.manifest
 
-    def _pass_on(
-        self, name: str, directory: int, assembly: Assembly, receiver: Receiver | None, unsent: list[OSError]
-    ) -> None:
-        """Broadcast one file. Errors are raised later, since a rank that left in the middle would block the others.
+    def _pass_on(self, name: str, directory: int, assembly: Assembly, target: str | None, late: list[OSError]) -> None:
+        """Broadcast one file, into ``target`` where this rank receives it.
 
         For what cannot be read zeros are sent: receivers compare sums, and publish nothing.
         """
         source = self.shared_dirs.directories[directory][0]
-        size = assembly.manifest.files[name].size
-        with contextlib.ExitStack() as stack:
-            file: io.BufferedReader | None = None
-            if self.everyone.place == source:
-                try:
+        expected, sums = assembly.manifest.files[name], dict[str, FileSum]()
+        with _put_off(late), contextlib.ExitStack() as stack:
+            move: Callable[[memoryview], object] | None = None
+            with _put_off(late):
+                if self.everyone.place == source:
                     path = f"{assembly.folder}/{name}"
-                    file = stack.enter_context(opened(self.storage, path, Retry(self.patience), checked=True))
-                except OSError as error:
-                    unsent.append(error)
-            if receiver is not None:
-                receiver.begin(name)
-            for start in range(0, size, CHUNK):
-                buffer = torch.zeros(min(CHUNK, size - start), dtype=torch.uint8)
-                if file is not None:
-                    try:
-                        file.readinto(buffer.numpy().data)
-                    except OSError as error:
-                        unsent.append(error)
-                        file = None
-                self.everyone.send(buffer, source)
-                if receiver is not None:
-                    receiver.take(buffer.numpy().data)
-            if receiver is not None:
-                receiver.end(name)
+                    move = stack.enter_context(opened(self.storage, path, Retry(self.patience), checked=True)).readinto
+                elif target is not None and not late:
+                    move = stack.enter_context(created(self.storage, target, sums)).write
+            for start in range(0, expected.size, CHUNK):
+                buffer = torch.zeros(min(CHUNK, expected.size - start), dtype=torch.uint8)
+                if self.everyone.place != source:
+                    self.everyone.send(buffer, source)
+                if move is not None:
+                    with _put_off(late):
+                        move(buffer.numpy().data)
+                    move = None if late else move
+                if self.everyone.place == source:
+                    self.everyone.send(buffer, source)
+            if target is not None and late:
+                raise late[0]  # what has been written goes
+        if target is not None and not late and sums[name] != expected:
+            late.append(OSError(f"{name} did not arrive as it was sent"))
+
+    def _publish(self, staging: str, manifest: Manifest, mine: Holding | None) -> str:
+        """Publish a folder in place of what is there, whose intact files are in it; its name."""
+        intact = frozenset() if mine is None else mine.intact
+        self.storage.put(f"{staging}/{NAME}", encode(manifest))
+        for folder in self.storage.folders():
+            if parse(folder) != manifest.position or folder == staging:
+                continue
+            others = {*self.storage.names(folder)} - intact - {NAME}
+            if not others or not catalog.set_aside(self.storage, folder):
+                self.storage.remove(folder)
+        with self.storage.guard() as locked:
+            folder = self.storage.publish(staging, str(manifest.position))
+            if locked:
+                catalog.point(self.storage)
+        return folder
+
+
+@contextlib.contextmanager
+def _put_off(errors: list[OSError]) -> Iterator[None]:
+    """Keep an error of the disk for later."""
+    try:
+        yield
+    except OSError as error:
+        errors.append(error)
 
 
 def _share(holding: Holding, place: int, ranks: int) -> list[str]:

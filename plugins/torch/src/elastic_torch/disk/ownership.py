@@ -9,8 +9,8 @@ import weakref
 
 from elastic_torch.disk import fence
 from elastic_torch.disk.collective import Collective, collective_of
-from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointRefusedError
+from elastic_torch.disk.fence import Identity
 from elastic_torch.disk.saver import Saver
 from elastic_torch.disk.shared_dirs import discover, unknown
 from elastic_torch.disk.storage import Storage

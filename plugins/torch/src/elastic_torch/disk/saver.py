@@ -14,13 +14,15 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch.distributed.tensor import DTensor
+
 from elastic_torch.disk import catalog, dcp, fence, lineage
 from elastic_torch.disk.collective import Collective, PeerFailedError
-from elastic_torch.disk.environment import Identity
 from elastic_torch.disk.errors import CheckpointError, CheckpointRefusedError, CheckpointSaveError
+from elastic_torch.disk.fence import Identity
 from elastic_torch.disk.manifest import METADATA, NAME, Counters, FileSum, Manifest, encode
-from elastic_torch.disk.state_copy import is_scattered
 from elastic_torch.disk.storage import Storage
+from elastic_torch.state.state_tree import leaves
 from elastic_torch.version import Checkpoint, Position
 
 logger = logging.getLogger("elastic_torch.disk")
@@ -75,7 +77,7 @@ class Saver:
 
     def _save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         together = frozenset(self.group.ranks)
-        scattered = together != {*self.everyone.ranks} and any(self.everyone.gather(is_scattered(state, together)))
+        scattered = together != {*self.everyone.ranks} and any(self.everyone.gather(_is_scattered(state, together)))
         collective = self.everyone if scattered else self.group
         save_id = collective.lead(lambda: secrets.token_hex(4))
         staging = self.storage.staging(str(position), save_id)
@@ -184,3 +186,10 @@ class Saver:
         return CheckpointSaveError(
             f"The checkpoint of step {position.step} was not saved in {self.storage.root}: {text}. {newest}", hint=hint
         )
+
+
+def _is_scattered(state: Any, together: frozenset[int]) -> bool:
+    """Whether some tensor lies on ranks besides ``together`` (global ranks), each of which has a part of it."""
+    # A tensor that every rank has whole would be scattered all the same: torch saves it from one rank only.
+    sharded = [leaf for _, leaf in leaves(state) if isinstance(leaf, DTensor)]
+    return any(not {int(rank) for rank in leaf.device_mesh.mesh.flatten()} <= together for leaf in sharded)

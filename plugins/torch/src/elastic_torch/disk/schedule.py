@@ -1,14 +1,27 @@
-"""When a checkpoint is due: the same answer on all ranks."""
+"""When a checkpoint is due: as often as it is worth its cost, and the same answer on all ranks.
+
+A checkpoint that costs C, with failures every M on average, should be taken every sqrt(2 C M):
+J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17(9), 1974.
+Where C is not small against M, the higher-order estimate is better:
+J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+Systems 22(3), 2006, equation (37). All times are in seconds.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Literal
 
 from elastic_core.errors import UsageError
 from elastic_torch.disk.collective import Collective
-from elastic_torch.disk.interval import WARM_UP, SaveNow, daly_interval, mean_time_between_failures, next_look
+
+PRIOR_FAILURES = 1.0
+"""How many failures' worth of evidence the assumed mean time between failures counts as."""
+WARM_UP = 10
+"""Steps after which a first measurement is asked for."""
+MOST_STEPS = 1_000_000
 
 
 class Schedule:
@@ -68,15 +81,12 @@ class Schedule:
             self._look = step + 1
         if step < self._look:
             return False
-        decision = self._decide(step)
-        if isinstance(decision, SaveNow):
-            self._look = step + 1
-            return True
-        self._look = step + decision
-        return False
+        wait = self._steps_to_wait(step)
+        self._look = step + max(1, wait)
+        return wait == 0
 
-    def _decide(self, step: int) -> SaveNow | int:
-        """Decide from the largest measurements of all ranks: the slowest one counts."""
+    def _steps_to_wait(self, step: int) -> int:
+        """Return :func:`next_look` of the largest measurements of all ranks: the slowest one counts."""
         assert self._first is not None
         now = self._now()
         seconds = (now - self._first[1]) / max(1, step - self._first[0])
@@ -88,14 +98,13 @@ class Schedule:
             wanted = self._interval.total_seconds()
         elif cost == unknown:
             # Nothing is known before the first one; it shows as well that saving works at all.
-            return SaveNow() if step - self._first[0] >= WARM_UP else WARM_UP
+            return 0 if step - self._first[0] >= WARM_UP else WARM_UP
         elif written == unknown:
             return WARM_UP
         else:
             mtbf = mean_time_between_failures(self._assumed, self._failures, self._exposure + elapsed)
             wanted = max(daly_interval(cost, mtbf), written)
-        look = next_look(elapsed, wanted, seconds)
-        return look if isinstance(look, SaveNow) else look.steps
+        return next_look(elapsed, wanted, seconds)
 
     def saved(self, cost: float) -> None:
         """Record that a checkpoint was begun, and kept training waiting for ``cost`` seconds."""
@@ -115,3 +124,68 @@ class Schedule:
         """Record what was seen before this process: failures, in so many seconds of training."""
         self._failures, self._exposure = failures, exposure
         self._saved_at = self._now()
+
+
+def young_interval(cost: float, mtbf: float) -> float:
+    """Young's interval between checkpoints, in seconds.
+
+    Args:
+        cost: Seconds that one checkpoint costs.
+        mtbf: Mean seconds between failures of the whole job.
+    """
+    _check(cost, mtbf)
+    return math.sqrt(2 * cost * mtbf)
+
+
+def daly_interval(cost: float, mtbf: float) -> float:
+    """Daly's interval of computing between checkpoints, in seconds: his equation (37).
+
+    Args:
+        cost: Seconds that one checkpoint costs.
+        mtbf: Mean seconds between failures of the whole job.
+
+    Raises:
+        ValueError: A cost below 0, or a mean time that is not above 0.
+    """
+    _check(cost, mtbf)
+    if cost >= 2 * mtbf:
+        return mtbf
+    ratio = math.sqrt(cost / (2 * mtbf))
+    return math.sqrt(2 * cost * mtbf) * (1 + ratio / 3 + ratio * ratio / 9) - cost
+
+
+def mean_time_between_failures(assumed: float, failures: int, exposure: float) -> float:
+    """Seconds between failures: what was assumed, outweighed by what is observed (a gamma prior worth one failure).
+
+    Args:
+        assumed: Seconds between failures that one would expect beforehand.
+        failures: How many have been seen.
+        exposure: Seconds of training in which they were seen.
+    """
+    return (PRIOR_FAILURES * assumed + exposure) / (PRIOR_FAILURES + failures)
+
+
+def next_look(elapsed: float, wanted: float, step_seconds: float) -> int:
+    """Return after how many steps to ask again whether a checkpoint is due; 0 where it is.
+
+    It looks again half-way, so that steps that become slower or faster on the way do not matter, and lets the last
+    step that begins before its time be the one.
+
+    Args:
+        elapsed: Seconds since the last checkpoint.
+        wanted: Seconds between checkpoints.
+        step_seconds: Seconds that a step takes.
+    """
+    left = wanted - elapsed
+    if left < step_seconds / 2 or left <= 0:
+        return 0
+    if step_seconds <= 0:
+        return 1
+    return min(MOST_STEPS, max(1, int(left / step_seconds / 2)))
+
+
+def _check(cost: float, mtbf: float) -> None:
+    if not (cost >= 0 and mtbf > 0):
+        raise ValueError(
+            f"A checkpoint's cost must be at least 0 and the mean time above 0, not {cost!r} and {mtbf!r}."
+        )

@@ -18,12 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from elastic_torch.disk.manifest import FileSum
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from elastic_torch.disk.url import UrlStorage
 
 STAGING = ".saving-"
 REMOVING = ".removing-"
@@ -86,123 +88,66 @@ class Sink(io.RawIOBase):
         return FileSum(self._size, self._hash.hexdigest())
 
 
-class Storage(Protocol):
-    """What the disk tier needs of the place where checkpoints lie. Errors of the place are ``OSError``."""
-
-    root: str
-    """For people."""
-
-    def create(self) -> None:
-        """Make the root, where it is missing."""
-
-    def path(self, name: str) -> str:
-        """Return the whole path or URL of a name below the root."""
-
-    def folders(self) -> list[str]:
-        """Return the names in the root that may be folders; no unfinished checkpoint is named as a complete one."""
-
-    def unfinished(self) -> list[str]:
-        """Return the folders of checkpoints that are being written or removed, or were when their writer died."""
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder; none where there is no such folder."""
-
-    def size(self, path: str) -> int | None:
-        """Bytes of a file; None where there is none."""
-
-    def read(self, path: str, *, checked: bool = False) -> IO[bytes]:
-        """Open a file, past any cache where that can be had, unless its content has just been ``checked``."""
-
-    def write(self, path: str) -> Sink:
-        """Create a file."""
-
-    def put(self, path: str, data: bytes) -> bool:
-        """Create a file with this content, whole or not at all; False where there is one already."""
-
-    def staging(self, name: str, nonce: str) -> str:
-        """Return the folder in which the checkpoint ``name`` is to be written."""
-
-    def make(self, folder: str) -> None:
-        """Create a folder."""
-
-    def adopt(self, source: str, target: str) -> None:
-        """Let a file be in another folder, too."""
-
-    def publish(self, staging: str, name: str) -> str:
-        """Let a written folder be the checkpoint ``name``, and say under which name it can be found.
-
-        Raises:
-            FileExistsError: There is one already.
-        """
-
-    def remove(self, folder: str) -> None:
-        """Remove a folder, so that a rest of it is not taken for a checkpoint; a missing one is fine."""
-
-    def set_aside(self, folder: str) -> str | None:
-        """Move a folder to where it is not taken for a checkpoint; its new path, or None where nothing can be moved."""
-
-    def point(self, folder: str | None) -> None:
-        """Let ``latest`` name this folder; None: there is no ``latest`` any more."""
-
-    def pointed(self) -> str | None:
-        """Return the folder that ``latest`` names, which need not be there; None where there is no ``latest``."""
-
-    def guard(self) -> contextlib.AbstractContextManager[bool]:
-        """Lock ``latest`` meanwhile. False: there are no locks here, or another process does not release it."""
-
-    def hold(self, path: str) -> contextlib.ExitStack:
-        """Show that this process lives, until it dies or the stack is closed."""
-
-    def held(self, path: str) -> bool:
-        """Whether another process holds it, also after ``PATIENCE``. False where that cannot be known."""
-
-
 _IN_PROCESS = threading.Lock()
 """Locks of files are between processes."""
 
 
 class LocalStorage:
-    """A directory, of this host or shared. Needs atomic renames and hard links; uses POSIX locks if there are any."""
+    """A directory, of this host or shared. Needs atomic renames and hard links; uses POSIX locks if there are any.
+
+    Its methods are what the disk tier needs of a place; ``UrlStorage`` has the same ones. Errors are ``OSError``.
+
+    Attributes:
+        root: For people.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self.root = str(self._root)
 
-    def create(self) -> None:  # noqa: D102  (as the protocol says; so are all below)
+    def create(self) -> None:
+        """Make the root, where it is missing."""
         missing = [path for path in (self._root, *self._root.parents) if not path.exists()]
         self._root.mkdir(parents=True, exist_ok=True)
         for path in missing:
             _sync(path.parent)
 
-    def path(self, name: str) -> str:  # noqa: D102
+    def path(self, name: str) -> str:
+        """Return the whole path or URL of a name below the root."""
         return str(self._root / name)
 
-    def folders(self) -> list[str]:  # noqa: D102
+    def folders(self) -> list[str]:
+        """Return the names in the root that may be folders; no unfinished checkpoint is named as a complete one."""
         return os.listdir(self._root)  # the root has to be there: a disk that is gone is not an empty one
 
-    def unfinished(self) -> list[str]:  # noqa: D102
+    def unfinished(self) -> list[str]:
+        """Return the folders of checkpoints that are being written or removed, or were when their writer died."""
         return [name for name in self.folders() if name.startswith((STAGING, REMOVING))]
 
-    def names(self, folder: str) -> list[str]:  # noqa: D102
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder; none where there is no such folder."""
         try:
             return os.listdir(self._root / folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def size(self, path: str) -> int | None:  # noqa: D102
+    def size(self, path: str) -> int | None:
+        """Bytes of a file; None where there is none."""
         try:
             return os.stat(self._root / path).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def read(self, path: str, *, checked: bool = False) -> IO[bytes]:  # noqa: D102
+    def read(self, path: str, *, checked: bool = False) -> IO[bytes]:
+        """Open a file, past any cache where that can be had, unless its content has just been ``checked``."""
         file = open(self._root / path, "rb")  # noqa: SIM115  (the caller closes it)
         if not checked:
             with contextlib.suppress(OSError):  # what is read is then what the disk has; some filesystems do not know
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return file
 
-    def write(self, path: str) -> Sink:  # noqa: D102
+    def write(self, path: str) -> Sink:
+        """Create a file."""
         descriptor = os.open(self._root / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
         def finish(keep: bool) -> None:
@@ -214,7 +159,8 @@ class LocalStorage:
 
         return Sink(lambda data: os.write(descriptor, data), finish)
 
-    def put(self, path: str, data: bytes) -> bool:  # noqa: D102
+    def put(self, path: str, data: bytes) -> bool:
+        """Create a file with this content, whole or not at all; False where there is one already."""
         temporary = f"{path}.{secrets.token_hex(4)}.tmp"
         try:
             with io.BufferedWriter(self.write(temporary)) as file:
@@ -232,18 +178,26 @@ class LocalStorage:
         """Remove a file."""
         os.unlink(self._root / path)
 
-    def staging(self, name: str, nonce: str) -> str:  # noqa: D102
+    def staging(self, name: str, nonce: str) -> str:
+        """Return the folder in which the checkpoint ``name`` is to be written."""
         return f"{STAGING}{name}-{nonce}"
 
-    def make(self, folder: str) -> None:  # noqa: D102
+    def make(self, folder: str) -> None:
+        """Create a folder."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._root / folder)
         _sync(self._root)
 
-    def adopt(self, source: str, target: str) -> None:  # noqa: D102
+    def adopt(self, source: str, target: str) -> None:
+        """Let a file be in another folder, too."""
         os.link(self._root / source, self._root / target)
 
-    def publish(self, staging: str, name: str) -> str:  # noqa: D102
+    def publish(self, staging: str, name: str) -> str:
+        """Let a written folder be the checkpoint ``name``, and say under which name it can be found.
+
+        Raises:
+            FileExistsError: There is one already.
+        """
         _sync(self._root / staging)
         try:
             os.rename(self._root / staging, self._root / name)  # onto a folder with files in it: refused, atomically
@@ -254,7 +208,8 @@ class LocalStorage:
         _sync(self._root)
         return name
 
-    def remove(self, folder: str) -> None:  # noqa: D102
+    def remove(self, folder: str) -> None:
+        """Remove a folder, so that a rest of it is not taken for a checkpoint; a missing one is fine."""
         aside = self._root / folder
         if not folder.startswith(REMOVING):  # a straggler may be about to publish it: from here on it cannot
             aside = self._root / f"{REMOVING}{folder.removeprefix(STAGING)}-{secrets.token_hex(4)}"
@@ -265,7 +220,8 @@ class LocalStorage:
             _sync(self._root)
         shutil.rmtree(aside, ignore_errors=True)
 
-    def set_aside(self, folder: str) -> str | None:  # noqa: D102
+    def set_aside(self, folder: str) -> str | None:
+        """Move a folder to where it is not taken for a checkpoint; its new path, or None where nothing can be moved."""
         self.make(DAMAGED)
         target = self._root / DAMAGED / folder
         if os.path.lexists(target):
@@ -275,10 +231,12 @@ class LocalStorage:
         _sync(self._root)
         return str(target)
 
-    def pointed(self) -> str | None:  # noqa: D102
+    def pointed(self) -> str | None:
+        """Return the folder that ``latest`` names, which need not be there; None where there is no ``latest``."""
         return os.readlink(self._root / LATEST) if os.path.islink(self._root / LATEST) else None
 
-    def point(self, folder: str | None) -> None:  # noqa: D102
+    def point(self, folder: str | None) -> None:
+        """Let ``latest`` name this folder; None: there is no ``latest`` any more."""
         if self.pointed() == folder:
             return
         if folder is None:
@@ -295,18 +253,21 @@ class LocalStorage:
         _sync(self._root)
 
     @contextlib.contextmanager
-    def guard(self) -> Iterator[bool]:  # noqa: D102
+    def guard(self) -> Iterator[bool]:
+        """Lock ``latest`` meanwhile. False: there are no locks here, or another process does not release it."""
         with _IN_PROCESS, open(self._root / ".lock", "ab") as file:
             yield _lock(file, fcntl.LOCK_EX, PATIENCE)
 
-    def hold(self, path: str) -> contextlib.ExitStack:  # noqa: D102
+    def hold(self, path: str) -> contextlib.ExitStack:
+        """Show that this process lives, until it dies or the stack is closed."""
         # Not flock: its locks go on in a forked data loader. These end with the process, whatever it leaves behind.
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(open(self._root / path, "a+b"))
             _lock(file, fcntl.LOCK_SH, PATIENCE)
             return stack.pop_all()
 
-    def held(self, path: str) -> bool:  # noqa: D102
+    def held(self, path: str) -> bool:
+        """Whether another process holds it, also after ``PATIENCE``. False where that cannot be known."""
         try:
             file = open(self._root / path, "r+b")  # noqa: SIM115  (closed below)
         except FileNotFoundError:
@@ -340,6 +301,23 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+Storage: TypeAlias = "LocalStorage | UrlStorage"
+
+
+@contextlib.contextmanager
+def created(storage: Storage, path: str, sums: dict[str, FileSum]) -> Iterator[io.BufferedWriter[Sink]]:
+    """Yield a new file that is durable, and whose sum is known, at the end."""
+    sink = storage.write(path)
+    stream = io.BufferedWriter(sink, BLOCK)
+    try:
+        yield stream
+        stream.close()
+    except BaseException:
+        sink.abandon()
+        raise
+    sums[path.rsplit("/", 1)[-1]] = sink.sum()
 
 
 def open_storage(directory: str | os.PathLike[str]) -> Storage:

@@ -21,7 +21,7 @@ from elastic_torch.version import parse
 
 
 class UrlStorage:
-    """The storage at one URL."""
+    """The storage at one URL; its methods are those of ``LocalStorage``, whose docstrings say what they do."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -37,7 +37,7 @@ class UrlStorage:
         self._root = str(root).rstrip("/")
         self.root = url.rstrip("/")
 
-    def create(self) -> None:  # noqa: D102  (as the protocol says; so are all below)
+    def create(self) -> None:  # noqa: D102  (as LocalStorage's; so are all below)
         as_os_error(lambda: self._fs.makedirs(self._root, exist_ok=True))
 
     def path(self, name: str) -> str:  # noqa: D102

@@ -1,7 +1,10 @@
-"""The memory tier: two buffers per worker, which the agent keeps for the worker that comes after it.
+"""The memory tier: buffers of a worker, which the agent keeps for the worker that comes after it.
 
-Each commit is written into the buffer that does not hold the newest one, so that one complete snapshot is always there.
-Since a step needs all ranks, none is more than one commit ahead of another, and so all have one in common.
+Each commit is written into a buffer whose snapshot need not stay, so that one complete snapshot is always there. Two
+buffers do for a state that each rank has in full: since a step needs all ranks, none is more than one commit ahead of
+another, and so all have one in common. Of a sharded state those stay as well that the ranks may have to go back to when
+a node is lost: the one that has replicas of all parts, and the one that is being sent. With replicas that are made fast
+three buffers are enough, else four are taken.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -28,66 +31,84 @@ from elastic_torch.memory.snapshot import PAGE, Buffer, Snapshot
 from elastic_torch.version import Stamp
 
 logger = logging.getLogger("elastic_torch.memory")
-BUFFERS = 2
 ANSWER = 60.0
 """Seconds that the agent may take to hand over what it keeps; it normally takes a millisecond."""
 _IDLE = 10
 """The nice value of what a busy machine is to leave for later."""
+_NEVER = Stamp(-1, -1)
 _THREAD = "elastic-snapshot"
 """The name of the threads that prepare buffers, for which the end of the process does not wait."""
 
 
 class Buffers:
-    """The two buffers of this worker.
+    """The buffers of this worker for one state, or for the replicas of one other rank's part of it.
 
     Args:
         name: Of the state, unlike any other's in the same worker.
         local_rank: The worker's number on its node, by which the next round's finds them again.
-        buffers: How many there are.
+        count: How many there may be; two are made where nothing is pinned.
+        pinned: Asked for the stamps of snapshots that must stay beside the newest one.
+        replica: The number of the rank whose replicas they are, among those that this worker keeps replicas for.
     """
 
-    def __init__(self, name: str, local_rank: int, buffers: int = BUFFERS) -> None:
-        self._name, self._keeps = name, False
-        self._names = [f"{name}/{local_rank}/{index}" for index in range(buffers)]
-        self._buffers: list[Buffer | None] = [None] * buffers
-        self._newest: int | None = None
-        """Which buffer is not to be written to."""
+    def __init__(
+        self,
+        name: str,
+        local_rank: int,
+        count: int = 2,
+        *,
+        pinned: Callable[[], Collection[Stamp]] = tuple,
+        replica: int | None = None,
+    ) -> None:
+        self._name, self._pinned, self._keeps = name, pinned, False
+        prefix = f"{name}/{local_rank}" + ("" if replica is None else f"/replica/{replica}")
+        self._names = [f"{prefix}/{index}" for index in range(count)]
         self._second: Future[Buffer] | None = None
-        """The other buffer, while its memory is being taken."""
+        """The second buffer, while its memory is being taken."""
         with channel() as agent:
             self.outlives = agent is not None
             """Whether there is an agent that keeps them; without one a snapshot is of no use."""
-        for index, name_ in enumerate(self._names):
-            self._buffers[index] = adopted(name_)
-        self._settle_adopted()
+        self._buffers = [adopted(name) for name in self._names]
+        self._stamps = {index: found.stamp for index, found in self._read()}
+        """By buffer, of what is complete in it."""
+        self._newest: int | None = max(self._stamps, key=self._stamps.__getitem__, default=None)
+        """The buffer that the next commit must not touch: the newest snapshot, or the one that was restored."""
+        if replica is None:
+            self._settle_adopted()
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever kept."""
+        return not any(self._buffers)
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return the complete snapshots."""
+        return [found for _, found in self._read()]
 
     def stamps(self) -> tuple[Stamp, ...]:
         """Return the stamps of the complete snapshots, the newest first."""
-        return tuple(sorted((found.stamp for _, found in self._read()), reverse=True))
+        return tuple(sorted((found.stamp for found in self.snapshots()), reverse=True))
+
+    def go_back_to(self, stamp: Stamp | None) -> None:
+        """Keep the snapshot with this stamp, if it is here, and no newer one: all ranks go on from it."""
+        self._newest = next((index for index, its in self._stamps.items() if its == stamp), None)
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
-        """Return the snapshot with this stamp. The next commit goes to the other buffer.
+        """Return the snapshot with this stamp. The next commit goes to another buffer.
 
         Raises:
             LookupError: There is none.
         """
         for index, found in self._read():
             if found.stamp == stamp:
-                self._newest = index
+                self._stamps[index], self._newest = stamp, index
                 return found
         raise LookupError(f"no snapshot of {stamp}")
 
-    def buffer(self, stamp: Stamp) -> Buffer:
-        """Return the buffer that holds the snapshot with this stamp, to be sent.
-
-        Raises:
-            LookupError: There is none.
-        """
-        self.snapshot(stamp)
-        assert self._newest is not None
-        found = self._buffers[self._newest]
-        assert found is not None
-        return found
+    def buffer_of(self, stamp: Stamp) -> Buffer | None:
+        """Return the buffer of the snapshot with this stamp; from any thread, as long as it is pinned."""
+        stamps = list(self._stamps.items())  # at once: the training's thread commits meanwhile
+        index = next((index for index, its in stamps if its == stamp), None)
+        return None if index is None else self._buffers[index]
 
     def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
         """Commit: copy the state into a buffer. Where there is no room for it, this tier ends, with a warning.
@@ -97,6 +118,7 @@ class Buffers:
         """
         self._check_name()
         index = self._next()
+        self._stamps.pop(index, None)
         try:
             if self._buffers[index] is None and self._second is not None:
                 self._put(index, self._second.result())
@@ -109,7 +131,7 @@ class Buffers:
         except ResourceError as exc:
             self._end(exc.message)
             return
-        self._newest = index
+        self._stamps[index], self._newest = stamp, index
         self._prepare(buffer)
 
     def room(self, size: int) -> Buffer:
@@ -119,16 +141,24 @@ class Buffers:
             ResourceError: There is no memory for it, or the agent does not keep it.
         """
         index = self._next()
+        self._stamps.pop(index, None)
         buffer = self._buffers[index]
         if buffer is None or buffer.size < size:
             buffer = Buffer.sized(self._names[index], size + size // 8)
             self._put(index, buffer)
         return buffer
 
+    def came(self, buffer: Buffer, stamp: Stamp) -> None:
+        """Record that what comes from elsewhere is complete in a buffer."""
+        self._stamps.update({index: stamp for index, its in enumerate(self._buffers) if its is buffer})
+
     def forget(self) -> None:
-        """Have the agent let go of all of them."""
-        for name in self._names:
+        """Let go of all of them, and have the agent do so."""
+        for index, name in enumerate(self._names):
             release(name)
+            if (buffer := self._buffers[index]) is not None:
+                buffer.close()
+        self._buffers, self._stamps, self._newest = [None] * len(self._names), {}, None
 
     def _check_name(self) -> None:
         """Refuse a second state of this name; one that only took the place of another is none (as in tests)."""
@@ -149,9 +179,9 @@ class Buffers:
             self._second = asked(partial(Buffer.sized, self._names[other], written.size), name=_THREAD)
 
     def _settle_adopted(self) -> None:
-        """Make the newest snapshot ready to be read, and the other buffer to be written to."""
-        stamps = {index: found.stamp for index, found in self._read()}
-        order = sorted(range(len(self._buffers)), key=lambda index: stamps.get(index, Stamp(-1, -1)), reverse=True)
+        """Make the newest snapshot ready to be read, and the other buffers to be written to."""
+        indices = range(len(self._buffers))
+        order = sorted(indices, key=lambda index: self._stamps.get(index, _NEVER), reverse=True)
         self._settle([buffer for index in order if (buffer := self._buffers[index]) is not None])
 
     def _settle(self, buffers: Sequence[Buffer]) -> None:
@@ -168,12 +198,16 @@ class Buffers:
             asked(settle, name=_THREAD)
 
     def _next(self) -> int:
-        """Return the buffer that may be written to: the one without a complete snapshot, or with the older one."""
-        if self._newest is not None:
-            return 1 - self._newest
-        stamps = {index: found.stamp for index, found in self._read()}
-        empty = [index for index in range(BUFFERS) if index not in stamps]
-        return empty[0] if empty else min(stamps, key=stamps.__getitem__)
+        """Return the buffer to write to: the oldest one that is not needed; one more where there is none, or only one
+        so far.
+        """
+        pinned = {*self._pinned()}
+        there = [index for index, buffer in enumerate(self._buffers) if buffer is not None]
+        free = [index for index in there if index != self._newest and self._stamps.get(index) not in pinned]
+        new = [index for index, buffer in enumerate(self._buffers) if buffer is None]
+        if new and (not free or len(there) == 1):
+            return new[0]
+        return min(free, key=lambda index: self._stamps.get(index, _NEVER))
 
     def _read(self) -> list[tuple[int, Snapshot]]:
         read = [(index, buffer.read()) for index, buffer in enumerate(self._buffers) if buffer is not None]

@@ -1,16 +1,24 @@
-"""The memory tier: what ``TrainState`` asks of the snapshots in memory that the agents hold."""
+"""The memory tier: what ``TrainState`` asks of the snapshots in memory that the agents hold.
+
+``MemoryTier`` is that of a state that every rank has in full, as with DDP; ``sharded.tier`` has that of sharded states.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from elastic_torch.memory.buffers import Buffers
-from elastic_torch.memory.snapshot import Snapshot
+from elastic_torch.memory.snapshot import HEADER_BYTES, Buffer, Snapshot
+from elastic_torch.state.components import Components
 from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
-from elastic_torch.state.state_choice import Tier
-from elastic_torch.state.state_exchange import Peers
+from elastic_torch.state.state_choice import Choice, Tier, choose
+from elastic_torch.state.state_exchange import PART, Peers
+from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
 State = Callable[[], Any]
@@ -35,34 +43,55 @@ class TakenState:
 
 
 class MemoryTier:
-    """The base of both memory tiers: a state that each rank has in full, and one that is sharded.
+    """The snapshots of a state that each rank has in full.
 
-    Every method but :meth:`named` and :meth:`take_over` is for all ranks together. What is defined here is enough for a
-    state that each rank has in full.
+    Every method but :meth:`named` and :meth:`take_over` is for all ranks together.
 
     Args:
         buffers: Where this rank's own snapshots are.
         peers: All ranks.
+
+    Attributes:
+        whole: Whether each rank has all of the state.
     """
+
+    whole = True
 
     def __init__(self, buffers: Buffers, peers: Peers) -> None:
         self._buffers, self._peers = buffers, peers
+        self._choice: Choice | None = None
 
     def meet(self) -> Stamp | None:
-        """Agree on the newest snapshot; its stamp, if there is any."""
-        raise NotImplementedError
+        """Agree on the newest snapshot that all ranks have which have any."""
+        self._choice = choose(self._peers.gather_stamps(self._buffers.stamps()))
+        return None if self._choice is None else self._choice.stamp
 
     def take(self, state: State) -> TakenState:
-        """Return the snapshot that :meth:`meet` has agreed on, as this rank needs it."""
-        raise NotImplementedError
+        """Return that snapshot, from this rank's memory; a rank without it gets it from another one first."""
+        assert self._choice is not None
+        choice, stamp = self._choice, self._choice.stamp
+        if choice.without:
+            hand_over(choice.source, choice.without, self._buffers.buffer_of(stamp), self._buffers.room)
+        snapshot = self._buffers.snapshot(stamp)
+        model, rest = snapshot.said  # the model copies what it is given, others may take it as it is
+        others = put_together(rest, lambda number: snapshot.views[number].clone())
+        tier = choice.tier(self._peers.rank)
+        own = tier is Tier.MEMORY and (stamp.round > 0 or self._peers.world == 1)  # a file may be any rank's
+        return TakenState(put_together(model, snapshot.views.__getitem__), others, own, tier)
 
     def keep(self, stamp: Stamp, state: State) -> None:
-        """Keep a snapshot; training waits until it has been copied."""
-        raise NotImplementedError
+        """Copy all of the state into the buffer that does not hold the newest snapshot."""
+        if self._buffers.outlives:
+            self._buffers.keep(stamp, *take_apart(state()))
 
     def has(self, stamp: Stamp) -> bool:
-        """Whether all ranks have kept this snapshot."""
-        raise NotImplementedError
+        """Whether all ranks would go on from this snapshot: a rank whose agent keeps nothing gets it from another."""
+        choice = choose(self._peers.gather_stamps(self._buffers.stamps() if self._buffers.outlives else ()))
+        if choice is None or choice.stamp != stamp:
+            return False
+        if not self._buffers.outlives:
+            self._buffers.forget()  # an older one that the others still have would be taken for one that all have
+        return True
 
     def adopt(self, stamp: Stamp, snapshot: Snapshot) -> None:
         """Copy a snapshot that was read from a file into a buffer; before another :meth:`meet`."""
@@ -91,3 +120,44 @@ class MemoryTier:
     def load(self, disk: DiskTier, state: State) -> AnyLoaded | None:
         """Return the newest intact checkpoint, as this rank needs it."""
         return disk.load()
+
+
+def memory_tier(common: Components, name: str, local_rank: int, replicate_every: int, peers: Peers) -> MemoryTier:
+    """Return the one for this model. Only what is sharded needs what that imports."""
+    if not any(hasattr(parameter, "placements") for parameter in common.model.parameters()):
+        return MemoryTier(Buffers(name, local_rank), peers)
+    from elastic_torch.memory.sharded.tier import ShardedMemory
+
+    parts = {**common.parts, "extra": common.extra}
+    return ShardedMemory(common.model, parts, name, local_rank, replicate_every, peers)
+
+
+def hand_over(source: int, to: Sequence[int], buffer: Buffer | None, room: Callable[[int], Buffer]) -> None:
+    """Bring a snapshot from one rank to others. All ranks of the process group call it with the same ranks.
+
+    Args:
+        source: The rank that has it.
+        to: Those that get it.
+        buffer: At the source, its buffer.
+        room: Called at the others, with the number of bytes that it must have room for.
+    """
+    group = dist.new_group(sorted([source, *to]), backend="gloo")
+    rank = dist.get_rank()
+    if rank != source and rank not in to:
+        return
+    size = torch.zeros(1, dtype=torch.int64)
+    if rank == source:
+        assert buffer is not None
+        size.fill_(buffer.used())
+    dist.broadcast(size, source, group=group)
+    if rank != source or buffer is None:
+        buffer = room(int(size))
+        buffer.begin()
+    content = buffer.bytes()
+    for start in range(HEADER_BYTES, int(size), PART):
+        dist.broadcast(content[start : min(start + PART, int(size))], source, group=group)
+    header = buffer.header()
+    dist.broadcast(header, source, group=group)
+    if rank != source:
+        buffer.finish(header)
+    dist.destroy_process_group(group)

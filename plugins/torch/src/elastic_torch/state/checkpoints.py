@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from elastic_core.errors import ElasticError
 from elastic_torch.state.disk_tier import AnyCheckpoint, AnyLoaded, DiskTier
-from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Place, Stamp
 
 logger = logging.getLogger("elastic_torch.state")
@@ -115,16 +113,3 @@ class Checkpoints:
         if snapshot is None:
             return True
         return found.run_uid == self._place.run and Stamp(found.round, found.step) > snapshot
-
-
-def packed(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rank's random generators, as checkpoints keep them: a text and tensors."""
-    said, tensors = take_apart(dict(numbers))
-    return {"text": json.dumps(said), "tensors": {str(index): tensor for index, tensor in enumerate(tensors)}}
-
-
-def unpacked(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what :func:`packed` was given."""
-    tensors = [kept["tensors"][key] for key in sorted(kept["tensors"], key=int)]
-    numbers: dict[str, Any] = put_together(json.loads(kept["text"]), tensors.__getitem__)
-    return numbers

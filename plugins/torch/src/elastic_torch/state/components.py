@@ -62,25 +62,17 @@ def stateful(name: str, thing: Any) -> Stateful:
     return thing  # type: ignore[no-any-return]  # it has what the protocol asks for
 
 
-def data_parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
-    """Return the DDP module that a model is, or that ``torch.compile`` has wrapped."""
-    while not isinstance(model, DistributedDataParallel):
-        inner = getattr(model, "_orig_mod", None)
-        if not isinstance(inner, torch.nn.Module):
-            return None
-        model = inner
-    return model
-
-
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module without the wrappers of DDP and ``torch.compile``."""
+def _unwrapped(model: torch.nn.Module) -> tuple[torch.nn.Module, DistributedDataParallel | None]:
+    """Return the module without the wrappers of DDP and ``torch.compile``, and that of DDP, if it has one."""
+    wrapper = None
     while True:
         if isinstance(model, DistributedDataParallel):
+            wrapper = model if wrapper is None else wrapper
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
             model = inner
         else:
-            return model
+            return model, wrapper
 
 
 class Components:
@@ -112,8 +104,8 @@ class Components:
         sampler: Any,
         extra: Mapping[str, Any],
     ) -> None:
-        self.model = unwrapped(model)
-        self.gradients = GradientOrder(data_parallel(model))
+        self.model, wrapper = _unwrapped(model)
+        self.gradients = GradientOrder(wrapper)
         given = {"optimizer": optimizer, "scheduler": scheduler}
         self.parts = {part: stateful(part, thing) for part, thing in given.items() if thing is not None}
         self.sampler_knows = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
@@ -124,7 +116,7 @@ class Components:
     def share_gradient_order(self, peers: Peers) -> None:
         """After the first step: rank 0's order of gradients is that of all ranks. Collective."""
         self.gradients.end_recording()
-        self.gradients.known = peers.of_first(self.gradients.known)
+        [self.gradients.known, *_] = peers.gather_json(self.gradients.known)
 
     def state(self) -> dict[str, Any]:
         """Return the state of everything but the model."""

@@ -11,6 +11,7 @@ import torch
 from elastic_core.errors import UsageError
 from elastic_torch.state.components import Components
 from elastic_torch.state.state_exchange import Peers
+from elastic_torch.state.state_tree import leaves
 
 _CHUNK = 1 << 20
 """Elements that are summed at once."""
@@ -55,15 +56,15 @@ def differences(peers: Peers, state: Mapping[str, Any]) -> list[str]:
         peers: All ranks.
         state: By the same names on all ranks.
     """
-    found = {name: list(_leaves(value, name)) for name, value in state.items()}
-    shapes = [zlib.crc32(repr([place for place, _ in leaves]).encode()) for leaves in found.values()]
+    found = {name: list(_digests(value, name)) for name, value in state.items()}
+    shapes = [zlib.crc32(repr([place for place, _ in its]).encode()) for its in found.values()]
     names = list(found)
     if peers.differing(torch.tensor([zlib.crc32(repr(names).encode())])):
         return ["the names of the parts"]
     if other := peers.differing(torch.tensor(shapes, dtype=torch.int64)):
         return [f"{names[index]} (what it consists of)" for index in other]
-    places = [place for leaves in found.values() for place, _ in leaves]
-    digests = [digest for leaves in found.values() for _, digest in leaves]
+    places = [place for its in found.values() for place, _ in its]
+    digests = [digest for its in found.values() for _, digest in its]
     here = torch.tensor([digest if isinstance(digest, int) else 0 for digest in digests], dtype=torch.int64)
     there = [(index, digest) for index, digest in enumerate(digests) if not isinstance(digest, int)]
     if there:  # at once: each look at a GPU waits for it
@@ -71,19 +72,12 @@ def differences(peers: Peers, state: Mapping[str, Any]) -> list[str]:
     return [places[index] for index in peers.differing(here)]
 
 
-def _leaves(value: Any, place: str) -> Iterator[tuple[str, int | torch.Tensor]]:
-    match value:
-        case torch.Tensor():
-            if type(value).__name__ != "DTensor":
-                yield place, _digest(value.detach())
-        case Mapping():
-            for key, item in value.items():
-                yield from _leaves(item, f"{place}[{key!r}]")
-        case list() | tuple():
-            for index, item in enumerate(value):
-                yield from _leaves(item, f"{place}[{index}]")
-        case _:
-            yield place, zlib.crc32(f"{type(value).__name__} {value!r}".encode())
+def _digests(value: Any, place: str) -> Iterator[tuple[str, int | torch.Tensor]]:
+    for where, leaf in leaves(value, place):
+        if not isinstance(leaf, torch.Tensor):
+            yield where, zlib.crc32(f"{type(leaf).__name__} {leaf!r}".encode())
+        elif type(leaf).__name__ != "DTensor":
+            yield where, _digest(leaf.detach())
 
 
 _weights: dict[torch.device, torch.Tensor] = {}

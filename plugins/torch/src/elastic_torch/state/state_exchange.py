@@ -6,7 +6,7 @@ Nothing is unpickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,16 +36,6 @@ class Peers:
     def world(self) -> int:
         """How many there are."""
         return dist.get_world_size() if dist.is_initialized() else 1
-
-    def of_first(self, numbers: Sequence[int]) -> list[int]:
-        """Return the numbers of rank 0; each rank may give another count of them."""
-        if self.world == 1:
-            return list(numbers)
-        size = torch.tensor([len(numbers)])
-        dist.broadcast(size, 0, group=self._gloo())
-        content = torch.tensor(numbers, dtype=torch.int64) if self.rank == 0 else torch.empty(int(size)).long()
-        dist.broadcast(content, 0, group=self._gloo())
-        return [int(number) for number in content]
 
     def gather_bytes(self, content: torch.Tensor) -> list[torch.Tensor]:
         """Return the bytes of all ranks, by rank: uint8 of shape (bytes,), of any length."""

@@ -2,6 +2,9 @@
 
 What JSON has no type for is an object with one key, which names the type; so is every dictionary, since the keys of
 JSON's are strings. Floats survive to the last bit (``repr``).
+
+``torch.distributed.checkpoint`` keeps values by the names that lead to them, and so forgets keys that are no strings,
+tuples and empty containers. A state's *form* is saved with it: all of it but the tensors.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -69,9 +72,12 @@ class _Leaves:
     shards: DTensors | None
 
 
-def _apart(value: Any, found: _Leaves, where: _Where) -> Any:
+def _apart(value: Any, found: _Leaves | None, where: _Where) -> Any:
+    """Take a part of a state apart; only its form, where no leaves are collected."""
     match value:
         case torch.Tensor():  # first, since most are
+            if found is None:
+                return {"tensor": 0}
             if type(value).__name__ == "DTensor":
                 return _shard(value, found, where)
             found.tensors.append(_dense(value, where))
@@ -86,10 +92,12 @@ def _apart(value: Any, found: _Leaves, where: _Where) -> Any:
             return [_apart(item, found, (where, index)) for index, item in enumerate(value)]
         case tuple():
             return {"tuple": [_apart(item, found, (where, index)) for index, item in enumerate(value)]}
-        case dict():
+        case Mapping():
             kind = "counter" if isinstance(value, Counter) else "dict"
             return {kind: [[_key(key, where), _apart(item, found, (where, key))] for key, item in value.items()]}
         case np.ndarray() if value.dtype.kind in "biufc":
+            if found is None:
+                return {"array": 0}
             found.tensors.append(torch.from_numpy(np.ascontiguousarray(value)))
             return {"array": len(found.tensors) - 1}
         case bytes() | bytearray():
@@ -166,6 +174,19 @@ def _together(kind: str, value: Any, take: Take, shard: TakeDTensor | None) -> A
     raise ValueError(f"{kind!r:.80} is no part of a state")
 
 
+def leaves(value: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
+    """Yield what a state consists of, each with its place: all that is no mapping, list or tuple."""
+    match value:
+        case Mapping():
+            for key, item in value.items():
+                yield from leaves(item, f"{place}[{key!r}]")
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from leaves(item, f"{place}[{index}]")
+        case _:
+            yield place, value
+
+
 def packed(state: Any) -> torch.Tensor:
     """Return a state as bytes, a tensor of uint8: what JSON can say of it, and its tensors' elements.
 
@@ -214,3 +235,53 @@ def tensors_of(table: Iterable[Sequence[Any]], content: torch.Tensor) -> list[to
         tensors.append(tensor)
         start = end
     return tensors
+
+
+def form_of(state: Mapping[str, Any]) -> str:
+    """Return the form of a state; of its tensors, DTensors too, it says no more than where they are.
+
+    Raises:
+        TypeError: Something in it cannot be kept; says what, and where.
+    """
+    return json.dumps(_apart(state, None, None))
+
+
+def restored(form: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state of this form, with the tensors of what a checkpoint has given back.
+
+    Args:
+        form: As :func:`form_of` has made it.
+        saved: What was loaded; its keys may have become strings.
+
+    Raises:
+        ValueError: A tensor is not there; says where. Or this is no form.
+    """
+    state = _filled(json.loads(form), saved, "state")
+    if not isinstance(state, dict):
+        raise ValueError(f"{form!r:.80} is no form of a state")
+    return state
+
+
+def _filled(said: Any, saved: Any, where: str) -> Any:
+    match said:
+        case {"tensor": _} | {"array": _}:
+            if saved is None:
+                raise ValueError(f"The checkpoint has nothing for {where}.")
+            return saved
+        case {"dict": pairs}:
+            keyed = [(put_together(key, _none), item) for key, item in pairs]
+            return {key: _filled(item, _at(saved, key), f"{where}[{key!r}]") for key, item in keyed}
+        case list(items) | {"tuple": items}:
+            found = [_filled(item, _at(saved, index), f"{where}[{index}]") for index, item in enumerate(items)]
+            return found if said is items else tuple(found)
+    return put_together(said, _none)
+
+
+def _at(saved: Any, key: Any) -> Any:
+    if isinstance(saved, Mapping):
+        return saved.get(key, saved.get(str(key)))
+    return saved[key] if isinstance(saved, list | tuple) and key < len(saved) else None
+
+
+def _none(number: int) -> torch.Tensor:
+    raise ValueError(f"tensor {number} is where none can be")

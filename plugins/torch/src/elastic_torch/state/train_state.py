@@ -2,14 +2,15 @@
 
 ``commit()`` after a step, ``restore()`` before the first one. ``components`` has what is the same on all ranks,
 ``per_rank`` what differs; ``state_tree`` turns both into JSON and tensors. The package ``memory`` keeps snapshots,
-``disk`` checkpoints; ``recovery`` finds the newest of them, by ``state_choice`` and over ``state_exchange``.
+``disk`` checkpoints; ``restore()`` finds the newest of them, by ``state_choice`` and over ``state_exchange``.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -20,21 +21,20 @@ from elastic_core.errors import UsageError
 from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
 from elastic_torch.data.sampler import ElasticBatchSampler
-from elastic_torch.memory.replicated import ReplicatedMemory, memory_tier
+from elastic_torch.data.seeded_dataset import SeededDataset
+from elastic_torch.error_file import follow
 from elastic_torch.memory.rescue import Rescue
+from elastic_torch.memory.tier import memory_tier
 from elastic_torch.state.accumulation import Accumulation
-from elastic_torch.state.checkpoints import Checkpoints, packed, unpacked
+from elastic_torch.state.checkpoints import Checkpoints
 from elastic_torch.state.components import Components, Stateful
 from elastic_torch.state.digests import refuse_differences
-from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
-from elastic_torch.state.epoch_start import EpochStart
+from elastic_torch.state.disk_tier import AnyCheckpoint, AnyLoaded, DiskTier
 from elastic_torch.state.per_rank import PerRank
-from elastic_torch.state.progress import follow
-from elastic_torch.state.recovery import find_newest
 from elastic_torch.state.rng import Generators
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import Peers
-from elastic_torch.state.structure import form_of, restored
+from elastic_torch.state.state_tree import form_of, packed, restored, unpacked
 from elastic_torch.version import Place, Stamp
 
 _T = TypeVar("_T")
@@ -145,7 +145,7 @@ class TrainState:
         self._sampler = sampler = sampler.sampler if isinstance(sampler, ElasticBatchSampler) else sampler
         self._accumulation = Accumulation(sampler=sampler)
         self._common = Components(model, optimizer, scheduler, sampler, extra)
-        self._start = EpochStart(sampler, self._common, self._own, self._generators, self._peers, exact=exact_samples)
+        self._exact = exact_samples
         self._resumed = False
         """Whether the next loader is to go on in the midst of an epoch."""
         self._loader_has_ended = False
@@ -157,7 +157,7 @@ class TrainState:
         self._snapshot_every = snapshot_every
         self._place = Place.found()
         self._memory = memory_tier(self._common, name, self._place.local_rank, replicate_every, self._peers)
-        self._rescue = Rescue(name, disk, self._place, whole=isinstance(self._memory, ReplicatedMemory))
+        self._rescue = Rescue(name, disk, self._place, whole=self._memory.whole)
         self._checkpoints = Checkpoints(disk, self._place, self._rescue.saved)
         follow(self)
 
@@ -196,19 +196,13 @@ class TrainState:
                 ``sync_gradients`` says which of them is the last one. It may be another number after a restart.
 
         Raises:
-            UsageError: The loader draws with an elastic sampler that is not the state's, or is in another epoch.
+            UsageError: The loader draws with an elastic sampler that is not the state's, or is in another epoch; or its
+                state is restored twice; or its position means other samples to this number of ranks.
         """
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: a step has one batch at least.")
         resumed, self._resumed = self._resumed and self.batch > 0, False
-        iterator, left = self._start.begin(
-            loader,
-            self.epoch,
-            resumed_after=self.batch if resumed else 0,
-            ranks=self._ranks,
-            epoch_is_over=self._epoch_is_over,
-            loader_has_ended=self._loader_has_ended,
-        )
+        iterator, left = self._begin(loader, self.batch if resumed else 0)
         step = self._accumulation = Accumulation(accumulate, left, self._sampler)
         for batch in iterator:
             step.batch()
@@ -224,6 +218,35 @@ class TrainState:
         if step.open:
             self._epoch_is_over = self._loader_has_ended = True
             self.commit()
+
+    def _begin(self, loader: Iterable[_T], resumed_after: int) -> tuple[Iterator[_T], int | None]:
+        """Return the loader's iterator; and how many batches are left, where the loader has a length.
+
+        Args:
+            loader: The loader.
+            resumed_after: Batches of the epoch that are done, where it is resumed from a restored state; else 0.
+        """
+        loaders.check_sampler(loader, self._sampler, self.epoch)
+        own = self._own.restores(loader, self._common.extra)
+        if isinstance(data := getattr(loader, "dataset", None), SeededDataset):
+            data.set_epoch(self.epoch)
+        resumed, world = resumed_after > 0, self._peers.world
+        # A loader that goes on from its last batch ends at once; one that goes on from its end begins an epoch.
+        over = resumed and self._epoch_is_over and (self._loader_has_ended or not own)
+        if resumed and not over and self._ranks != world and not (own or self._goes_on(loader)):
+            loaders.refuse_other_ranks(self.epoch, resumed_after, self._ranks, world, exact=self._exact)
+        with self._generators.at_epoch_start(resumed=resumed):
+            left, iterator = (0, iter(())) if over else (loaders.length(loader), iter(loader))
+            if resumed and not over and not self._common.sampler_knows:
+                if not own:
+                    loaders.skip(iterator, resumed_after)
+                left = None if left is None else left - resumed_after
+        return iterator, left
+
+    def _goes_on(self, loader: object) -> bool:
+        """Whether the loader's position means the same samples to any number of ranks."""
+        elastic = loaders.goes_on_with_any_ranks(self._sampler)
+        return elastic and (loader is self._sampler or self._common.sampler_knows)
 
     @property
     def sync_gradients(self) -> bool:
@@ -309,25 +332,36 @@ class TrainState:
                 "restore() needs the process group, to agree with the other ranks.",
                 hint="Call elastic.init_process_group() before it.",
             )
-        newest = find_newest(self._memory, self._rescue, self._checkpoints, self._peers, self.state_dict)
+        stamp, saved = self._memory.meet(), functools.cache(self._checkpoints.newest)
+        rescued = None if stamp is not None else self._adopt_rescued(saved)
+        self._rescue.register(self._peers, saved)
         tier = None
-        if newest.checkpoint is not None:
-            tier = self._load_checkpoint(newest.checkpoint)
-        elif newest.snapshot is not None:
-            tier = self._load_snapshot(newest.snapshot)
-            tier = Tier.RESCUED if newest.is_rescued else tier
+        if rescued is not None:
+            self._load_snapshot(rescued)
+            tier = Tier.RESCUED
+        elif loaded := self._checkpoints.newer_than(stamp, lambda disk: self._memory.load(disk, self.state_dict)):
+            tier = self._load_checkpoint(loaded)
+        elif stamp is not None:
+            tier = self._load_snapshot(stamp)
         self._memory.go_on(self._stamp(), self._whole)
         if tier is None:
             return None
         self._resumed = True
         return Restored(self.step, self.epoch, tier)
 
+    def _adopt_rescued(self, saved: Callable[[], AnyCheckpoint | None]) -> Stamp | None:
+        """Read the snapshot of a run that has failed into memory, where it is newer than what is saved; its stamp."""
+        for candidate in self._rescue.find(self._peers, saved()):
+            if self._rescue.take(self._peers, candidate, self._memory.adopt):
+                return self._memory.meet()
+        return None
+
     def _load_checkpoint(self, loaded: AnyLoaded) -> Tier:
         """Load a checkpoint."""
         self._common.gradients.replay(loaded.state["gradients"].tolist())
         self.load_state_dict(loaded.state)
         numbers = loaded.state.get("rng", {}).get(str(self._peers.rank))
-        if numbers is None:
+        if not isinstance(numbers, torch.Tensor):
             self._generators.reseed(loaded.checkpoint.run_uid, loaded.checkpoint.round, self.step, self._peers.rank)
         else:
             self._generators.load(unpacked(numbers))

@@ -6,8 +6,17 @@ import random
 
 import pytest
 
-from elastic_torch.memory.sharded.plan import FoundState, HeldPart, every, partners, pieces, sources, twice, windows
-from elastic_torch.memory.sharded.regions import Box, whole
+from elastic_torch.memory.sharded.plan import (
+    Box,
+    FoundState,
+    HeldPart,
+    every,
+    partners,
+    pieces,
+    sources,
+    twice,
+    windows,
+)
 from elastic_torch.version import Stamp
 
 
@@ -139,10 +148,12 @@ def play(dice: random.Random) -> None:
 
 
 def test_of_what_several_had_alike_the_one_within_reach_is_taken_and_once() -> None:
-    had = [[whole((4,))]] * 3
+    had = [[Box((0,), (4,))]] * 3
     found = FoundState(Stamp(1, 1), ((0,), (1,), (0,)))
-    assert [(p.old, p.giver) for p in pieces(found, had, [[whole((4,))]] * 3, 1, range(1)) if p.taker == 1] == [(1, 1)]
-    assert [(p.old, p.giver) for p in pieces(found, had, [[whole((4,))]] * 3, 2, range(1))] == [(0, 0)]
+    assert [(p.old, p.giver) for p in pieces(found, had, [[Box((0,), (4,))]] * 3, 1, range(1)) if p.taker == 1] == [
+        (1, 1)
+    ]
+    assert [(p.old, p.giver) for p in pieces(found, had, [[Box((0,), (4,))]] * 3, 2, range(1))] == [(0, 0)]
 
 
 def test_boxes() -> None:

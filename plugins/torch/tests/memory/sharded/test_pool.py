@@ -7,35 +7,36 @@ import socket
 import pytest
 import torch
 
+from elastic_torch.memory.buffers import Buffers
 from elastic_torch.memory.sharded.plan import HeldPart
-from elastic_torch.memory.sharded.pool import MOST, Pool
 from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.tier import MOST
 from elastic_torch.state.state_tree import take_apart
 from elastic_torch.version import Stamp
 
 
-def commit(pool: Pool, step: int, round_: int = 1) -> None:
+def commit(pool: Buffers, step: int, round_: int = 1) -> None:
     said, tensors = take_apart({"w": torch.full((10,), float(step))})
     pool.keep(Stamp(round_, step), {"rank": 0, "world": 1, "tree": said}, tensors)
 
 
-def steps(pool: Pool) -> list[int]:
-    return sorted(holding.stamp.step for holding in pool.holdings())
+def steps(pool: Buffers) -> list[int]:
+    return sorted(stamp.step for stamp in pool.stamps())
 
 
 @pytest.mark.usefixtures("agent")
 def test_without_replicas_there_are_two_slots() -> None:
-    pool = Pool("train", 0, lambda: ())
+    pool = Buffers("train", 0, MOST)
     for step in range(1, 6):
         commit(pool, step)
     assert steps(pool) == [4, 5]
-    assert steps(Pool("train", 0, lambda: ())) == [4, 5]
+    assert steps(Buffers("train", 0, MOST)) == [4, 5]
 
 
 @pytest.mark.usefixtures("agent")
 def test_what_is_pinned_stays_beside_the_newest() -> None:
     pinned: list[Stamp] = []
-    pool = Pool("train", 0, lambda: pinned)
+    pool = Buffers("train", 0, MOST, pinned=lambda: pinned)
     for step in range(1, 20):
         commit(pool, step)
         if step in (3, 7, 11, 15):
@@ -48,7 +49,7 @@ def test_what_is_pinned_stays_beside_the_newest() -> None:
 @pytest.mark.usefixtures("agent")
 def test_fast_replicas_need_three_slots() -> None:
     pinned: list[Stamp] = []
-    pool = Pool("train", 0, lambda: pinned)
+    pool = Buffers("train", 0, MOST, pinned=lambda: pinned)
     for step in range(1, 10):
         commit(pool, step)
         pinned = [Stamp(1, step)]  # at once
@@ -61,13 +62,13 @@ def test_fast_replicas_need_three_slots() -> None:
 
 @pytest.mark.usefixtures("agent")
 def test_what_was_gone_back_to_stays_until_the_first_commit_is_whole() -> None:
-    pool = Pool("train", 0, lambda: ())
+    pool = Buffers("train", 0, MOST)
     commit(pool, 4)
     commit(pool, 5)
-    later = Pool("train", 0, lambda: ())
-    later.gone_back_to(Stamp(1, 4))
+    later = Buffers("train", 0, MOST)
+    later.go_back_to(Stamp(1, 4))
     commit(later, 5, round_=2)
-    assert {holding.stamp for holding in later.holdings()} == {Stamp(1, 4), Stamp(2, 5)}
+    assert set(later.stamps()) == {Stamp(1, 4), Stamp(2, 5)}
 
 
 def test_replicas_are_found_by_the_next_rounds_worker_and_the_safe_one_stays(agent: socket.socket) -> None:

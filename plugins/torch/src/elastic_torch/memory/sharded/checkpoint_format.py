@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from elastic_torch.disk.dcp import Loose
+from elastic_torch.state.state_tree import leaves
 
 Parts = Mapping[str, Any]
 """Things that have a state, by name; under ``extra`` a mapping of more of them."""
@@ -69,13 +70,6 @@ def wanted(state: Mapping[str, Any]) -> dict[str, Any]:
 
     All of the model has to be in there; an optimizer has nothing for parameters that never had a gradient.
     """
-    loose = {key: Loose(value) if _sharded(value) else None for key, value in state.items() if key != "model"}
+    sharded = {key for key, value in state.items() if any(isinstance(leaf, DTensor) for _, leaf in leaves(value))}
+    loose = {key: Loose(value) if key in sharded else None for key, value in state.items() if key != "model"}
     return {"model": state["model"], **loose}
-
-
-def _sharded(state: Any) -> bool:
-    if isinstance(state, Mapping):
-        return any(_sharded(item) for item in state.values())
-    if isinstance(state, (list, tuple)):
-        return any(_sharded(item) for item in state)
-    return isinstance(state, DTensor)

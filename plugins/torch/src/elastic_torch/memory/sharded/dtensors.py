@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # as torch's checkpoints do
 
-from elastic_torch.memory.sharded.regions import Box
+from elastic_torch.memory.sharded.plan import Box
 
 
 @dataclass(frozen=True, slots=True)

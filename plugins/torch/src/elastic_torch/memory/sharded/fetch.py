@@ -18,8 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from elastic_torch.memory.sharded.dtensors import Leaf, box_of, leaves, local_part, target
-from elastic_torch.memory.sharded.plan import FoundState, Piece, pieces, windows
-from elastic_torch.memory.sharded.regions import Box
+from elastic_torch.memory.sharded.plan import Box, FoundState, Piece, pieces, windows
 from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.state.state_exchange import PART

@@ -5,11 +5,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from elastic_torch.memory.sharded.regions import Box
 from elastic_torch.version import Stamp
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """A part of a tensor: whole elements, from ``offset`` on, of ``size``; one number for each dimension.
+
+    ``torch.distributed.checkpoint`` describes parts so, too.
+    """
+
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many it has; a tensor without dimensions has one."""
+        return math.prod(self.size)
+
+    def overlap(self, other: Box) -> Box | None:
+        """Return what both have in common; None if that is nothing."""
+        offset, size = [], []
+        for mine, length, its, its_length in zip(self.offset, self.size, other.offset, other.size, strict=True):
+            start, end = max(mine, its), min(mine + length, its + its_length)
+            if start >= end:
+                return None
+            offset.append(start)
+            size.append(end - start)
+        return Box(tuple(offset), tuple(size))
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """Return the slices of ``outer``'s own tensor that are this box, which lies in it."""
+        return tuple(
+            slice(mine - its, mine - its + length)
+            for mine, length, its in zip(self.offset, self.size, outer.offset, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -6,17 +6,13 @@ it holds, of how many, and of which step; the worker with the same number on the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from elastic_core.errors import ResourceError
-from elastic_core.worker.fd_store import hold, release
-from elastic_torch.memory.buffers import adopted
+from elastic_torch.memory.buffers import Buffers
 from elastic_torch.memory.sharded.plan import HeldPart
-from elastic_torch.memory.sharded.pool import held_part
 from elastic_torch.memory.snapshot import Buffer, Snapshot
 from elastic_torch.version import Stamp
-
-BUFFERS = 2
 
 
 class Replicas:
@@ -28,16 +24,17 @@ class Replicas:
     """
 
     def __init__(self, name: str, local_rank: int) -> None:
-        self._prefix = f"{name}/{local_rank}/replica"
-        self._buffers: dict[tuple[int, int], Buffer] = {}
-        self._stamps: dict[tuple[int, int], Stamp] = {}
-        number = 0
-        while self._adopt(number):
-            number += 1
+        self._name, self._local_rank = name, local_rank
+        self._sources: list[Buffers] = []
+        while not (found := self._buffers()).is_empty():
+            self._sources.append(found)
+
+    def _buffers(self) -> Buffers:
+        return Buffers(self._name, self._local_rank, replica=len(self._sources))
 
     def holdings(self) -> dict[HeldPart, Snapshot]:
         """Return what is complete, and whose part it is."""
-        return {held_: found for _, found in self._read() if (held_ := held_part(found)) is not None}
+        return held_parts(found for buffers in self._sources for found in buffers.snapshots())
 
     def room(self, number: int, size: int, safe: Stamp | None) -> Buffer:
         """Return a buffer for the next replica, of at least so many bytes. From here on until it is finished it holds
@@ -51,48 +48,33 @@ class Replicas:
         Raises:
             ResourceError: There is no memory for it, or the agent does not keep it.
         """
-        places = [(number, index) for index in range(BUFFERS)]
-        free = [place for place in places if self._stamps.get(place) != safe or safe is None]
-        place = min(free, key=lambda place: self._stamps.get(place, Stamp(-1, -1)))
-        buffer = self._buffers.get(place)
-        if buffer is None or buffer.size < size:
-            buffer = Buffer.sized(self._name(place), size + size // 8)
-            if not hold(self._name(place), buffer.fd):
-                buffer.close()
-                raise ResourceError("The agent does not answer.")
-            if (old := self._buffers.pop(place, None)) is not None:
-                old.close()
-            self._buffers[place] = buffer
-        self._stamps.pop(place, None)
+        while len(self._sources) <= number:
+            self._sources.append(self._buffers())
+        buffers = self._sources[number]
+        buffers.go_back_to(safe)
+        buffer = buffers.room(size)
+        if not buffers.outlives:
+            raise ResourceError("The agent does not answer.")
         buffer.begin()
         return buffer
 
     def came(self, buffer: Buffer, stamp: Stamp) -> None:
         """Record that a buffer is finished."""
-        self._stamps.update({place: stamp for place, its in self._buffers.items() if its is buffer})
+        for buffers in self._sources:
+            buffers.came(buffer, stamp)
 
     def let_go(self, first: int) -> None:
         """Release the replicas from this number on: no rank goes back to them any more."""
-        for place in [place for place in self._buffers if place[0] >= first]:
-            release(self._name(place))
-            self._buffers.pop(place).close()
-            self._stamps.pop(place, None)
+        for buffers in self._sources[first:]:
+            buffers.forget()
+        del self._sources[first:]
 
-    def _read(self) -> Iterator[tuple[tuple[int, int], Snapshot]]:
-        for place, buffer in self._buffers.items():
-            if (found := buffer.read()) is not None:
-                yield place, found
 
-    def _adopt(self, number: int) -> bool:
-        """Take over what the agent has under this number; whether it has any."""
-        any_ = False
-        for place in [(number, index) for index in range(BUFFERS)]:
-            if (buffer := adopted(self._name(place))) is not None:
-                any_ = True
-                self._buffers[place] = buffer
-                if (found := buffer.read()) is not None:
-                    self._stamps[place] = found.stamp
-        return any_
-
-    def _name(self, place: tuple[int, int]) -> str:
-        return f"{self._prefix}/{place[0]}/{place[1]}"
+def held_parts(snapshots: Iterable[Snapshot]) -> dict[HeldPart, Snapshot]:
+    """Return whose part of a sharded state each snapshot is, without those of other states."""
+    found = {}
+    for snapshot in snapshots:
+        match snapshot.said:
+            case {"rank": int(rank), "world": int(world), "tree": _}:
+                found[HeldPart(snapshot.stamp, rank, world)] = snapshot
+    return found

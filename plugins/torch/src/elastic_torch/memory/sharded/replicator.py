@@ -141,7 +141,7 @@ class Replicator:
         """Send this rank's snapshot to its partner and receive its sources'; the headers go last and mark the end."""
         taken = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
         given = buffer.bytes()[HEADER_BYTES:size]
-        self._transport.pass_on({self._partner: given}, dict(zip(self._sources, taken, strict=True)))
+        self._transport.exchange([(self._partner, given)], zip(self._sources, taken, strict=True))
         headers = [torch.empty(HEADER_BYTES, dtype=torch.uint8) for _ in into]
         self._transport.exchange([(self._partner, buffer.header())], zip(self._sources, headers, strict=True))
         for theirs, header in zip(into, headers, strict=True):

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from elastic_torch.memory.buffers import Buffers
 from elastic_torch.memory.sharded import checkpoint_format, plan
 from elastic_torch.memory.sharded.dtensors import forget, owners
 from elastic_torch.memory.sharded.fetch import Brought, bring
 from elastic_torch.memory.sharded.plan import FoundState, HeldPart
-from elastic_torch.memory.sharded.pool import Pool
-from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.replicas import Replicas, held_parts
 from elastic_torch.memory.sharded.replicator import Replicator
 from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Snapshot
@@ -27,6 +27,8 @@ from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
+MOST = 4
+"""Buffers: one to write to, the newest, the one that is safe, the one that is being sent."""
 _PARTS = "state[1]['state']"
 """Where in a whole state the parts are, by name."""
 
@@ -43,6 +45,8 @@ class ShardedMemory(MemoryTier):
         peers: All ranks.
     """
 
+    whole = False
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -52,8 +56,8 @@ class ShardedMemory(MemoryTier):
         replicate_every: int,
         peers: Peers,
     ) -> None:
-        self._pool = Pool(name, local_rank, self._pinned)
-        super().__init__(self._pool, peers)
+        self._replicator: Replicator | None = None
+        super().__init__(Buffers(name, local_rank, MOST, pinned=self._pinned), peers)
         self._model, self._parts = model, parts
         self._replicas = Replicas(name, local_rank)
         self._every, self._kept = replicate_every, 0
@@ -63,7 +67,6 @@ class ShardedMemory(MemoryTier):
         self._brought: Brought | None = None
         self._newest: Stamp | None = None
         """Of the last snapshot; None where it could not be kept."""
-        self._replicator: Replicator | None = None
 
     def replicated(self) -> Stamp | None:
         """Return the newest state of this round of which every part is on two nodes."""
@@ -75,11 +78,10 @@ class ShardedMemory(MemoryTier):
         if self._transport is not None:
             self._transport.close()
         self._transport = Transport()
-        self._nodes = [node for [node] in self._transport.gather([int(os.environ.get("GROUP_RANK", "0"))])]
         rows = [[h.stamp.round, h.stamp.step, h.rank, h.world] for h in self._holdings()]
-        everybodys = self._transport.gather_rows(rows, 4)
-        held = [[HeldPart(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys]
-        self._found = plan.every(held)
+        everybodys = self._peers.gather_json([int(os.environ.get("GROUP_RANK", "0")), rows])
+        self._nodes = [node for node, _ in everybodys]
+        self._found = plan.every([[HeldPart(Stamp(*row[:2]), *row[2:]) for row in its] for _, its in everybodys])
         return self._found[0].stamp if self._found else None
 
     def take(self, state: State) -> TakenState:
@@ -101,7 +103,7 @@ class ShardedMemory(MemoryTier):
         for (group, part), optimizer in checkpoint_format.optimizers(self._parts):
             owner |= owners(f"{_PARTS}[{group!r}][{part!r}]" if group else f"{_PARTS}[{part!r}]", optimizer)
         self._brought = brought = bring(self._transport, found, mine, present, owner)
-        self._pool.gone_back_to(found.stamp)
+        self._buffers.go_back_to(found.stamp)
         model, rest = brought.said
         return TakenState(
             put_together(model, brought.plain.__getitem__, brought.shards.__getitem__),
@@ -121,7 +123,7 @@ class ShardedMemory(MemoryTier):
         if moved:
             self._copy(stamp, state)
         partner = [to for to in plan.partners(self._nodes) if to is not None]
-        able = transport.agree(self._pool.outlives)  # and all have what was moved
+        able = transport.agree(self._buffers.outlives)  # and all have what was moved
         if not able or not partner:
             if able:
                 self._replicas.let_go(0)
@@ -130,7 +132,7 @@ class ShardedMemory(MemoryTier):
         twice = None if moved or brought is None else plan.twice(self._found, self._nodes)
         safe = self._found[0] if moved else twice
         self._replicator = Replicator(
-            transport, partner, self._replicas, self._pool.buffer_of, None if safe is None else safe.stamp
+            transport, partner, self._replicas, self._buffers.buffer_of, None if safe is None else safe.stamp
         )
         if moved:
             self._replicator.offer(self._newest)
@@ -174,17 +176,17 @@ class ShardedMemory(MemoryTier):
         return loaded
 
     def _copy(self, stamp: Stamp, state: State) -> None:
-        if self._pool.outlives:
+        if self._buffers.outlives:
             said, tensors = take_apart(state(), {})
-            self._pool.keep(stamp, {"rank": self._peers.rank, "world": self._peers.world, "tree": said}, tensors)
-        self._newest = stamp if self._pool.outlives else None
+            self._buffers.keep(stamp, {"rank": self._peers.rank, "world": self._peers.world, "tree": said}, tensors)
+        self._newest = stamp if self._buffers.outlives else None
 
     def _pinned(self) -> tuple[Stamp, ...]:
         return self._replicator.pinned() if self._replicator is not None else ()
 
     def _holdings(self) -> dict[HeldPart, Snapshot]:
         """Return what this rank can reach: own snapshots, and replicas."""
-        return {**self._replicas.holdings(), **self._pool.holdings()}
+        return {**self._replicas.holdings(), **held_parts(self._buffers.snapshots())}
 
     def _finish(self) -> None:
         if self._replicator is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -54,18 +54,6 @@ class Transport:
         self._wait(lambda: self._group.allgather([everybodys], [mine]))
         return [each.tolist() for each in everybodys]
 
-    def gather_rows(self, rows: Sequence[Sequence[int]], width: int) -> list[list[list[int]]]:
-        """Return the rows of all ranks, by rank; a row has ``width`` numbers, and each rank gives any number of
-        rows.
-        """
-        counts = [count for [count] in self.gather([len(rows)])]
-        flat = [number for row in rows for number in row]
-        everybodys = self.gather(flat + [0] * (max(counts) * width - len(flat)))
-        return [
-            [numbers[at : at + width] for at in range(0, count * width, width)]
-            for numbers, count in zip(everybodys, counts, strict=True)
-        ]
-
     def agree(self, well: bool) -> bool:
         """Whether it is so on all ranks."""
         return all(said for [said] in self.gather([int(well)]))
@@ -91,26 +79,17 @@ class Transport:
     def exchange(self, given: Iterable[tuple[int, torch.Tensor]], taken: Iterable[tuple[int, torch.Tensor]]) -> None:
         """Send bytes to ranks, and receive bytes from ranks; returns when all of it is done.
 
+        It goes a part at a time, so that what is large does not fill the senders' buffers.
+
         Args:
             given: To whom, and what, as uint8 of shape (bytes,).
             taken: From whom, and where to. Those between two ranks come in the order in which they were given.
         """
-        with self._inside:
-            works = [self._group.recv([part], source, 0) for source, into in taken for part in _parts(into)]
-            works += [self._group.send([part], to, 0) for to, content in given for part in _parts(content)]
-            for work in works:
-                work.wait()
-
-    def pass_on(self, given: Mapping[int, torch.Tensor], taken: Mapping[int, torch.Tensor]) -> None:
-        """As :meth:`exchange`, a part at a time, so that what is large does not fill the senders' buffers."""
-        longest = max((len(t) for t in (*given.values(), *taken.values())), default=0)
-        for start in range(0, longest, PART):
-            window = slice(start, start + PART)
-            self.exchange(
-                [(to, content[window]) for to, content in given.items() if len(content) > start],
-                [(source, into[window]) for source, into in taken.items() if len(into) > start],
-            )
-
-
-def _parts(content: torch.Tensor) -> Iterable[torch.Tensor]:
-    return (content[start : start + PART] for start in range(0, len(content), PART))
+        given, taken = list(given), list(taken)
+        for start in range(0, max((len(content) for _, content in (*given, *taken)), default=0), PART):
+            part = slice(start, start + PART)
+            with self._inside:
+                works = [self._group.recv([into[part]], source, 0) for source, into in taken if len(into) > start]
+                works += [self._group.send([content[part]], to, 0) for to, content in given if len(content) > start]
+                for work in works:
+                    work.wait()

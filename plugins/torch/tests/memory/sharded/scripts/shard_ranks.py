@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,11 +28,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from elastic_torch.disk import Disk
 from elastic_torch.memory.sharded.fetch import bring
 from elastic_torch.memory.sharded.plan import HeldPart, every, partners
-from elastic_torch.memory.sharded.pool import held_part
-from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.replicas import Replicas, held_parts
 from elastic_torch.memory.sharded.replicator import Replicator
 from elastic_torch.memory.sharded.transport import Transport
-from elastic_torch.memory.snapshot import Buffer
+from elastic_torch.memory.snapshot import Buffer, Snapshot
+from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.state.train_state import TrainState
 from elastic_torch.version import Stamp
@@ -80,19 +81,18 @@ def equal(state: dict[str, Any], scale: float) -> bool:
 def go_on(rank: int, world: int, act: int, before: list[Buffer]) -> None:
     """Put together what the act before has left, where each part is with one rank or two."""
     transport = Transport()
-    mine = {}
+    mine: dict[HeldPart, Snapshot] = {}
     for old, buffer in enumerate(before):
         found = buffer.read()
         assert found is not None
         if rank in {old % world, (old + act) % world}:
-            mine[held_part(found)] = found
-    rows = [[h.stamp.round, h.stamp.step, h.rank, h.world] for h in mine if h is not None]
-    everybodys = transport.gather_rows(rows, 4)
+            mine |= held_parts([found])
+    everybodys = Peers().gather_json([[h.stamp.round, h.stamp.step, h.rank, h.world] for h in mine])
     [state] = every([[HeldPart(Stamp(*row[:2]), *row[2:]) for row in each] for each in everybodys])
     present: dict[str, DTensor] = {}
     take_apart(state_of(world, -1.0), present)
     owner = {"state['momentum']": present["state['rows']"]}
-    brought = bring(transport, state, {h.rank: found for h, found in mine.items() if h is not None}, present, owner)
+    brought = bring(transport, state, {h.rank: found for h, found in mine.items()}, present, owner)
     result = put_together(brought.said, brought.plain.__getitem__, brought.shards.__getitem__)
     result["momentum"] = result["momentum"]["of"]
     in_place = result["rows"] is present["state['rows']"]
@@ -100,9 +100,15 @@ def go_on(rank: int, world: int, act: int, before: list[Buffer]) -> None:
     transport.close()
 
 
+def play_an_agent() -> None:
+    """Have all buffers kept, as if an agent did so."""
+    patch("elastic_torch.memory.buffers.channel", return_value=nullcontext(True)).start()
+    patch("elastic_torch.memory.buffers.hold", return_value=True).start()
+
+
 def replicate(rank: int, world: int, act: int, buffer: Buffer) -> None:
     """Each rank's part to its partner; all ranks of an act are nodes of their own."""
-    patch("elastic_torch.memory.sharded.replicas.hold", return_value=True).start()  # there is no agent
+    play_an_agent()
     kept = Replicas("test", rank)
     partner = [to for to in partners(range(world)) if to is not None]
     sender = Replicator(Transport(), partner, kept, lambda _stamp: buffer, None)
@@ -117,7 +123,7 @@ def replicate(rank: int, world: int, act: int, buffer: Buffer) -> None:
 
 def fail_to_replicate(rank: int, world: int, buffer: Buffer) -> None:
     """Rank 0's thread ends by something that nobody has foreseen, while the others wait for its word."""
-    patch("elastic_torch.memory.sharded.replicas.hold", return_value=True).start()
+    play_an_agent()
     if rank == 0:
         patch.object(Replicas, "came", side_effect=OSError(5, "Input/output error")).start()
     said, tensors = take_apart(state_of(world, 1.0), {})
