@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +20,7 @@ from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import ProgressReader
+from elastic_core.agent.py_spy import PySpy
 from elastic_core.agent.report import Publish
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
@@ -160,7 +162,9 @@ def open_resources(
             if pipe is not None:
                 loop.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
-        yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store)
+        spy = PySpy(lambda message: publish(Event("py_spy", message, Level.WARNING)))
+        locate = partial(stacks.locate, spy=spy)
+        yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store, locate=locate)
 
 
 @contextmanager

@@ -331,10 +331,12 @@ class Supervisor:
     def _locate(self, asked: node_events.Locate) -> None:
         """Find out where the workers are, on another thread."""
         ranks, step = [LocalRank.of(worker) for worker in self._group.workers], self._group.newest_step()
+        advances = self._group.hangs is not None and self._group.hangs.advances()
 
         def run() -> None:
             try:
                 found = self._resources.locate(asked, ranks, step)
+                found = replace(found, moved=found.moved or advances)
             except OSError:  # no descriptor is left
                 found = LocalStacks(answers=asked.index, places={})
             self._loop.post(node_events.Located(found))
