@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -33,8 +34,8 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import BUILT_IN
-from elastic_core.protocol.node_events import Leaving
-from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.node_events import Leaving, Locate, Located
+from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
 
@@ -56,6 +57,21 @@ class Resources:
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
     locate: stacks.Answer = stacks.locate  # finds out where its workers are
+
+    def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
+        """Find out where the workers are, on another thread, which posts a Located."""
+        ranks, step = [stacks.LocalRank.of(worker) for worker in self.group.workers], self.group.newest_step()
+        advances = self.group.hangs is not None and self.group.hangs.advances()
+
+        def run() -> None:
+            try:
+                found = self.locate(asked, ranks, step)
+                found = replace(found, moved=found.moved or advances)
+            except OSError:  # no descriptor is left
+                found = LocalStacks(answers=asked.index, places={})
+            self.loop.post(Located(found))
+
+        start(target=run, name="elastic-stacks", daemon=True).start()
 
     def summarize(self, **counters: Any) -> RunSummary:
         """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""

@@ -19,7 +19,6 @@ from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, handle_warden_death
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.shutdown import Departure
-from elastic_core.agent.stacks import LocalRank
 from elastic_core.agent.status import Status, describe_node
 from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.worker_store import Stores
@@ -32,7 +31,7 @@ from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
 from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
-from elastic_core.protocol.roster import LocalStacks, Slots
+from elastic_core.protocol.roster import Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Joined
@@ -308,7 +307,7 @@ class Supervisor:
             case node_events.Notify(notice):
                 self._notify(notice)
             case node_events.Locate():
-                self._locate(effect)
+                self._resources.locate_workers(effect, self._runtime.thread)
             case node_events.MakeOffer():
                 newest = self._state.ledger.round
                 self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
@@ -327,21 +326,6 @@ class Supervisor:
             self._step(start_failure(self._group.info, current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
         self._loop.at(self._runtime.now(), HangCheck(current.number))
-
-    def _locate(self, asked: node_events.Locate) -> None:
-        """Find out where the workers are, on another thread."""
-        ranks, step = [LocalRank.of(worker) for worker in self._group.workers], self._group.newest_step()
-        advances = self._group.hangs is not None and self._group.hangs.advances()
-
-        def run() -> None:
-            try:
-                found = self._resources.locate(asked, ranks, step)
-                found = replace(found, moved=found.moved or advances)
-            except OSError:  # no descriptor is left
-                found = LocalStacks(answers=asked.index, places={})
-            self._loop.post(node_events.Located(found))
-
-        self._runtime.thread(target=run, name="elastic-stacks", daemon=True).start()
 
     def _notify(self, notice: node_events.Notice | None) -> None:
         """Write the notice, *then* read the reports, and answer once."""
