@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, free_port, variable
+from stage import WARM, WORKERS, Agent, Stage, free_port, variable
 
 COST = "with a rendezvous handler of others"
 
@@ -192,6 +192,16 @@ def test_a_killed_worker_restarts_all_over_torchs_own_handler(stage: Stage, torc
     for agent in agents:
         trains(agent, 2, restart_count=1)
     both_finish(done, *agents)
+
+
+def test_a_hang_is_named_on_its_node_and_ended_over_torchs_own_handler(stage: Stage, torch_c10d: list[str]) -> None:
+    flags = ["--nnodes=2", "--nproc_per_node=2", "--hang_timeout=3", "--max_restarts=2", *torch_c10d]
+    agents = [stage.run(*flags, WORKERS / "hang.py", "--how=lock", env=WARM) for _ in range(2)]
+    for agent in agents:
+        assert agent.exit_code() == 0, agent.output
+        assert len(agent.reports("done")) == 2
+        agent.wait_for(r"round 1: no progress for 3 s:$")
+    assert sum("lock_twice (hang.py:" in agent.output for agent in agents) == 1, "the node of rank 1 names it"
 
 
 def test_workers_share_the_store_of_torchs_static_handler(stage: Stage, done: Path) -> None:

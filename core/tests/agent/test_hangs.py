@@ -12,6 +12,7 @@ from elastic_core.agent.hangs import (
     Signs,
     look_interval,
     makes_progress,
+    steps_advance,
     uses_cpu,
     window_seconds,
 )
@@ -45,6 +46,21 @@ def test_what_counts_as_progress(stepped: float | None, printed: float, computed
 )
 def test_the_window_is_ten_steps_at_least(given: float | None, longest: float | None, window: float) -> None:
     assert window_seconds(given, longest) == window
+
+
+@pytest.mark.parametrize(
+    ("age", "window", "longest", "advances"),
+    [
+        pytest.param(31.0, 300.0, 30.0, True, id="a silent rank is suspected, and the others come to new steps"),
+        pytest.param(150.0, 300.0, None, True, id="no interval is known yet"),
+        pytest.param(290.0, 300.0, 10.0, False, id="the last step is as old as the window, less one step"),
+        pytest.param(250.0, 300.0, 30.0, True, id="it may be a slow step"),
+        pytest.param(2.7, 3.0, 0.1, False, id="a short window, with two looks"),
+        pytest.param(1.0, 3.0, 9.0, False, id="a window that is shorter than a step"),
+    ],
+)
+def test_whether_steps_advance(age: float, window: float, longest: float | None, advances: bool) -> None:
+    assert steps_advance(age, window, longest) is advances
 
 
 @pytest.mark.parametrize(("window", "seconds"), [(2.0, 0.2), (100.0, 2.0), (300.0, 5.0), (3000.0, 5.0)])
@@ -125,6 +141,18 @@ class TestWatch:
         assert suspected == 10.0
         self.progress.observe(0, Progress(step=8))
         assert self.look(42.0, one) == 0.0
+
+    def test_the_job_advances_while_any_rank_here_comes_to_new_steps(self) -> None:
+        silent = worker(1, 11)
+        assert not self.watch.advances(), "no step is known"
+        for at in range(11):
+            self.clock.at = float(at)
+            self.progress.observe(0, Progress(step=at))
+            suspected = self.look(float(at), silent)
+        assert suspected == 10.0
+        assert self.watch.advances()
+        self.clock.at = 19.0
+        assert not self.watch.advances()
 
     def test_one_worker_that_hangs_is_enough(self) -> None:
         busy, idle = worker(), worker(1, 11)

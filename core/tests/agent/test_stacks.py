@@ -17,7 +17,7 @@ import pytest
 from elastic_core.agent.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
 from elastic_core.protocol.node_events import Locate
 from elastic_core.warden.linux import descendants, pauses
-from elastic_core.worker.stack_dump import SIGNAL
+from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_RUNNING
 
 HANGS = {
     "a queue": ("import queue\nprint('ready', flush=True)\nqueue.Queue().get()", r"in get \(queue.py:\d+\) > wait"),
@@ -49,7 +49,11 @@ def running(program: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     script = directory / "train.py"
     script.write_text(program)
     with subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=directory,
     ) as process:
         try:
             assert process.stdout is not None
@@ -143,9 +147,15 @@ def test_the_signal_is_one_that_would_end_a_process_without_a_handler() -> None:
             ["/b.py:2 g", "/b.py:0 <module>"],
         ),
         ('Thread 0x02 (most recent call first):\n  File "/a b.py", line 1 in f\n', ["/a b.py:1 f"]),
+        ('Stack (most recent call first):\n  File "/m.py", line 3 in wait\n', ["/m.py:3 wait"]),
+        (
+            "Current thread 0x01 (most recent call first):\n"
+            '  File "/v/elastic_core/worker/stack_dump.py", line 60 in answer\n  File "/m.py", line 3 in f\n',
+            ["/m.py:3 f"],
+        ),
         ('  File "/cut.py", line 1 in f\nCurrent thread', []),
     ],
-    ids=["nothing", "no frame", "the current thread counts", "no current thread", "cut off"],
+    ids=["nothing", "no frame", "the current thread counts", "no current thread", "C", "Python", "cut off"],
 )
 def test_the_main_stack_of_a_dump(text: str, frames: list[str]) -> None:
     assert [f"{frame.file}:{frame.line} {frame.function}" for frame in main_stack(text)] == frames
@@ -163,6 +173,45 @@ def test_the_call_that_a_person_knows_is_named_and_the_line_that_made_it() -> No
 
 
 READY = "print('ready', flush=True)\n"
+GENERATORS = """
+def count():
+    for number in range(100):
+        yield number
+while True:
+    for number in count(): pass
+"""
+
+
+def test_a_process_that_runs_python_code_is_asked_in_a_way_that_cannot_crash_it(tmp_path: Path) -> None:
+    with running(PREPARE + READY + GENERATORS, tmp_path) as process:
+        places = {collect([process.pid])[process.pid].place for _ in range(30)}
+        for _ in range(3000):  # faulthandler's handler in C crashes it within about a thousand
+            process.send_signal(SIGNAL_RUNNING)
+        assert process.poll() is None
+    assert any("train.py" in place for place in places)
+
+
+def test_a_stopped_process_is_not_asked_by_the_handler_in_c(tmp_path: Path) -> None:
+    """It may be in the middle of Python code, and that handler would run when it goes on."""
+    with running(PREPARE + READY + GENERATORS, tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert collect([process.pid], 0.2)[process.pid].text == ""
+        pending = re.search(r"ShdPnd:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+        assert pending is not None
+        assert int(pending[1], 16) == 1 << (SIGNAL_RUNNING - 1)
+
+
+def test_all_threads_of_a_process_that_waits_are_shown_on_request(tmp_path: Path) -> None:
+    program = "import threading\ndef load():\n    threading.Event().wait()\nthread = threading.Thread(target=load)\n"
+    program += "thread.start()\n" + READY + "thread.join()"
+    with running(PREPARE + program, tmp_path) as process:
+        text = ""
+        while "in load" not in text or "in join" not in text:  # it may not have come there yet
+            text = collect([process.pid], every_thread=True)[process.pid].text
+        assert "in load" not in collect([process.pid])[process.pid].text
+
+
 HOW_IT_GOES: dict[str, tuple[str, bool, bool]] = {
     "it waits": (READY + "import queue; queue.Queue().get()", False, False),
     "it computes in many places": (
@@ -171,6 +220,12 @@ HOW_IT_GOES: dict[str, tuple[str, bool, bool]] = {
         True,
     ),
     "native code holds the interpreter's lock": (READY + "import re; re.match(r'(a+)+b', 40 * 'a')", False, True),
+    "it writes to a disk, mostly waiting": (
+        "import os, time\nfile = open('checkpoint', 'wb')\n" + READY + "while True:\n"
+        "  file.seek(0); file.write(os.urandom(200_000)); file.flush(); os.fsync(file.fileno()); time.sleep(0.3)",
+        True,
+        False,
+    ),
     "a child computes": (
         "import subprocess, sys\n" + READY + "subprocess.run([sys.executable, '-c', 'while True: pass'])",
         False,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,12 @@ def test_loglevel_holds_from_python_too(monkeypatch: pytest.MonkeyPatch, text: s
         ({"log_dir": 5}, "log_dir=5 is of the type int, not a path."),
         ({"redirects": 7}, "7 is neither a flag for streams nor a mapping of local ranks to flags."),
         ({"tee": {-1: 3}}, "{-1: 3} is neither a flag for streams nor a mapping of local ranks to flags."),
+        ({"hang_window": "5"}, "hang_window '5' is not a number of seconds."),
+        ({"hang_timeout": 0}, "hang_timeout 0 is not a number of seconds."),
+        ({"progress_pattern": "step (\\d+)"}, "progress_pattern 'step (\\\\d+)' has no named group; it needs one of"),
+        ({"checkpoint_pattern": 5}, "checkpoint_pattern=5 is of the type int, not a text."),
+        ({"checkpoint_path": 5}, "checkpoint_path=5 is of the type int, not a path."),
+        ({"nan_stop": True}, "nan_stop True is not a whole number of at least 0."),
         ({"min_nodes": 3, "max_nodes": 2}, "min_nodes=3 is greater than max_nodes=2."),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
@@ -73,6 +80,21 @@ def test_a_failure_policy_and_the_limit_of_restarts(given: dict[str, Any], polic
 def test_none_and_nothing_are_the_default(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     configure(LaunchConfig(**given))
     assert capsys.readouterr().err == ""
+
+
+def test_hangs_and_progress_are_looked_for_as_the_flags_of_the_command_line_say() -> None:
+    given: dict[str, Any] = {
+        "hang_window": 60,
+        "hang_timeout": 90.5,
+        "progress_pattern": r"step (?P<step>\d+)",
+        "checkpoint_pattern": "saved",
+        "nan_stop": 3,
+    }
+    config = configure(LaunchConfig(checkpoint_path=Path("/checkpoints"), **given))
+    assert {name: getattr(config, name) for name in given} == given
+    assert config.checkpoint_path == "/checkpoints"
+    plain = configure(LaunchConfig())
+    assert (plain.hang_window, plain.hang_timeout, plain.progress_pattern, plain.nan_stop) == (None, None, None, 0)
 
 
 def untyped(value: object) -> Any:

@@ -559,3 +559,39 @@ def test_a_node_whose_store_ends_with_the_others_has_finished_too(run: Run) -> N
     store = Ends()
     peer(store, address="10.0.0.9", port=4713)
     assert run(Scripted(lambda number: (store, 1, 2)), "exit 0").exit_code == 0
+
+
+# A hang --------------------------------------------------------------------------------------------------------------
+
+WAITS = f"exec {sys.executable} -c 'import threading; threading.Event().wait()'"
+
+
+def test_a_hang_is_reported_with_the_places_of_this_nodes_ranks_and_ends_nothing(run: Run) -> None:
+    run.on["hang"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    ending = run(Scripted(), WAITS, nproc_per_node=2, hang_window=1.0, max_restarts=0)
+    assert ending.exit_code == 128 + signal.SIGTERM, "it left only on the signal"
+    assert not run.said("worker_failed")
+    [hang] = run.said("hang")
+    assert hang.startswith("round 1: no progress for 1 s:\n  ranks 0-1")
+
+
+def test_with_hang_timeout_a_rank_is_ended_and_the_handler_is_asked_for_the_next_round(run: Run) -> None:
+    handler = Scripted()
+    ending = run(handler, ROUND + f"test $round = round_2 || {WAITS}", hang_timeout=1.0, max_restarts=1)
+    assert ending.exit_code == ExitCode.SUCCESS
+    assert handler.rounds == 2
+    [failure] = [event for event in run.heard if event.name == "worker_failed"]
+    assert "Hang: no progress for 1 s; rank 0" in failure.message
+
+
+def test_a_hang_that_ends_the_job_is_its_first_failure(run: Run) -> None:
+    ending = run(Scripted(), WAITS, hang_timeout=1.0, max_restarts=0)
+    assert ending.exit_code == ExitCode.JOB_FAILED
+    assert ending.incident is not None
+    assert "no progress for 1 s" in ending.incident.message
+
+
+def test_no_hang_is_looked_for_with_a_window_of_none(run: Run) -> None:
+    run(Scripted(), "sleep 1", hang_window=0.0)
+    assert not run.said("hang")
+    assert not run.said("stacks")

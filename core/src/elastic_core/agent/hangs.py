@@ -57,6 +57,15 @@ def window_seconds(given: float | None, longest_step: float | None) -> float:
     return max(LEAST_WINDOW_SECONDS, STEPS_PER_WINDOW * (longest_step or 0.0))
 
 
+def steps_advance(age: float, window: float, longest_step: float | None) -> bool:
+    """Whether a job whose newest step is ``age`` seconds old still comes to new steps, as far as that can be told.
+
+    If it hangs, that step is as old as the window, less the step in which it began to hang, and two looks. A rank whose
+    steps are not known may be suspected before, since its window knows nothing of the longest step.
+    """
+    return age + (longest_step or 0.0) + 2.0 * look_interval(window) < window
+
+
 def look_interval(window: float) -> float:
     """Return the seconds between two looks."""
     least, most = LOOK_SECONDS
@@ -112,6 +121,11 @@ class HangWatch:
         elapsed, self._looked_at = now - self._looked_at, now
         still = [not makes_progress(self._signs(worker, now, elapsed, newest), now, window) for worker in workers]
         return window if any(still) else 0.0
+
+    def advances(self) -> bool:
+        """Whether a worker here came to a new step lately, so that the job does not hang."""
+        ages = [age for reached, age in self.progress.newest().values() if reached.position is not None]
+        return bool(ages) and steps_advance(min(ages), self.window, self.progress.longest_interval())
 
     def _signs(self, worker: Worker, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]) -> Signs:
         rank, pid = worker.assignment.rank, worker.pid or 0

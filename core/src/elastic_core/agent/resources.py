@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import ProgressReader
+from elastic_core.agent.py_spy import PySpy
 from elastic_core.agent.report import Publish
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
@@ -34,8 +36,8 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import BUILT_IN
-from elastic_core.protocol.node_events import Leaving
-from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.node_events import Leaving, Locate, Located
+from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
 
@@ -63,6 +65,21 @@ class Resources:
         ask, run_uid = self.plugins.workers_wait, self.group.run_uid
         asked = None if ask is None else lambda number: ask(number, run_uid)
         return StartGate(asked, self.loop, now, self.publish)
+
+    def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
+        """Find out where the workers are, on another thread, which posts a Located."""
+        ranks, step = [stacks.LocalRank.of(worker) for worker in self.group.workers], self.group.newest_step()
+        advances = self.group.hangs is not None and self.group.hangs.advances()
+
+        def run() -> None:
+            try:
+                found = self.locate(asked, ranks, step)
+                found = replace(found, moved=found.moved or advances)
+            except OSError:  # no descriptor is left
+                found = LocalStacks(answers=asked.index, places={})
+            self.loop.post(Located(found))
+
+        start(target=run, name="elastic-stacks", daemon=True).start()
 
     def summarize(self, **counters: Any) -> RunSummary:
         """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""
@@ -174,7 +191,9 @@ def open_resources(
             if pipe is not None:
                 loop.watch(group.watchdog, group.watchdog.receive)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
-        yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store)
+        spy = PySpy(lambda message: publish(Event("py_spy", message, Level.WARNING)))
+        locate = partial(stacks.locate, spy=spy)
+        yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store, locate=locate)
 
 
 @contextmanager

@@ -1,8 +1,12 @@
 """Collects the Python stacks of workers without stopping them, and says where each of them is.
 
 A worker that was prepared (``worker/stack_dump.py``) writes its stacks into a memory file on a signal. The agent sends
-that signal only to a process that has a handler for it and the file. For any other process, and for one that does not
-answer, the kernel still tells its state and where in the kernel it waits.
+one only to a process that has a handler for it and the file. The handler in C reads frames without the interpreter's
+lock, so a thread that runs Python code would risk to crash: it is asked by the handler in Python. Only a main thread
+that does not run, or has run for a while without calling that handler, is asked by the one in C.
+
+Of any other process, and of one that does not answer, ``py-spy`` tells the stacks where it is installed
+(``agent/py_spy.py``), and the kernel its state and where in the kernel it waits.
 """
 
 from __future__ import annotations
@@ -16,18 +20,22 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_core.agent.hangs import CPU_SHARE_ASKED, uses_cpu
+from elastic_core.agent.py_spy import PySpy
 from elastic_core.agent.python_traceback import Frame, parse_frames
 from elastic_core.agent.worker import Worker
 from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
 from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.roster import LocalStacks
 from elastic_core.protocol.stacks import FINISHED, NO_STACK
-from elastic_core.warden.linux import cpu_seconds_of_trees, pauses, state_of, waits_in
-from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL
+from elastic_core.warden.linux import pauses, run_nanoseconds, state_of, used_by_trees, waits_in
+from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
 SAMPLES = 4  # how often the stacks are collected, to see whether they move
 SAMPLES_SECONDS = 1.0  # from the first to the last
+DISK_BYTES_PER_SECOND = 1 << 16  # a rank that reads or writes more, as for a checkpoint, does not hang
+_STILL_SECONDS = 0.02  # a main thread waits if it does not run for so long
+_NATIVE_NANOSECONDS = 30_000_000  # a main thread that has run for so long without calling the handler is in native code
 _QUIET_SECONDS = 0.05  # stacks are complete when nothing more of them comes for so long
 _STACKS_MAX_BYTES = 1 << 18  # of one process
 _STATES: Mapping[str, str] = {
@@ -38,7 +46,10 @@ _STATES: Mapping[str, str] = {
     "t": "stopped by a debugger",
     "Z": "a zombie: it has ended and was not waited for",
 }
-_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
+_THREAD = re.compile(
+    r"^(Stack|(?:Current thread|Thread)(?= 0x[0-9a-f]))(?: .*)? \(most recent call first\):$", re.MULTILINE
+)
+_HANDLER_FILE = "elastic_core/worker/stack_dump.py"  # of the handler in Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,40 +83,109 @@ class ProcessStacks:
         return f"in {_call(self.main, users)}, called at {os.path.basename(users.file)}:{users.line}"
 
 
-def collect(pids: Iterable[int], seconds: float = ANSWER_SECONDS) -> dict[int, ProcessStacks]:
-    """Return the stacks of these processes, which go on meanwhile. Blocks for ``seconds`` at most.
+@dataclass(slots=True)
+class _Request:
+    """A request for the stacks of one process."""
+
+    file: int  # the memory file into which it writes them
+    start: int  # the size of the file before
+    ran: int  # how long its main thread had run, in nanoseconds
+    waits: bool = False  # whether the handler in C was asked, since the main thread does not run Python code
+
+    @property
+    def size(self) -> int:
+        """The size of what the process has written."""
+        return os.fstat(self.file).st_size - self.start
+
+
+def collect(
+    pids: Iterable[int], seconds: float = ANSWER_SECONDS, *, every_thread: bool = False, spy: PySpy | None = None
+) -> dict[int, ProcessStacks]:
+    """Return the stacks of these processes, which go on meanwhile. Blocks for ``seconds`` at most, and then for py-spy.
 
     A process answers if it was prepared (``worker/stack_dump.py``). Of others only their state is known, and of those
     that wait for a signal, since any signal would end that.
+
+    Args:
+        pids: The processes.
+        seconds: How long they have to answer.
+        every_thread: Whether the stacks of all threads are wanted, where none of them runs; else the main thread's.
+        spy: Reads the stacks of processes that do not answer; None to leave them.
     """
-    asked: dict[int, tuple[int, int]] = {}
+    requests: dict[int, _Request] = {}
     found = dict.fromkeys(pids, "")
     try:
         for pid in found:
             if not pauses(pid) and (file := _open_file(pid)) is not None:
-                asked[pid] = file, os.fstat(file).st_size
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, SIGNAL)
-        _await_quiet(asked, time.monotonic() + seconds)
-        for pid, (file, before) in asked.items():
-            found[pid] = os.pread(file, _STACKS_MAX_BYTES, before).decode(errors="replace")
+                requests[pid] = _Request(file, os.fstat(file).st_size, run_nanoseconds(pid))
+        _ask(requests, every_thread=every_thread)
+        _await_answers(requests, time.monotonic() + seconds)
+        for pid, request in requests.items():
+            found[pid] = os.pread(request.file, _STACKS_MAX_BYTES, request.start).decode(errors="replace")
     finally:
-        for file, _ in asked.values():
-            os.close(file)
+        for request in requests.values():
+            os.close(request.file)
+    states = {pid: state_of(pid) for pid in found}
+    if spy is not None:
+        found |= spy.dump([pid for pid, text in found.items() if not text and states[pid] in tuple("RSD")])
     return {
-        pid: ProcessStacks(pid, main_stack(text), text, _STATES.get(state_of(pid), ""), waits_in(pid))
+        pid: ProcessStacks(pid, main_stack(text), text, _STATES.get(states[pid], ""), waits_in(pid))
         for pid, text in found.items()
     }
 
 
+def _ask(requests: Mapping[int, _Request], *, every_thread: bool) -> None:
+    """Send each process the signal that is safe for what its main thread does."""
+    threads = {pid: run_nanoseconds(pid, all_threads=True) for pid in requests if every_thread}
+    time.sleep(_STILL_SECONDS)
+    for pid, request in requests.items():
+        request.waits = _waits(pid, request.ran)
+        request.ran = run_nanoseconds(pid)
+        all_wait = every_thread and request.waits and run_nanoseconds(pid, all_threads=True) == threads[pid]
+        _send(pid, SIGNAL_ALL if all_wait else SIGNAL if request.waits else SIGNAL_RUNNING)
+
+
+def _await_answers(requests: Mapping[int, _Request], deadline: float) -> None:
+    """Wait until every process has written, and none writes any more; or until the deadline.
+
+    A main thread that has not called the handler in Python, although it has run, is in native code.
+    """
+    sizes: list[int] = []
+    while time.monotonic() < deadline:
+        time.sleep(_QUIET_SECONDS)
+        before, sizes = sizes, [request.size for request in requests.values()]
+        if sizes == before and all(sizes):
+            return
+        for pid, request in requests.items():
+            if not request.waits and not request.size:
+                ran = run_nanoseconds(pid)
+                if ran - request.ran >= _NATIVE_NANOSECONDS or _waits(pid, ran):
+                    request.waits = True
+                    _send(pid, SIGNAL)
+
+
+def _waits(pid: int, ran: int) -> bool:
+    """Whether the main thread of a process waits, and has not run since it had run for so many nanoseconds.
+
+    A stopped one does not: it may have been stopped in the middle of Python code, and would answer when it goes on.
+    """
+    return state_of(pid) in ("S", "D") and run_nanoseconds(pid) == ran
+
+
+def _send(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
 def main_stack(text: str) -> tuple[Frame, ...]:
-    """Return the stack of the thread that ran faulthandler's handler, which is the main one unless that blocks signals.
+    """Return the stack of the thread that ran the handler, which is the main one unless that blocks signals.
 
     The innermost call comes first. Empty where the text has none.
     """
     _, *parts = _THREAD.split(text)
     stacks = dict(zip(parts[::2], parts[1::2], strict=True))
-    return tuple(parse_frames(stacks.get("Current thread") or stacks.get("Thread") or ""))
+    frames = parse_frames(stacks.get("Stack") or stacks.get("Current thread") or stacks.get("Thread") or "")
+    return tuple(frame for frame in frames if not frame.file.endswith(_HANDLER_FILE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +206,22 @@ Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalSt
 """Answers a STACKS: takes what it asks for, the ranks, and the newest step."""
 
 
-def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: PySpy | None = None) -> LocalStacks:
     """Find out where these ranks are, and, if that is wanted, whether they move, which takes about a second more.
 
     ``step`` is the newest step that a rank is known to have reached.
     """
     pids = {one.rank: one.pid for one in ranks if one.pid is not None and not one.finished}
-    began, used_before = time.monotonic(), cpu_seconds_of_trees(pids.values())
-    first = collect(pids.values())
+    began, before = time.monotonic(), used_by_trees(pids.values())
+    first = collect(pids.values(), every_thread=asked.full, spy=spy)
+    sampled_at = time.monotonic()
     moved, answering = False, [pid for pid, found in first.items() if found.main]
-    for _ in range(SAMPLES - 1 if asked.judge else 0):
-        time.sleep(SAMPLES_SECONDS / (SAMPLES - 1))
+    for number in range(1, SAMPLES if asked.judge else 1):
+        time.sleep(max(0.0, sampled_at + number * SAMPLES_SECONDS / (SAMPLES - 1) - time.monotonic()))
         newer = collect(answering, _LATER_ANSWER_SECONDS)
         moved |= any(found.main != first[pid].main for pid, found in newer.items() if found.main)
-    elapsed, used = time.monotonic() - began, cpu_seconds_of_trees(pids.values())
+    elapsed, used = time.monotonic() - began, used_by_trees(pids.values())
+    moved |= any(used[pid][1] - before[pid][1] >= DISK_BYTES_PER_SECOND * elapsed for pid in used)
     texts = {str(rank): first[pid].text or first[pid].place for rank, pid in pids.items()} if asked.full else {}
     places: dict[str, tuple[int, ...]] = {}
     for one in ranks:
@@ -150,13 +232,13 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> Local
         answers=asked.index,
         places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
         moved=moved,
-        busy=any(uses_cpu(used[pid] - used_before[pid], elapsed, CPU_SHARE_ASKED) for pid in used),
+        busy=any(uses_cpu(used[pid][0] - before[pid][0], elapsed, CPU_SHARE_ASKED) for pid in used),
         step=step,
         texts={rank: clip(text, FULL_STACKS_BYTES // len(texts)) for rank, text in texts.items()},
     )
 
 
-_LATER_ANSWER_SECONDS = 0.3  # for the answer to a later sample of a process that has answered before
+_LATER_ANSWER_SECONDS = 0.5  # for the answer to a later sample of a process that has answered before
 _MACHINERY = frozenset({"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"})
 """Functions that only call another one."""
 
@@ -178,20 +260,10 @@ def _open_file(pid: int) -> int | None:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
-        if not caught >> (SIGNAL - 1) & 1:
+        if not all(caught >> (signum - 1) & 1 for signum in (SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING)):
             return None
         for number in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
                 if os.readlink(path := f"/proc/{pid}/fd/{number}") == f"/memfd:{FILE_NAME} (deleted)":
                     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return None
-
-
-def _await_quiet(asked: Mapping[int, tuple[int, int]], deadline: float) -> None:
-    """Wait until every process has written, and none writes any more; or until the deadline."""
-    sizes: list[int] = []
-    while time.monotonic() < deadline:
-        time.sleep(_QUIET_SECONDS)
-        before, sizes = sizes, [os.fstat(file).st_size for file, _ in asked.values()]
-        if sizes == before and all(size > start for size, (_, start) in zip(sizes, asked.values(), strict=True)):
-            return

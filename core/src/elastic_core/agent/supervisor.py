@@ -19,7 +19,6 @@ from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, handle_warden_death
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.shutdown import Departure
-from elastic_core.agent.stacks import LocalRank
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import Status, describe_node
 from elastic_core.agent.worker_incidents import start_failure
@@ -34,7 +33,7 @@ from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
 from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
-from elastic_core.protocol.roster import LocalStacks, LocalWorkers, Slots
+from elastic_core.protocol.roster import LocalWorkers, Slots
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE
@@ -347,7 +346,7 @@ class Supervisor:
             case node_events.Notify(notice):
                 self._notify(notice)
             case node_events.Locate():
-                self._locate(effect)
+                self._resources.locate_workers(effect, self._runtime.thread)
             case node_events.MakeOffer():
                 newest = self._state.ledger.round
                 self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
@@ -377,19 +376,6 @@ class Supervisor:
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
         self._loop.at(self._runtime.now(), HangCheck(current.number))
         self._describe_later(current)
-
-    def _locate(self, asked: node_events.Locate) -> None:
-        """Find out where the workers are, on another thread."""
-        ranks, step = [LocalRank.of(worker) for worker in self._group.workers], self._group.newest_step()
-
-        def run() -> None:
-            try:
-                found = self._resources.locate(asked, ranks, step)
-            except OSError:  # no descriptor is left
-                found = LocalStacks(answers=asked.index, places={})
-            self._loop.post(node_events.Located(found))
-
-        self._runtime.thread(target=run, name="elastic-stacks", daemon=True).start()
 
     def _notify(self, notice: node_events.Notice | None) -> None:
         """Write the notice, *then* read the reports, and answer once."""

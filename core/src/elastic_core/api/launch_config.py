@@ -35,12 +35,13 @@ Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``
 _DEFAULT_LOGS = "DefaultLogsSpecs"
 _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "a text", "run_id role rdzv_endpoint rdzv_backend start_method log_line_prefix_template local_addr"),
-    ((str,), "a text", "event_log_handler signals_to_handle failure_policy notices"),
+    ((str,), "a text", "event_log_handler signals_to_handle failure_policy notices progress_pattern"),
+    ((str,), "a text", "checkpoint_pattern"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
     ((Real,), "a number of seconds", "rdzv_timeout"),
     ((bool,), "True or False", "virtual_local_rank"),
     ((Sequence,), "a list of numbers", "node_sizes"),
-    ((str, os.PathLike), "a path", "log_dir"),
+    ((str, os.PathLike), "a path", "log_dir checkpoint_path"),
 )
 """The types of :class:`LaunchConfig`'s fields, in words, and the fields; other numbers are RunConfig's to check."""
 _LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
@@ -82,6 +83,12 @@ class LaunchConfig:
     log_dir: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     redirects: Streams | None = field(default=None, kw_only=True)
     tee: Streams | None = field(default=None, kw_only=True)
+    hang_window: float | None = field(default=None, kw_only=True)  # 0 for never
+    hang_timeout: float | None = field(default=None, kw_only=True)
+    progress_pattern: str | None = field(default=None, kw_only=True)
+    checkpoint_pattern: str | None = field(default=None, kw_only=True)
+    checkpoint_path: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    nan_stop: int = field(default=0, kw_only=True)
     plugins: tuple[str, ...] = field(default=(), kw_only=True)
     failure_policy: str = field(default="", kw_only=True)
     """As ``--failure_policy``. With a budget in it, ``max_restarts`` has no limit where it is the default."""
@@ -167,6 +174,12 @@ def configure(config: LaunchConfig) -> RunConfig:
         virtual_local_rank=config.virtual_local_rank,
         numa_binding=numa_mode(config.numa_options),
         monitor_interval=config.monitor_interval,
+        hang_window=config.hang_window,
+        hang_timeout=config.hang_timeout,
+        progress_pattern=config.progress_pattern,
+        checkpoint_pattern=config.checkpoint_pattern,
+        checkpoint_path=None if config.checkpoint_path is None else os.fspath(config.checkpoint_path),
+        nan_stop=config.nan_stop,
         plugins=config.plugins,
         failure_policy=config.failure_policy,
         least_level=least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,

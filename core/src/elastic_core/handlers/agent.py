@@ -16,6 +16,7 @@ from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived
+from elastic_core.agent.hangs import HangCheck, look_interval
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
@@ -35,9 +36,22 @@ from elastic_core.handlers.thread import Blind, HandlerFailed, HandlerThread, Se
 from elastic_core.incidents import Failure, History, Incident, IncidentKind, as_failure
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
 from elastic_core.protocol.limits import MAX_FAILURES
-from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
+from elastic_core.protocol.node_events import (
+    Exit,
+    Grace,
+    Leaving,
+    Locate,
+    Located,
+    Start,
+    Stop,
+    WorkerFailed,
+    WorkersDone,
+    WorkersGone,
+)
+from elastic_core.protocol.roster import LocalStacks
+from elastic_core.protocol.stacks import next_question_at, report_alone, with_report
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.session.verdict_event import verdict_event
@@ -54,6 +68,7 @@ SHUTDOWN_MAX_SECONDS = 10.0  # for the handler's ``shutdown``
 COST = """with a rendezvous handler of others this agent can do no more than torchrun's does:
 a lost node is noticed when a collective fails because of it, or never; --on_node_loss has no effect
 each node counts --max_restarts by itself, and prints the first failure that it saw, which others may have caused
+a hang is looked for among the ranks of each node alone
 a node that joins stops all workers as soon as it waits; survivors may change their ranks
 a node that has finished waits for the others for {exit_barrier:g} s"""
 """Reported once, at the start."""
@@ -127,6 +142,9 @@ class HandlerAgent:
         self._ending: Ending | None = None
         self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)  # judged here, and when
+        self._suspected: Stacks | None = None  # the newest report of a suspicion that this round hangs
+        self._suspected_at = 0.0  # when that came
+        self._locating = False  # whether it is being found out where the ranks are
         self._over = False  # whether the handler is shut down too
         self._gate = resources.start_gate(runtime.now)
         self._handler_thread = HandlerThread(handler, resources.info, self._config, self._loop.post)
@@ -188,6 +206,10 @@ class HandlerAgent:
                 self._step(event)
             case Crashed(error):
                 raise RuntimeError("the failure could not be judged") from error
+            case HangCheck(number):
+                self._check_progress(number)
+            case Located(found):
+                self._on_located(found)
             case ShutDown(error):
                 self._on_shut_down(error)
             case SignalReceived(signum):
@@ -219,6 +241,8 @@ class HandlerAgent:
 
     def _on_worker(self, event: object) -> None:
         news = self._group.handle(event)  # type: ignore[arg-type]  # all that is left is the warden's
+        if isinstance(news, WorkerFailed):
+            news = WorkerFailed(with_report(news.incident, self._suspected))
         if isinstance(news, WorkerFailed | WorkersDone):
             self._port_taken = isinstance(news, WorkerFailed) and news.incident.kind is IncidentKind.PORT_TAKEN
             self._step(news)
@@ -299,6 +323,30 @@ class HandlerAgent:
         if self._received is None and self._state.leaving is None:
             self._say("signal", f"{why}: leaving")
             self._step(Leaving(why, signalled(signal.SIGTERM)))
+    def _check_progress(self, number: int) -> None:
+        """Look whether the workers of a round make progress, as rule L14 has it, and look again later."""
+        watch, now = self._group.hangs, self._runtime.now()
+        if watch is None or number != self._round or self._state.work is not HandlerWork.RUNNING:
+            return
+        window = self._group.seconds_without_progress()
+        if window and not self._locating and now >= next_question_at(self._suspected, self._suspected_at, window):
+            self._locating = True
+            self._resources.locate_workers(Locate(number, full=False, judge=True), self._runtime.thread)
+        self._loop.at(now + look_interval(watch.window), HangCheck(number))
+
+    def _on_located(self, found: LocalStacks) -> None:
+        """Report where the ranks of this node are; end one of them if they hang and the user wants that."""
+        self._locating = False
+        if found.answers != self._round or self._state.work is not HandlerWork.RUNNING:
+            return
+        if not (window := self._group.seconds_without_progress()):  # they have gone on meanwhile
+            return
+        self._suspected = report_alone(found, self._round, window, self._suspected)
+        self._suspected_at = self._runtime.now()
+        self._publish(report.hang(self._suspected))
+        wanted = self._suspected.hang and self._config.hang_timeout is not None
+        if wanted and (failed := self._group.end_hung(self._suspected)) is not None:
+            self._step(WorkerFailed(with_report(failed.incident, self._suspected)))
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
@@ -361,6 +409,8 @@ class HandlerAgent:
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group.info, current, exc))
         self._count_later(self._config.monitor_interval)
+        self._suspected, self._suspected_at = None, self._runtime.now()
+        self._loop.at(self._runtime.now(), HangCheck(current.number))
 
     def _count_later(self, seconds: float) -> None:
         self._count_timer += 1

@@ -17,7 +17,7 @@ from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.node_events import Exit, Grace, Leave, Locate, MakeOffer, Notice, Notify, Start, Stop, Work
 from elastic_core.protocol.roster import LastCheckpoint, LocalStacks, NodeInfo, NodeRow, Phase
-from elastic_core.protocol.stacks import describe_hang
+from elastic_core.protocol.stacks import with_report
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
 
@@ -133,9 +133,9 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
         case node_events.Offered(offer):
             return replace(state, offer=offer, needs_offer=False)
         case node_events.WorkerFailed(incident) if state.work is Work.RUNNING:
-            return replace(state, incident=_with_report(state, incident))
+            return replace(state, incident=with_report(incident, state.ledger.suspected))
         case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
-            return replace(state, incident=_with_report(state, incident))
+            return replace(state, incident=with_report(incident, state.ledger.suspected))
         case node_events.WorkersDone() if state.work is Work.RUNNING:
             return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
         case node_events.WorkersGone(alike):
@@ -166,14 +166,6 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
         case node_events.RunReplaced(why):
             return replace(state, run_replaced=why)
     return state
-
-
-def _with_report(state: NodeState, incident: Incident) -> Incident:
-    """Return the incident with the newest report of a hang in its round (rule L14)."""
-    found = state.ledger.suspected
-    if found is None or not found.hang or found.round != incident.round or found.report in incident.detail:
-        return incident
-    return replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), describe_hang(found)])))
 
 
 def _note_checkpoint(state: NodeState, event: node_events.Checkpointed) -> NodeState:

@@ -7,7 +7,9 @@ its row; the leader sums the answers up in a second STACKS, which every node pri
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Round, Stacks
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append
@@ -100,6 +102,42 @@ def newest_step(answers: Iterable[LocalStacks]) -> int | None:
     return max((answer.step for answer in answers if answer.step is not None), default=None)
 
 
+def report_alone(answer: LocalStacks, number: int, window: float, last: Stacks | None) -> Stacks:
+    """Return the report of a node that can ask no other nodes, over its own ranks.
+
+    Args:
+        answer: Where they are.
+        number: Their round.
+        window: The seconds without progress.
+        last: The report before in this round; None for the first one.
+    """
+    places = {rank: where for where, ranks in answer.places.items() for rank in ranks}
+    advanced = last is not None and None not in (answer.step, last.step) and answer.step != last.step
+    return Stacks(
+        round=number,
+        why=f"no progress for {window:g} s",
+        window=window,
+        nth=1 if last is None or advanced else last.nth + 1,
+        report=_fit_lines(summarize(places)),
+        still=is_still([answer]),
+        hang=bool(places) and is_hang([answer], last),
+        culprit=culprit(places),
+        step=answer.step,
+    )
+
+
+def next_question_at(last: Stacks | None, at: float, window: float) -> float:
+    """Return when ranks may be asked again after the report ``last`` at an instant: each time twice as late."""
+    return at if last is None else at + max(window, last.window) * 2.0 ** min(last.nth - 1, MOST_DOUBLINGS)
+
+
+def with_report(incident: Incident, found: Stacks | None) -> Incident:
+    """Return the incident with the newest report of a hang, if it is of its round."""
+    if found is None or not found.hang or found.round != incident.round or found.report in incident.detail:
+        return incident
+    return replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), describe_hang(found)])))
+
+
 def describe_hang(report: Stacks) -> str:
     """Return the message of a report for people, several lines."""
     since = "" if report.step is None else f", since step {report.step}"
@@ -127,9 +165,7 @@ def _has_workers(node: NodeView, current: Round) -> bool:
 def _may_ask_at(ledger: Ledger, window: float) -> float:
     """Return when members may be asked again after a suspicion: after the window, each time twice as late."""
     last = ledger.suspected
-    if last is None:
-        return ledger.round_at
-    return ledger.suspected_at + max(window, last.window) * 2.0 ** min(last.nth - 1, MOST_DOUBLINGS)
+    return next_question_at(last, ledger.round_at if last is None else ledger.suspected_at, window)
 
 
 def _requests(view: LeaderView) -> list[NodeView]:

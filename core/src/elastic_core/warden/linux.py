@@ -184,19 +184,41 @@ def cpu_seconds(pid: int) -> float:
     return _cpu_seconds(_fields(pid))
 
 
-def cpu_seconds_of_trees(roots: Collection[int]) -> dict[int, float]:
-    """Return the CPU time of each of these processes together with all its descendants."""
+def run_nanoseconds(pid: int, *, all_threads: bool = False) -> int:
+    """Return how long the main thread of a process, or all its threads, have run on a CPU; 0 where it is unknown."""
+    try:
+        threads = (
+            [f"task/{name}/schedstat" for name in os.listdir(f"/proc/{pid}/task")] if all_threads else ["schedstat"]
+        )
+    except OSError:
+        return 0
+    return sum(int(fields[0]) for name in threads if (fields := _read(pid, f"{name}/schedstat").split()))
+
+
+def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int]]:
+    """Return what each of these processes, together with all its descendants, has used.
+
+    That is the CPU time in seconds, and the bytes that it has read from and written to disks and network file systems;
+    memory files do not count.
+    """
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
     found = {pid: fields for pid in pids if (fields := _fields(pid))}
-    totals = dict.fromkeys(roots, 0.0)
+    totals = dict.fromkeys(roots, (0.0, 0))
     for pid, fields in found.items():
         above, seen = pid, {0}
         while above not in totals and above in found and above not in seen:
             seen.add(above)
             above = int(found[above][1])
         if above in totals:
-            totals[above] += _cpu_seconds(fields)
+            seconds, transferred = totals[above]
+            totals[above] = seconds + _cpu_seconds(fields), transferred + _disk_bytes(pid)
     return totals
+
+
+def _disk_bytes(pid: int) -> int:
+    """Return the bytes of read_bytes and write_bytes of proc(5); 0 where they may not be read."""
+    counts = dict(line.split(": ") for line in _read(pid, "io").splitlines() if ": " in line)
+    return int(counts.get("read_bytes", 0)) + int(counts.get("write_bytes", 0))
 
 
 def _cpu_seconds(fields: Sequence[str]) -> float:

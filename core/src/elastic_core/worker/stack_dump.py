@@ -1,9 +1,17 @@
 """Prepares a worker to write the Python stacks of its threads when its agent asks for them, without being stopped.
 
-:func:`prepare` runs before the program begins. It has :mod:`faulthandler` write to a memory file on a signal that no
-program uses. The handler is C code: it needs neither the interpreter's lock nor the main thread's cooperation, so a
-worker answers that waits for a lock, is in a collective, or holds the interpreter's lock in native code. The agent
-finds the memory file by its name in ``/proc`` (``agent/stacks.py``), so nothing has to be passed to the worker.
+:func:`prepare` runs before the program begins. It sets handlers for three signals that no program uses; each writes to
+a memory file, which the agent finds by its name in ``/proc`` (``agent/stacks.py``), so nothing has to be passed on.
+
+* :data:`SIGNAL`: the stack of the main thread, by :mod:`faulthandler`. That handler is C code. It needs neither the
+  interpreter's lock nor the program's cooperation, so a thread answers that waits for a lock, is in a collective, or
+  holds the interpreter's lock in native code. It reads frames in the middle of whatever the thread does: while the
+  thread runs Python code, they may be inconsistent, and the process crashes (about once in a thousand requests, in a
+  loop over generators). So the agent sends it only to a thread that does not run Python code.
+* :data:`SIGNAL_ALL`: the same for all threads, of which none must run.
+* :data:`SIGNAL_RUNNING`: the stacks of all threads, by a handler in Python, which the main thread calls between two
+  instructions, with the interpreter's lock. That is safe at any time, but it is never called while the thread waits in
+  native code.
 
 ``forkserver/startup`` executes this file by its path, before the program's own modules: it imports only modules that
 are built in, or loaded anyway.
@@ -15,13 +23,15 @@ import fcntl
 import os
 
 SIGNAL: int = _signal.SIGRTMAX - 3
-"""Asks for the stacks. It ends a process that has no handler, so the agent sends it only where there is one."""
+"""Asks for the main thread's stack. These signals end a process that has no handler, so the agent looks first."""
+SIGNAL_RUNNING: int = _signal.SIGRTMAX - 4
+SIGNAL_ALL: int = _signal.SIGRTMAX - 5
 FILE_NAME = "elastic-stacks"  # of the memory file
 _LEAST_DESCRIPTOR = 48  # a script's own files have numbers from 3 on
 
 
 def prepare() -> None:
-    """Have this process write stacks on :data:`SIGNAL`, and on a fatal signal such as SIGSEGV to stderr.
+    """Have this process write stacks on these signals, and on a fatal signal such as SIGSEGV to stderr.
 
     Where no descriptor or no memory is left, the process goes without.
     """
@@ -36,6 +46,16 @@ def prepare() -> None:
             descriptor = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _LEAST_DESCRIPTOR)
         finally:
             os.close(low)
-        faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
-    except OSError:
+
+        def answer(_number: int, _frame: object) -> None:
+            try:
+                faulthandler.dump_traceback(descriptor, all_threads=True)
+            except Exception:  # the program has closed the file
+                return
+
+        faulthandler.register(SIGNAL, file=descriptor, all_threads=False, chain=False)
+        faulthandler.register(SIGNAL_ALL, file=descriptor, all_threads=True, chain=False)
+        _signal.signal(SIGNAL_RUNNING, answer)
+        _signal.siginterrupt(SIGNAL_RUNNING, False)
+    except (OSError, ValueError):  # a ValueError outside of the main thread
         pass

@@ -1,0 +1,136 @@
+"""Whether healthy jobs are reported as hanging: trainings with long pauses, for an hour unless told otherwise.
+
+Each job has two nodes of two ranks over gloo, with the default window, whose least time is set to ``--window`` so that
+an hour holds many of them; one more job has the real default. Most of the time every process sleeps. ``hang`` is the
+control, which must be reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stage import WORKERS
+
+from benchmarks.tables import table
+from elastic_core.agent.hangs import LEAST_WINDOW_SECONDS
+
+LAUNCH = """
+import sys
+from elastic_core.agent import hangs
+from elastic_core.cli.main import main
+hangs.LEAST_WINDOW_SECONDS = float(sys.argv.pop(1))
+sys.exit(main())
+"""
+HOWS = "slow_steps", "slower_steps", "long_evaluation", "long_first_step", "loader", "checkpoint", "hang"
+CONTROL = "hang"
+
+
+@dataclass(slots=True)
+class Job:
+    """A job, and what its first node reports."""
+
+    how: str
+    window: float
+    prints: bool  # whether rank 0 prints its steps, so that they are known
+    nodes: list[subprocess.Popen[str]] = field(default_factory=list)
+    events: Path = Path()
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        return f"{self.how}, {'steps known' if self.prints else 'silent'}, window {self.window:g} s"
+
+    def start(self, folder: Path, minutes: float) -> None:
+        """Start both nodes."""
+        folder.mkdir()
+        self.events = folder / "events.0"
+        script = [str(WORKERS / "pauses.py"), f"--how={self.how}", f"--window={self.window}", f"--minutes={minutes}"]
+        flags = ["--nnodes=2", "--nproc_per_node=2", "--event_log=console", "--verbose"]
+        where = ["--rdzv_backend=file", f"--rdzv_endpoint={folder / 'store'}", f"--rdzv_id={self.how}"]
+        command = [sys.executable, "-c", LAUNCH, str(self.window), "run", *flags, *where, *script]
+        environment = os.environ | {"PAUSES_PRINT": str(int(self.prints)), "OMP_NUM_THREADS": "1"}
+        for node in range(2):
+            with (folder / f"events.{node}").open("w") as out:
+                self.nodes.append(
+                    subprocess.Popen(
+                        command, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder
+                    )
+                )
+
+    def counts(self) -> Counter[str]:
+        """How often each event was reported."""
+        return Counter(
+            str(found.get("name") or found.get("event")) for found in map(_parse, self.events.open()) if found
+        )
+
+    def texts(self) -> Iterator[str]:
+        """Yield the reports of hangs."""
+        for line in self.events.open():
+            if (found := _parse(line)) and "hang" in (found.get("name"), found.get("event")):
+                yield str(found.get("message"))
+
+
+def _parse(line: str) -> dict[str, object] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def jobs(window: float) -> Sequence[Job]:
+    """All jobs of a run."""
+    return [
+        *(Job(how, window, prints=True) for how in HOWS),
+        *(Job(how, window, prints=False) for how in ("long_evaluation", "long_first_step", "loader", "checkpoint")),
+        Job("long_evaluation", LEAST_WINDOW_SECONDS, prints=True),
+    ]
+
+
+def main() -> int:
+    """Run all jobs at once, print a table, and return 1 if a healthy job was reported, or the control was not."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--minutes", type=float, default=60.0)
+    arguments.add_argument("--window", type=float, default=15.0, help="seconds, for the least window")
+    given = arguments.parse_args()
+    every = jobs(given.window)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic-false-hangs-")))
+        for number, job in enumerate(every):
+            job.start(folder / str(number), given.minutes)
+            for node in job.nodes:
+                stack.callback(node.terminate)
+            time.sleep(2.0)  # the imports of one after the other's
+        rows, wrong = [], 0
+        for job in every:
+            control = job.how == CONTROL
+            codes = [node.poll() if control else node.wait() for node in job.nodes]
+            seen = job.counts()
+            wrong += bool(seen["hang"]) is not control or (not control and codes != [0, 0])
+            rows.append([job.name, str(seen["stacks"]), str(seen["hang"]), str(codes)])
+            for text in job.texts():
+                print(job.name, text, sep="\n", file=sys.stderr)
+        header = ["job", "suspicions that were dropped", "reports of a hang", "exit codes"]
+        print(*table(header, rows), sep="\n", flush=True)
+        for job in every:
+            for node in job.nodes:
+                node.terminate()
+        for job in every:
+            for node in job.nodes:
+                node.wait()
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
