@@ -323,6 +323,7 @@ class HandlerAgent:
         if self._received is None and self._state.leaving is None:
             self._say("signal", f"{why}: leaving")
             self._step(Leaving(why, signalled(signal.SIGTERM)))
+
     def _check_progress(self, number: int) -> None:
         """Look whether the workers of a round make progress, as rule L14 has it, and look again later."""
         watch, now = self._group.hangs, self._runtime.now()
