@@ -271,7 +271,7 @@ def test_an_address_that_leads_nowhere_is_told(server: Daemon) -> None:
         flags = ["--rdzv_backend=file", "--rdzv_endpoint=/dev/shm/elastic-doctor"]
         said = doctor(*flags, "--local_addr=10.77.0.99", before=host.command())
     assert (said.exit_code, said.wrong()) == (69, ["address"])
-    assert "MASTER_ADDR=10.77.0.99; nobody gets here that way" in said.findings["address"]["seen"]
+    assert "MASTER_ADDR=10.77.0.99; no node gets here that way" in said.findings["address"]["seen"]
     assert f"--local_addr={host.ipv4}" in said.findings["address"]["advice"]
 
 
