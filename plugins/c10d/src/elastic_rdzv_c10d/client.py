@@ -325,12 +325,15 @@ def _sockets_to(address: Address) -> dict[int, socket.socket]:
 
 
 def _peer(fd: int) -> tuple[object, int] | None:
-    """Whom a connection is to; None for those that only knock."""
+    """Return the peer of a connection; None for connections of :func:`knock`. OSError if it is not connected.
+
+    Another thread may be about to connect the socket. A call is marked before it connects, so the mark is read last.
+    """
     with socket.socket(fileno=os.dup(fd)) as duplicate:
-        if duplicate.family not in (socket.AF_INET, socket.AF_INET6) or calls(duplicate):
+        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
             return None
         host, port = duplicate.getpeername()[:2]
-        return _canonical(host), port
+        return None if calls(duplicate) else (_canonical(host), port)
 
 
 def _canonical(host: str) -> object:
