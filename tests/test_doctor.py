@@ -211,7 +211,7 @@ def test_other_nodes_are_told_that_nobody_hosts_yet() -> None:
     said = doctor("--rdzv_backend=static", "--node_rank=1", f"--master_port={free_port()}")
     assert said.exit_code == 0, said.output
     assert said.findings["connect"]["state"] == "warning"
-    assert "nobody hosts the store" in said.findings["connect"]["seen"]
+    assert "no node hosts the store" in said.findings["connect"]["seen"]
 
 
 def test_the_store_of_a_running_c10d_job_is_tried_and_left_as_it_was(stage: Stage, tmp_path: Path) -> None:
