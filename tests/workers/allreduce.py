@@ -49,10 +49,10 @@ while True:
     if pace:
         pace.step()
     step += 1
-    for place, (text, interval) in enumerate(prints):
-        if time.monotonic() - printed_at[place] > interval:
+    for kind, (text, interval) in enumerate(prints):
+        if time.monotonic() - printed_at[kind] > interval:
             print(text.replace("{n}", str(step)), flush=True)
-            printed_at[place] = time.monotonic()
+            printed_at[kind] = time.monotonic()
     if first:
         place = {"restart_count": int(os.environ["TORCHELASTIC_RESTART_COUNT"]), "store": os.environ["MASTER_PORT"]}
         report("training", world_size=dist.get_world_size(), **place)
