@@ -15,14 +15,14 @@
 #   make lint    ruff and mypy, both strict, and codespell
 #   make tox     every distribution alone with core, and core on every Python that is here
 #   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous,
-#                bench-snapshots, bench-silence, bench-progress and bench-spares, each of which takes arguments: `make bench-rendezvous ARGS="--sizes=64 --runs=5"`
+#                bench-snapshots, bench-silence, bench-progress, bench-policies and bench-spares, each of which takes arguments: `make bench-rendezvous ARGS="--sizes=64 --runs=5"`
 #   make bench-frameworks kills a worker of Hugging Face's Trainer, and measures until it trains again (installs 1.2 GB below .tox)
 #   make clean   removes .venv and all caches
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo check test test-parity test-state test-clusters soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-spares bench-frameworks clean
+.PHONY: help setup demo check test test-parity test-state test-clusters soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares bench-frameworks clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
@@ -116,9 +116,9 @@ lint: setup
 tox: setup
 	$(BIN)/tox run-parallel --parallel=auto --parallel-no-spinner $(ARGS)
 
-bench: bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-spares
+bench: bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares
 
-bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-spares: bench-%: setup
+bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares: bench-%: setup
 	PYTHONPATH=tests/harness:tests/workers:plugins/etcd/tests/harness $(BIN)/python -m benchmarks.$* $(ARGS)
 
 bench-frameworks: setup

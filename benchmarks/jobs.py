@@ -32,12 +32,14 @@ class Launcher:
         command: What starts it, up to its flags.
         conf: ``KEY=VALUE`` for ``--rdzv_conf``.
         env: What is added to its environment.
+        worker: Further arguments of the worker.
     """
 
     name: str
     command: tuple[str, ...]
     conf: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    worker: tuple[str, ...] = ()
 
 
 TORCHRUN = Launcher("torchrun", _TORCHRUN)
@@ -96,7 +98,7 @@ class Job:
         first = not self.nodes
         workers = self.setting.workers[len(self.nodes)]
         script = [str(WORKERS / "allreduce.py"), f"--until={self.stage.folder / 'never'}"]
-        script += [f"--pace={self.pace}", f"--deaf={self.deaf}"]
+        script += [f"--pace={self.pace}", f"--deaf={self.deaf}", *self._launcher.worker]
         command = [*self._launcher.command, f"--nproc_per_node={workers}", f"--max_restarts={RESTARTS}"]
         node = self.stage.start([*command, *self._meeting(first), *script], env=self._launcher.env)
         self.nodes.append(node)

@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[str, str | None]] = {
     "one line in 100 is a step of torchtitan": ("", None),
     "each line is a step of torchtitan": (f"[titan] 2026-05-18 16:04:46,338 - root - INFO - {STEP}", None),
     "each line is matched by `--progress_pattern`": (f"[rank0] {STEP}", r"step: +(?P<step>\d+) +loss: +(?P<loss>\S+)"),
-    "the same, without a fixed text": (
+    "each line is matched by a `--progress_pattern` without a literal text": (
         f"[rank0] {STEP}",
         r"(?P<step>\d+) +\D+(?P<loss>\S+)",
     ),

@@ -211,7 +211,7 @@ def test_other_nodes_are_told_that_nobody_hosts_yet() -> None:
     said = doctor("--rdzv_backend=static", "--node_rank=1", f"--master_port={free_port()}")
     assert said.exit_code == 0, said.output
     assert said.findings["connect"]["state"] == "warning"
-    assert "nobody hosts the store" in said.findings["connect"]["seen"]
+    assert "no node hosts the store" in said.findings["connect"]["seen"]
 
 
 def test_the_store_of_a_running_c10d_job_is_tried_and_left_as_it_was(stage: Stage, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_an_address_that_leads_nowhere_is_told(server: Daemon) -> None:
         flags = ["--rdzv_backend=file", "--rdzv_endpoint=/dev/shm/elastic-doctor"]
         said = doctor(*flags, "--local_addr=10.77.0.99", before=host.command())
     assert (said.exit_code, said.wrong()) == (69, ["address"])
-    assert "MASTER_ADDR=10.77.0.99; nobody gets here that way" in said.findings["address"]["seen"]
+    assert "MASTER_ADDR=10.77.0.99; no node gets here that way" in said.findings["address"]["seen"]
     assert f"--local_addr={host.ipv4}" in said.findings["address"]["advice"]
 
 

@@ -1,7 +1,8 @@
 """All-reduces over gloo until the file ``--until`` is there; reports the first one of each start.
 
 Once the file ``--deaf`` is there, it blocks for ever where a collective fails, as under NCCL. With ``--pace`` it keeps
-its pace in that folder.
+its pace in that folder. With ``--prints`` it prints the first text each 10 ms and the second each second, with the
+number of the step for ``{n}``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--until", type=Path, required=True)
 parser.add_argument("--deaf", type=Path)
 parser.add_argument("--pace", type=Path)
+parser.add_argument("--prints", nargs=2, default=())
 args = parser.parse_args()
 
 
@@ -35,7 +38,9 @@ def all_reduce(tensor: torch.Tensor) -> None:
 
 dist.init_process_group("gloo")
 pace = PaceKeeper(args.pace) if args.pace else None
-first = True
+first, step = True, 0
+prints = list(zip(args.prints, (0.01, 1.0), strict=False))  # none without --prints
+printed_at = [0.0, 0.0]
 while True:
     ended = torch.tensor([RANK == 0 and args.until.exists()], dtype=torch.int32)
     all_reduce(ended)
@@ -43,6 +48,11 @@ while True:
         break
     if pace:
         pace.step()
+    step += 1
+    for kind, (text, interval) in enumerate(prints):
+        if time.monotonic() - printed_at[kind] > interval:
+            print(text.replace("{n}", str(step)), flush=True)
+            printed_at[kind] = time.monotonic()
     if first:
         place = {"restart_count": int(os.environ["TORCHELASTIC_RESTART_COUNT"]), "store": os.environ["MASTER_PORT"]}
         report("training", world_size=dist.get_world_size(), **place)

@@ -240,17 +240,17 @@ def test_plugins_of_the_environment_come_before_those_of_the_line() -> None:
     [
         (
             {"nnodes": TWO_NODES},
-            "--nnodes '2': with the local backend nobody can join.",
+            "--nnodes '2': with the local backend no other node can join.",
             "Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
         ),
         (
             {"nnodes": NodeRange(1, 2), "standalone": True},
-            "--nnodes '1:2': with --standalone nobody can join.",
+            "--nnodes '1:2': with --standalone no other node can join.",
             "Did you mean to leave out --standalone?",
         ),
         (
             {"nnodes": NodeRange(1, 2), "standalone": True, "rdzv_backend": "etcd"},
-            "--nnodes '1:2': with --standalone nobody can join.",
+            "--nnodes '1:2': with --standalone no other node can join.",
             "Did you mean to leave out --standalone?",
         ),
         (

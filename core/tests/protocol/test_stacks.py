@@ -202,7 +202,7 @@ class TestReport:
         assert isinstance(due(known), Append)
 
     def test_a_node_speaks_for_its_own_ranks_only(self) -> None:
-        nodes = answer("a", {WAITS: (0, 1, 3)}), answer("b", {LOADS: (2, 3), WAITS: (0,)})
+        nodes = answer("a", {WAITS: (0, 1, 3)}), answer("b", {LOADS: (0, 2, 3)})
         found = body(decide(view(asked(), *nodes)))
         assert isinstance(found, Stacks)
         assert sorted(found.report.splitlines()) == [f"ranks 0-1 are {WAITS}", f"ranks 2-3 are {LOADS}"]

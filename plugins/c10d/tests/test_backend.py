@@ -291,7 +291,7 @@ def test_a_listener_that_is_no_store_is_not_waited_for(port: int, monkeypatch: p
 
 
 def test_nobody_listening_is_an_error_of_its_own(port: int) -> None:
-    with pytest.raises(RendezvousConnectionError, match=f"Nobody listens at 127.0.0.1:{port}, after 0.2 s"):
+    with pytest.raises(RendezvousConnectionError, match=f"No server listens at 127.0.0.1:{port}, after 0.2 s"):
         elastic_make_rendezvous(parameters(port, is_host="false", connect_timeout="0.2"))
 
 

@@ -15,7 +15,7 @@ import pytest
 from elastic_core.errors import RendezvousConnectionError
 from elastic_rdzv_c10d import client
 from elastic_rdzv_c10d.client import StoreClient
-from elastic_rdzv_c10d.endpoint import Address
+from elastic_rdzv_c10d.endpoint import _CALLS, Address, calls
 from elastic_rdzv_c10d.server import StoreServer
 from elastic_testing.race import PATIENCE, background
 
@@ -62,6 +62,22 @@ def test_threads_that_dial_one_store_at_once_get_a_connection_each_while_others_
             return connection.add("dialled", 1)
 
     assert sorted(at_once(dial)) == list(range(1, THREADS + 1))
+
+
+def test_a_knock_that_connects_while_sockets_are_listed_is_no_connection_to_the_store(
+    store: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as knocking:
+
+        def mark_and_connect(connection: socket.socket) -> bool:
+            marked = calls(connection)
+            if connection.getsockname() == ("0.0.0.0", 0):  # the knock of another thread goes on just now
+                knocking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _CALLS)
+                knocking.connect((store.host, store.port))
+            return marked
+
+        monkeypatch.setattr(client, "calls", mark_and_connect)
+        assert client._inodes(store) == set()
 
 
 def test_who_gives_up_before_its_turn_cuts_nobody_elses_connection(

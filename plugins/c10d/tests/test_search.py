@@ -67,7 +67,7 @@ def test_who_finds_nobody_listening_says_so_soon_and_at_the_end_where_and_how_lo
     searching = search(clock.patience(10.0), Address(socket.AF_INET, "127.0.0.1", port))
     searching.look()
     assert not clock.said, "so it is before the host's agent starts"
-    with pytest.raises(RendezvousConnectionError, match="Nobody listens") as refusal:
+    with pytest.raises(RendezvousConnectionError, match="No server listens") as refusal:
         searching.reach()
     assert f"at node1:{port} (127.0.0.1:{port}), after 10 s: Connection refused" in str(refusal.value)
     assert isinstance(refusal.value.__cause__, ConnectionRefusedError)
@@ -108,7 +108,7 @@ def test_silence_is_said_at_once_and_waited_for_since_the_host_may_be_on_its_way
 
 def test_silence_to_the_end_is_an_error_that_does_not_speak_of_listening(silent: Address) -> None:
     clock = Clock()
-    with pytest.raises(RendezvousConnectionError, match=r"Nobody answers at .*, after 0\.2 s: timed out"):
+    with pytest.raises(RendezvousConnectionError, match=r"No host answers at .*, after 0\.2 s: timed out"):
         search(clock.patience(0.2), silent).reach()
     assert not clock.said, "the error says it"
 

@@ -32,6 +32,6 @@ def test_a_store_that_only_this_host_reaches_is_not_warned_of(host: str) -> None
 def test_a_store_that_others_reach_without_a_token_is_warned_of_with_what_follows() -> None:
     found = exposure_warning(Address(socket.AF_INET, "192.0.2.1", 29400))
     assert found is not None
-    assert "listens at 192.0.2.1:29400: whoever reaches that port" in found.message
+    assert "listens at 192.0.2.1:29400: every program that reaches that port" in found.message
     assert "run code" in found.message
     assert "ELASTIC_JOB_TOKEN" in found.hint

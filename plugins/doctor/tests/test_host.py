@@ -99,7 +99,7 @@ def test_an_address_that_is_refused_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(host, "_unreachable", lambda address: "Connection refused")
     finding = address("store.example:1")
     assert finding.state is State.WRONG
-    assert "nobody gets here that way: Connection refused" in finding.seen
+    assert "no node gets here that way: Connection refused" in finding.seen
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ class Deaf(LocalBackend):
         (TwoWinners, "Two writers won one index"),
         (NoRepeats, "counts as lost"),
         (Forgetful, "this is left: b'lost'"),
-        (Deaf, "wakes nobody"),
+        (Deaf, "wakes no waiter"),
     ],
 )
 def test_a_store_that_answers_as_it_must_not_is_told(

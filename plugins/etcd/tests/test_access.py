@@ -158,7 +158,7 @@ def test_who_is_not_let_in_is_told_so_without_the_password(
 
 def test_a_password_is_not_taken_from_a_command_line(password_file: str) -> None:
     for config in ({"password": PASSWORD}, {"user": "trainer", "password": PASSWORD}):
-        with pytest.raises(UsageError, match="everybody on this host could read") as refusal:
+        with pytest.raises(UsageError, match="every user of this host could read") as refusal:
             Options.read(config, {})
         assert PASSWORD not in str(refusal.value)
     with pytest.raises(UsageError, match="has a user in it") as refusal:

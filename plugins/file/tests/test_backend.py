@@ -349,7 +349,7 @@ def test_a_job_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch:
 def test_a_job_directory_where_everybody_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job").chmod(0o1777)
-    with pytest.raises(RendezvousStateError, match="can be written to by everybody \\(mode 1777\\)"):
+    with pytest.raises(RendezvousStateError, match="can be written to by every user \\(mode 1777\\)"):
         FileBackend.open(tmp_path, "job")
 
 

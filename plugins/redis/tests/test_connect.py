@@ -288,7 +288,7 @@ def test_a_server_of_another_kind_is_told() -> None:
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         answering = background(answer)
-        refused(where, f"Whoever listens at {where} is no Redis server: ")
+        refused(where, f"The server that listens at {where} is no Redis server: ")
         answering.result(PATIENCE)
 
 

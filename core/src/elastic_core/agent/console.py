@@ -128,7 +128,7 @@ class Console:
         self._changed.notify()
 
     def _notice(self) -> bytes:
-        """Return a line about what was dropped since the last notice; it is shown in place of that."""
+        """Return a line that names the output dropped since the last such line, and takes its place."""
         if not self._dropped:
             return b""
         dropped, self._dropped = self._dropped, 0

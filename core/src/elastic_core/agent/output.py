@@ -230,7 +230,7 @@ class Output:
                 thread.resize(sizes[0])
 
     def close(self, timeout: float = _FLUSH) -> None:
-        """Pass on what has arrived and stop, after ``timeout`` seconds at the latest.
+        """Forward the output that has arrived, then stop, after ``timeout`` seconds at the latest.
 
         The pumps that wait for the console have ``_DIRECT_FLUSH`` seconds, for a slow reader such as a pager.
         """

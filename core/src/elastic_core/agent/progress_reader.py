@@ -182,7 +182,7 @@ class ProgressReader:
         self._post(post)
 
     def read(self, number: int, rank: int, lines: Sequence[str], at: float | None = None) -> None:
-        """Read lines of a worker of round ``number`` that came at this instant; None for now."""
+        """Read lines that a worker of round ``number`` printed at the instant ``at``, or just now if ``at`` is None."""
         found: list[Progress] = []
         checkpoints: list[Checkpoint] = []
         with self._lock:

@@ -146,7 +146,7 @@ class PumpThread:
         self._order(pass_on)
 
     def close(self, timeout: float) -> None:
-        """Pass on what has arrived and stop; a thread that is stuck is abandoned after ``timeout`` seconds."""
+        """Forward the output that has arrived, then stop; abandon a thread that is stuck after ``timeout`` seconds."""
         self._closing = True
         os.eventfd_write(self._bell, 1)
         self._thread.join(timeout)

@@ -30,7 +30,7 @@ FENCE_FACTOR = 5.0
 _TLS = "this backend does not speak TLS"
 TORCH_KEYS: Mapping[str, str] = {
     "timeout": "say join_timeout for what it means",
-    "close_timeout": "closing a job waits for nobody",
+    "close_timeout": "closing a job waits for no node",
     "heartbeat_timeout": "say lost_after for what it means",
     "keep_alive_interval": "say beat_interval for what it means",
     "keep_alive_max_attempt": "say lost_after for what it means",
@@ -156,12 +156,12 @@ def check_reach(
         )
     if nnodes.most > 1 and standalone:
         raise UsageError(
-            f"--nnodes {str(nnodes)!r}: with --standalone nobody can join.",
+            f"--nnodes {str(nnodes)!r}: with --standalone no other node can join.",
             hint="Did you mean to leave out --standalone?",
         )
     if nnodes.most > 1 and options.single_node:
         raise UsageError(
-            f"--nnodes {str(nnodes)!r}: with the {backend} backend nobody can join.",
+            f"--nnodes {str(nnodes)!r}: with the {backend} backend no other node can join.",
             hint="Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
         )
 

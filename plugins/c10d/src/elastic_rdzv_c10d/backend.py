@@ -6,7 +6,7 @@
   an entry is given it.
 * **A row** is changed by compare-and-set on the whole of it: an older revision never wins, a removed row stays removed.
 * **A change** is counted after it has been made, and its bell is rung last. A waiter reads the counter before it looks
-  around, and then waits for the next bell. Everybody rings the bell before their own too, since its owner may have
+  around, and then waits for the next bell. Each writer rings the bell before its own too, since its owner may have
   been killed between the count and the bell.
 
 An embedded store never rolls back, so what was read once is remembered: the head, the last entry, which rows are gone.
@@ -113,7 +113,7 @@ class C10dBackend(RendezvousBackend):
         """Rows up to this serial are known to have their keys."""
 
     def connect(self) -> C10dBackend:
-        """Another connection to the same job; an error at once where nobody listens any more."""
+        """Another connection to the same job; an error at once where no server listens any more."""
         try:
             client = StoreClient(self._client.address, self._client.read_timeout)
         except RendezvousConnectionError as exc:

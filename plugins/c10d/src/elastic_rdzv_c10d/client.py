@@ -30,7 +30,7 @@ from elastic_rdzv_c10d.records import UNWRITTEN, number
 LEAST_PATIENCE = 8.0
 """Seconds that a handshake gets at least: TCPStore looks up its peer's name, and a resolver may drop that for 5 s."""
 KNOCK_AGAIN = 1.0
-"""Seconds until the second look whether anybody still listens, while TCPStore, which never gives up early, connects.
+"""Seconds until the second look whether a server still listens, while TCPStore, which never gives up early, connects.
 Each further one waits twice as long, since a store to which thousands connect is busy enough."""
 INTERRUPTIBLE = 2.0
 """Seconds that the main thread waits at a time; Python handles a Ctrl-C between two of them."""
@@ -72,10 +72,10 @@ class StoreClient:
         address: Where the store is.
         read_timeout: Seconds that one answer may take.
         patience: Seconds that connecting may take; as long as an answer when None.
-        waiting: Called again and again while somebody takes the connection and does not answer; may raise.
+        waiting: Called repeatedly while a server takes the connection and does not answer; may raise.
 
     Raises:
-        RendezvousConnectionError: Nobody listens there, or not as a TCPStore.
+        RendezvousConnectionError: No server listens there, or it is no TCPStore.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class StoreClient:
             return store.list_keys() if hasattr(store, "list_keys") else None
 
     def delete(self, key: str) -> None:
-        """Delete a key, which nobody waits for or will."""
+        """Delete a key on which no client waits, now or later."""
         with self._asking() as store:
             store.delete_key(key)
 
@@ -241,7 +241,7 @@ def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Co
             with contextlib.suppress(RendezvousStateError), _only_socket(address, known[0]) as silent:
                 silent.shutdown(socket.SHUT_RDWR)
         raise RendezvousConnectionError(
-            f"Whoever listens at {address} has not answered for {patience:g} s.",
+            f"The server that listens at {address} has not answered for {patience:g} s.",
             hint="If the agent there hangs, stop it; if it is no agent at all, choose another port. If many nodes are "
             "connected already, its store may have no open file left: it needs 4 for each node (ulimit -Hn there).",
         ) from exc
@@ -264,7 +264,7 @@ os.register_at_fork(after_in_child=_forget_turns)
 
 
 def _turn(address: Address) -> threading.Lock:
-    """Held by whoever dials an address."""
+    """Return the lock that a thread holds while it connects to an address."""
     with _taking_turns:  # a dictionary may make two of them, since addresses are compared in Python
         return _turns.setdefault(address, threading.Lock())
 
@@ -325,12 +325,15 @@ def _sockets_to(address: Address) -> dict[int, socket.socket]:
 
 
 def _peer(fd: int) -> tuple[object, int] | None:
-    """Whom a connection is to; None for those that only knock."""
+    """Return the peer of a connection; None for connections of :func:`knock`. OSError if it is not connected.
+
+    Another thread may be about to connect the socket. A call is marked before it connects, so the mark is read last.
+    """
     with socket.socket(fileno=os.dup(fd)) as duplicate:
-        if duplicate.family not in (socket.AF_INET, socket.AF_INET6) or calls(duplicate):
+        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
             return None
         host, port = duplicate.getpeername()[:2]
-        return _canonical(host), port
+        return None if calls(duplicate) else (_canonical(host), port)
 
 
 def _canonical(host: str) -> object:

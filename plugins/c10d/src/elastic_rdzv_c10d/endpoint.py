@@ -97,7 +97,7 @@ class Endpoint:
             )
         if literal is not None and (literal.is_multicast or str(literal) == _BROADCAST):
             raise UsageError(
-                f"--rdzv_endpoint {text!r} is the address of a group of hosts, to which nobody can connect.",
+                f"--rdzv_endpoint {text!r} is the address of a group of hosts, to which no client can connect.",
                 hint="Name the one host whose agent is to hold the store.",
             )
         return cls(host, port)
@@ -154,7 +154,7 @@ def knock(address: Address) -> None:
     """See that the store which was there still is: TCPStore itself would try for as long as it is allowed to.
 
     Raises:
-        RendezvousConnectionError: Nobody listens there.
+        RendezvousConnectionError: No server listens there.
     """
     try:
         call(address, _KNOCK)
@@ -174,7 +174,7 @@ def call(address: Address, seconds: float, request: bytes = b"") -> bytes:
         request: What to send; b"" for nothing.
 
     Raises:
-        OSError: Nobody takes the connection, or nobody answers in time.
+        OSError: No server takes the connection, or it does not answer in time.
     """
     told = address.host, address.port, address.family, socket.SOCK_STREAM
     [(*_, at), *_] = socket.getaddrinfo(*told, flags=socket.AI_NUMERICHOST)  # which knows what a %scope is
@@ -189,7 +189,7 @@ def call(address: Address, seconds: float, request: bytes = b"") -> bytes:
 
 
 def calls(connection: socket.socket) -> bool:
-    """Whether it is one of :func:`call`, on whatever thread, and not anybody's connection to a store."""
+    """Whether :func:`call` made the connection, on any thread; False for a connection to a store."""
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == _CALLS
 
 

@@ -65,7 +65,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
     Raises:
         UsageError: The endpoint or an option is wrong, this host cannot tell whether the address is its own, or torch
             cannot be imported.
-        RendezvousConnectionError: Nobody listens there, there is no way to it, or the store was to be here and its
+        RendezvousConnectionError: No server listens there, no route leads there, or the store was to be here and its
             port is taken.
     """
     return connect(params, Options.read(params.config))
@@ -115,8 +115,8 @@ def exposure_warning(address: Address) -> StoreWarning | None:
     if address.is_loopback:
         return None
     return StoreWarning(
-        f"The job has no token, and its store listens at {address}: whoever reaches that port can write the job's "
-        "decisions, and so run code in its workers.",
+        f"The job has no token, and its store listens at {address}: every program that reaches that port can write the "
+        "job's decisions, and so run code in its workers.",
         f"Set {job_token.TOKEN_VARIABLE} to one secret on all nodes (docs/security.md), or let only them reach the "
         "port.",
     )

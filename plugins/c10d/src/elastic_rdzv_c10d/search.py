@@ -1,6 +1,6 @@
 """Looking for the agent that hosts the store, which may start later than those who look for it, as its name may.
 
-Nobody listening is how it is before that agent starts, and no answer at all is how it is before its host does: both are
+A refused connection is normal before that agent starts, and no answer is normal before its host is up: both are
 waited for, and said early, since they may also mean that something is wrong. What this host's own kernel refuses, for
 want of a route or by a firewall, no waiting mends.
 """
@@ -82,7 +82,7 @@ def resolve(endpoint: Endpoint, patience: Patience) -> list[Address]:
     """Return the endpoint's addresses, in the resolver's order; asked again until there are any.
 
     Raises:
-        RendezvousConnectionError: Nobody has known the name for as long as ``patience`` lasts.
+        RendezvousConnectionError: No resolver knew the name for as long as ``patience`` lasts.
     """
     while True:
         try:
@@ -106,9 +106,9 @@ class _Met(enum.IntEnum):
     """What an attempt has met, the most hopeful first."""
 
     NOBODY = 0
-    """The host answers, and nobody listens."""
+    """The host answers, and no server listens."""
     SILENCE = 1
-    """Nobody answers for the host: it is off, on its way up, or behind something that drops packets."""
+    """The host does not answer: it is off, on its way up, or behind something that drops packets."""
     NO_WAY = 2
     """This host does not even try."""
 
@@ -122,7 +122,7 @@ class _Met(enum.IntEnum):
 
 @dataclass(slots=True)
 class Search:
-    """The search for whoever listens at an endpoint."""
+    """The search for the server that listens at an endpoint."""
 
     endpoint: Endpoint
     site: Site
@@ -132,7 +132,7 @@ class Search:
     def look(self) -> None:
         """Look for :data:`SOON` seconds at most, and tell people if the host does not answer.
 
-        It comes before torch is imported, so that whoever has to mend something learns of it before that. That nobody
+        It comes before torch is imported, so that users learn early of what they have to mend. That no server
         listens there is nothing to mend yet: :meth:`reach` says it.
 
         Raises:
@@ -148,10 +148,10 @@ class Search:
             self.patience.pause(left)  # an interface may be on its way up
 
     def reach(self) -> Address:
-        """Return the first address where somebody listens; asked again until somebody does.
+        """Return the first address where a server listens; tries again until there is one.
 
         Raises:
-            RendezvousConnectionError: Nobody has, for as long as the patience lasts.
+            RendezvousConnectionError: There was none for as long as the patience lasts.
         """
         while self._found is None and (failure := self._knock(_KNOCK)) is not None:
             if not self.patience.left():
@@ -162,7 +162,7 @@ class Search:
         return self._found
 
     def waiting(self) -> None:
-        """Tell people that somebody listens, and does not answer as a store would.
+        """Tell people that a server listens, and does not answer as a store would.
 
         Raises:
             RendezvousConnectionError: It answers as etcd or Redis.
@@ -173,7 +173,7 @@ class Search:
                 hint=f"Add --rdzv_backend={backend}, and name the server by --rdzv_endpoint.",
             )
         self._say(
-            f"somebody takes connections at {self._where()}, but no store answers there yet; waiting for it "
+            f"a server takes connections at {self._where()}, but no store answers there yet; waiting for it "
             f"for up to {self.patience.left():.0f} s. If no agent is starting there, choose another port"
         )
 
@@ -185,7 +185,7 @@ class Search:
             return None
 
     def _knock(self, seconds: float) -> OSError | None:
-        """Try each address once; the most hopeful failure, None where somebody listens."""
+        """Try each address once; return the most hopeful failure, None where a server listens."""
         failures: list[OSError] = []
         budget = min(seconds, self.patience.left()) / len(self.site.addresses)
         for address in self.site.addresses:
@@ -223,11 +223,11 @@ class Search:
             )
         if met is _Met.SILENCE:
             return RendezvousConnectionError(
-                f"Nobody answers at {where}, {after}: {why}.",
+                f"No host answers at {where}, {after}: {why}.",
                 hint="Start that host, or check the address, the routes and the firewalls in between." + at_port,
             )
         return RendezvousConnectionError(
-            f"Nobody listens at {where}, {after}: {why}.",
+            f"No server listens at {where}, {after}: {why}.",
             hint="Start the agent on that host, or check the address and the firewall. An agent that cannot know "
             "that the address is its own, behind a NAT for example, needs --rdzv_conf is_host=true." + at_port,
         )

@@ -113,7 +113,7 @@ class StoreServer:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # whoever reaps every child of this process was faster
+        with contextlib.suppress(ChildProcessError):  # another part of this process has reaped it
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         os.close(self._pidfd)
         self._lifeline.close()

@@ -1,7 +1,7 @@
 """The ``static`` backend: nodes numbered by hand, as ``torchrun --node_rank --master_addr --master_port`` has it.
 
 It is ``c10d`` with the question of the host answered: node 0 holds the store, at ``--master_addr:--master_port``. Ranks
-go by ``--node_rank``, whoever comes first; a node that is replaced keeps its rank.
+go by ``--node_rank``, not by arrival; a node that is replaced keeps its rank.
 
 The workers use the same store, as under torchrun, so that a script that was told the port by hand finds it there. Each
 round finds it without the keys of earlier rounds' workers.
@@ -44,7 +44,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
 
     Raises:
         UsageError: The endpoint or an option is wrong, or this node has no rank.
-        RendezvousConnectionError: Nobody listens there, or this is node 0 and the port is taken.
+        RendezvousConnectionError: No server listens there, or this is node 0 and the port is taken.
     """
     if params.node_rank is None:
         raise UsageError("The static backend needs to know which node this is.", hint="Add --node_rank=N, from 0.")

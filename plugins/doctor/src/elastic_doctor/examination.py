@@ -204,7 +204,7 @@ def erase(subject: Subject, store: RendezvousBackend) -> Finding:
         return warning(name, seen, exc.hint or "Delete it once the store works.")
     if not erased:
         seen = f"a few small keys stay in the store, as job {job!r}: this backend cannot delete a job"
-        return warning(name, seen, "They harm nobody; delete them as you delete those of finished jobs.")
+        return warning(name, seen, "They do no harm; delete them as you delete those of finished jobs.")
     return ok(name, "none: all that was tried is deleted from the store")
 
 
@@ -274,20 +274,20 @@ def _connected(subject: Subject, made: RendezvousBackend, taken: str) -> Finding
     if not made.embedded:
         return ok("connect", f"the store lets this host in, after {taken}")
     if made.hosting:
-        seen = f"nobody hosts the store at {endpoint} yet; this doctor does until it ends, as an agent here would"
+        seen = f"no node hosts the store at {endpoint} yet; this doctor does until it ends, as an agent here would"
         return ok("connect", seen)
     return ok("connect", f"an agent hosts the store at {endpoint}, and lets this host in, after {taken}")
 
 
 def _no_connection(subject: Subject, error: ElasticError) -> Finding:
-    """Why there is no connection. Nobody listening is no fault where the first agent is to listen."""
+    """Say why there is no connection. A refused one is no fault where the first agent is to listen."""
     early = isinstance(error, RendezvousConnectionError) and isinstance(error.__cause__, ConnectionRefusedError)
     if not (early and subject.options.embedded):
         return refused("connect", error)
     host_of = endpoint_host(subject.params.endpoint) or "the endpoint's host"
     return warning(
         "connect",
-        f"nobody hosts the store at {subject.params.endpoint} yet; that host itself answers",
+        f"no node hosts the store at {subject.params.endpoint} yet; that host itself answers",
         f"So it is before an agent starts on {host_of}: try again once one has. `elastic doctor` on {host_of} itself "
         "tries the store without one.",
     )
@@ -305,14 +305,14 @@ def _examine_handler(subject: Subject, listener: Listener) -> None:
 
 
 def check_listener(name: str, port: int) -> Finding:
-    """Whether anybody takes connections there."""
+    """Check whether a server takes connections there."""
     where = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
     try:
         host.bounded(lambda: socket.create_connection((name, port), store.PATIENCE).close())
     except OSError as exc:
         advice = "If a server is meant, start it or check the address; a node may not have started yet."
-        return warning("listener", f"nobody takes connections at {where}: {exc.strerror or exc}", advice)
-    return ok("listener", f"somebody takes connections at {where}")
+        return warning("listener", f"no server takes connections at {where}: {exc.strerror or exc}", advice)
+    return ok("listener", f"a server takes connections at {where}")
 
 
 def _is_handler(subject: Subject) -> Finding:

@@ -64,7 +64,7 @@ def check_address(endpoint: str, form: str, local_addr: str | None, *, single_no
         endpoint: As the user typed it.
         form: The endpoint's form, as the backend declares it.
         local_addr: ``--local_addr``.
-        single_node: Whether nobody else can join.
+        single_node: Whether no other node can join.
     """
     name = "address"
     try:
@@ -77,12 +77,14 @@ def check_address(endpoint: str, form: str, local_addr: str | None, *, single_no
         return wrong(name, f"{what} cannot be looked up: {_why(exc)}", "Give this host's numeric address.")
     shown = address if numbers == [address] else f"{address}, which is {' and '.join(numbers)} here"
     if single_node:
-        return ok(name, f"{shown}: one node that nobody else joins")
+        return ok(name, f"{shown}: one node that no other node joins")
     if any(map(_is_loopback, numbers)):
         return _loopback(shown, endpoint_host(endpoint) if "HOST" in form else None, local_addr)
     if (refusal := _unreachable(address)) is not None:
         advice = f"{_another(local_addr)}, and let firewalls pass connections between the nodes."
-        return wrong(name, f"other nodes are told {_MASTER_ADDR}={shown}; nobody gets here that way: {refusal}", advice)
+        return wrong(
+            name, f"other nodes are told {_MASTER_ADDR}={shown}; no node gets here that way: {refusal}", advice
+        )
     return ok(name, f"other nodes find this one at {shown} ({_MASTER_ADDR}); it listens and answers there")
 
 
@@ -232,7 +234,7 @@ def _unreachable(address: str) -> str | None:
                 with bounded(lambda: socket.create_connection((address, held.port), PATIENCE)) as line:
                     arrived, peer = listener.accept()
                     arrived.close()
-                    return None if peer[1] == line.getsockname()[1] else "somebody else answers there"
+                    return None if peer[1] == line.getsockname()[1] else "another server answers there"
             except TimeoutError:
                 return f"no answer within {PATIENCE:g} s"
             except OSError as exc:

@@ -3,7 +3,7 @@
 The checks run in a fork of this process, on its main thread, as an agent's do. Before everything that has to be
 answered it tells for how long that may keep it waiting; after that it is killed, and what it was at is what hangs.
 Whatever it may have left in the store is then deleted by another fork. Ctrl-C, SIGTERM and SIGHUP end it the same way;
-if this process itself is killed, the fork finds nobody to tell, and cleans up.
+if this process itself is killed, the fork finds its connection closed, and cleans up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GRACE = 1.0
 TICK = 0.1
 """Seconds between two looks at one that says nothing."""
 FOR_EVER = 600
-"""Seconds after which one that nobody watches any more ends."""
+"""Seconds after which a fork whose watching process is gone ends."""
 
 Examine: TypeAlias = Callable[[Subject, Listener], None]
 _fork = multiprocessing.get_context("fork")
@@ -216,7 +216,7 @@ def _tidied(subject: Subject) -> Finding:
     finally:
         tidying.join(0)
     seen = f"what was tried may still be in the store, as job {subject.params.run_id!r}: {why}"
-    return warning("traces", seen, "It harms nobody; delete it once the store answers.")
+    return warning("traces", seen, "It does no harm; delete it once the store answers.")
 
 
 def _tidy(subject: Subject, listener: Listener) -> None:
@@ -233,7 +233,7 @@ def _tidy(subject: Subject, listener: Listener) -> None:
 def _body(subject: Subject, body: Examine, line: Connection, watcher: Connection) -> None:
     """Run the examination in its process."""
     watcher.close()
-    for signum in (signal.SIGINT, signal.SIGHUP):  # whoever watches tells us
+    for signum in (signal.SIGINT, signal.SIGHUP):  # the watching process tells this one
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.alarm(FOR_EVER)
@@ -241,7 +241,7 @@ def _body(subject: Subject, body: Examine, line: Connection, watcher: Connection
     try:
         body(subject, told)
         line.send(_Done())
-    except BrokenPipeError:  # nobody watches any more; all is cleaned up by now
+    except BrokenPipeError:  # the watching process is gone; all is cleaned up by now
         return
     except ElasticError as exc:
         told.found(wrong("doctor", in_one_line(exc), exc.hint, exc.exit_code))

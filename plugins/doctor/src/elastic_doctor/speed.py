@@ -49,7 +49,7 @@ def measure_wake_ups(store: RendezvousBackend, second: RendezvousBackend, at: At
         waiting = Waiter(store, Cursor(prev.index), roster=False)
         began = time.monotonic()
         if not second.append(prev, entry, b"measured"):
-            raise RendezvousStateError(f"Entry {entry.index} does not go in, and nobody else writes there.")
+            raise RendezvousStateError(f"Entry {entry.index} does not go in, and no other program writes there.")
         prev, woken_at = entry, waiting.woken()
         return (began + PATIENCE if woken_at is None else woken_at) - began
 

@@ -1,6 +1,6 @@
 """A store, tried: every operation that the protocol needs, with the answers that it needs.
 
-All of it is done to a job that nobody else uses. What answers otherwise than it must raises RendezvousStateError, as a
+All checks use a job of this examination alone. What answers otherwise than it must raises RendezvousStateError, as a
 job would meet it. The checks stand on each other: the rows and entries of one are there in the next.
 """
 
@@ -86,12 +86,12 @@ def check_wake_up(store: RendezvousBackend, second: RendezvousBackend, at: At) -
     before = store.wait(Cursor(), roster=True, timeout=0)
     waiting = Waiter(store, before, roster=True)
     second.amend(OTHER, 1, b"running")
-    _expect(waiting.woken() is not None, f"an amendment over another connection wakes nobody within {PATIENCE:g} s")
+    _expect(waiting.woken() is not None, f"an amendment over another connection wakes no waiter within {PATIENCE:g} s")
     at("wait for an entry")
     before = store.wait(Cursor(), roster=False, timeout=0)
     waiting = Waiter(store, before, roster=False)
     _expect(second.append(_SECOND, Link(3, "doctor-third"), b"third"), "a third entry does not go in")
-    _expect(waiting.woken() is not None, f"an entry over another connection wakes nobody within {PATIENCE:g} s")
+    _expect(waiting.woken() is not None, f"an entry over another connection wakes no waiter within {PATIENCE:g} s")
     return ok("waiting", "an append and an amendment over one connection wake who waits on another")
 
 
@@ -106,7 +106,7 @@ def check_isolation(store: RendezvousBackend, stranger: RendezvousBackend, at: A
 
 
 class Waiter:
-    """Somebody who waits, on a thread and with a connection that nobody else uses meanwhile.
+    """A waiter on a thread, with a connection that is used for nothing else meanwhile.
 
     Args:
         store: The connection.

@@ -4,13 +4,13 @@ Whatever must not come apart is one transaction, so there is nothing to repair a
 twice when a request is made again after its reply was lost:
 
 * **An append** writes the entry and the head, if the head is the entry that it was built on and the index is free (S2).
-* **A serial** is how often ``arrivals`` was written. Etcd counts that itself, so nobody has to try twice.
+* **A serial** is how often ``arrivals`` was written. Etcd counts that itself, so no writer has to try twice.
 * **An amendment** compares bytes: a row's begin with its revision, in 19 digits. An older one never wins, and a row
   that is gone is not made again.
 * **A heartbeat** is written, and what it brings back is read, in one round trip.
 
-A waiter looks once, and is then told of every change by its watch, a new entry included: whoever is woken need neither
-look, nor ask for the entry, nor look again before it sleeps the next time.
+A waiter looks once, and is then told of every change by its watch, a new entry included: a woken one need neither look,
+nor ask for the entry, nor look again before it sleeps the next time.
 
 Reads are linearizable (etcd's default), so none is older than what was known before.
 """
@@ -178,7 +178,7 @@ class EtcdBackend(RendezvousBackend):
     # The roster ------------------------------------------------------------------------------------------------------
 
     def enter(self, node_id: str, value: bytes) -> int:
-        """Add a row: its serial first, and then the row. Two round trips, against whomever else."""
+        """Add a row: its serial first, and then the row. Two round trips, however many nodes do the same."""
         keys = self._keys
         Row(0, 0, value).pack()  # refuses what is too large before it costs a serial
         absent = _compare(keys.row(node_id), "VERSION", "EQUAL", version="0")
@@ -230,8 +230,8 @@ class EtcdBackend(RendezvousBackend):
     def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
         """Set the row's heartbeat, and report: one round trip.
 
-        A second one, which renews the job's lease, once an hour, and after an append: whoever decides in a job that was
-        left for days renews it at once, and nobody else has to.
+        A second one, which renews the job's lease, once an hour, and after an append: the leader of a job that was
+        left for days renews it at once, and no other node has to.
         """
         keys = self._keys
         if time.monotonic() >= self._common.renew_at:
@@ -343,7 +343,7 @@ class EtcdBackend(RendezvousBackend):
             view = self._watcher.sleep(first, end, view, min(left, LOOK_AGAIN))
 
     def _cursor(self, view: View, cursor: Cursor, roster: bool) -> Cursor:
-        """How far the store has come in this view, in which the newest entry is kept for whoever reads it next."""
+        """Return how far the store has come in this view, which keeps the newest entry for the next read."""
         newest, version = (view.keys.get(key) for key in (self._keys.newest, self._keys.roster))
         link, data = (ORIGIN, b"") if newest is None else unpack_newest(newest.value)
         if link.index > cursor.head:
@@ -374,7 +374,7 @@ class EtcdBackend(RendezvousBackend):
     def _grant(self) -> None:
         try:
             self._client.call(GRANT, {"ID": self._lease, "TTL": str(EXPIRY)})
-        except Lost:  # somebody else was faster
+        except Lost:  # another node was faster
             return
 
     def _put(self, key: bytes, value: bytes, *, prev_kv: bool = False) -> Json:

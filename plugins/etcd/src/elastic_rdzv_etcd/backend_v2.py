@@ -16,7 +16,7 @@ What one job keeps, below ``PREFIX/-<job id>/``, in a directory that lives for a
 * **A row** is swapped by the revision of its key, so an older amendment never wins, and a row that is gone stays gone.
 * **A change of a row** is marked after it was made; a node that is killed in between is noticed with the next look.
 
-python-etcd may make a request twice after a lost reply, and then report a conflict with itself: whoever loses a swap
+python-etcd may make a request twice after a lost reply, and then report a conflict with itself: the loser of a swap
 reads, and may find its own entry there.
 """
 
@@ -50,7 +50,7 @@ from elastic_rdzv_etcd.records import (
 )
 
 _NO_DIRECTORY = "Not a file"
-"""What etcd 3.5 says, as an internal error, to whoever changes the time that a directory has to live."""
+"""The internal error with which etcd 3.5 answers a change of the time that a directory has to live."""
 
 Found = tuple[str, int]
 """A key's value, and the revision at which it was written."""

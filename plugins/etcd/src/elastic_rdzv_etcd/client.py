@@ -63,7 +63,7 @@ class Client:
         with self._lock:
             if self._gateway is not None:
                 self._gateway.close()
-        if self._using.acquire(timeout=LET_GO):  # else whoever uses it drops it
+        if self._using.acquire(timeout=LET_GO):  # else the thread that uses it drops it
             self._drop()
             self._using.release()
 

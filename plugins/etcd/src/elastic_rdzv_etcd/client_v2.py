@@ -102,7 +102,7 @@ class ClientV2:
         """Close the connection; a question in another thread ends with an error. May be repeated."""
         self._closed.set()
         self._hang_up()
-        if self._using.acquire(timeout=LET_GO):  # else whoever uses it drops it
+        if self._using.acquire(timeout=LET_GO):  # else the thread that uses it drops it
             self._drop()
             self._using.release()
 
@@ -238,7 +238,7 @@ class _Failed(Exception):
     Args:
         reason: Why, in a few words.
         final: Whether trying again is of no use.
-        mute: Whether nobody took the connection, or whoever did hung up.
+        mute: Whether no server took the connection, or the server closed it.
     """
 
     def __init__(self, reason: str, *, final: bool = False, mute: bool = False) -> None:

@@ -1,7 +1,7 @@
 """A cluster over API v3: its members, and the token that all connections of one agent share.
 
 A token is what etcd gives for a user and a password. It is lost when a member restarts or some minutes pass unused, so
-whoever is told that it is no longer good asks for a new one, once for all.
+the first thread whose token is refused asks for a new one, for all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Cluster(Members):
         self._authenticating = threading.Lock()
         self._token: str | None = None
         self.passwords = options.password is not None
-        """Whether a token is needed; not while the cluster asks nobody."""
+        """Whether a token is needed; not while the cluster asks for no password."""
 
     def token(self, gateway: Gateway, timeout: float) -> str | None:
         """Return the token, asked for if there is none; None where none is needed.
@@ -41,7 +41,7 @@ class Cluster(Members):
         return self._token or self.another_token(gateway, timeout, None)
 
     def another_token(self, gateway: Gateway, timeout: float, worn_out: str | None) -> str | None:
-        """Return the token, asked for unless somebody has a newer one than that by now; None where none is needed.
+        """Return a token newer than ``worn_out``, asked for unless there is one; None where none is needed.
 
         Args:
             gateway: Whom to ask.

@@ -54,7 +54,7 @@ def parse(text: str, *, tls: bool | None = None) -> list[Endpoint]:
     """
     if "@" in text:
         raise UsageError(
-            "--rdzv_endpoint has a user in it, and perhaps a password: everybody on this host could read it.",
+            "--rdzv_endpoint has a user in it, and perhaps a password: every user of this host could read it.",
             hint="Take out what stands before the @. Say --rdzv_conf user=NAME,password_file=PATH, or set "
             "ELASTIC_ETCD_USER and ELASTIC_ETCD_PASSWORD.",
         )

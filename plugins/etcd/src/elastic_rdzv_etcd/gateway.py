@@ -38,7 +38,7 @@ class Unreachable(Exception):
     Args:
         reason: Why, in a few words.
         final: Whether trying again is of no use: its certificate is not to be trusted, for instance.
-        mute: Whether nobody took the connection, or whoever did hung up before anything was said.
+        mute: Whether no server took the connection, or the server closed it without an answer.
     """
 
     def __init__(self, reason: str, *, final: bool = False, mute: bool = False) -> None:
@@ -77,7 +77,7 @@ class Gateway:
         timeout: Seconds that connecting may take.
 
     Raises:
-        Unreachable: Nobody listens there, or not as we must ask for.
+        Unreachable: No server listens there, or it does not speak as it must (TLS, HTTP).
     """
 
     def __init__(self, site: Site, context: ssl.SSLContext | None, timeout: float) -> None:
@@ -107,7 +107,7 @@ class Gateway:
         Args:
             path: Such as ``/v3/kv/txn``.
             body: JSON.
-            token: Who we are; None where nobody asks.
+            token: The token of the user; None where no password is asked for.
             timeout: Seconds that the answer may keep us waiting at a time.
 
         Raises:

@@ -1,4 +1,4 @@
-"""How fast a job's heartbeats fill the history that etcd keeps, and whether somebody compacts it."""
+"""How fast a job's heartbeats fill the history that etcd keeps, and whether it is compacted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_QUOTA = 2 << 30
 """Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
 (https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""
 YOUNG = 1000
-"""Revisions below which a history that nobody has compacted yet says nothing."""
+"""Revisions below which a history that was never compacted is no finding."""
 LEAST_DAYS = 30.0
 """Days for which a job must fit into the quota; most jobs are shorter."""
 

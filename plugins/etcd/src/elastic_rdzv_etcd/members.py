@@ -1,7 +1,7 @@
 """Where the members are: what all connections of one agent share, whichever version of the API they speak.
 
 Names are looked up when the first connection is made, and again when no known address answers: a resolver can stall for
-many seconds, so nobody waits for it for long then, and an answer that comes late is taken when it comes.
+many seconds, so a caller waits for it only briefly then, and a late answer is taken when it comes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_UP = 7.0
 LOOK_UP_ANY = 30.0
 """The same as long as none of them has an address, without which there is nothing to begin with."""
 LOOK_UP_AGAIN = 0.5
-"""Seconds that anybody waits for new addresses later, when a node's heartbeats may hang on it."""
+"""Seconds that a caller waits for new addresses later, when a node's heartbeats may depend on it."""
 
 
 class Members:
@@ -76,7 +76,7 @@ class Members:
             self._favourite = site
 
     def look_up_again(self) -> None:
-        """Ask for the names' addresses anew, since none of the known ones answers; if nobody knows, they stay."""
+        """Ask for the names' addresses anew, since none of the known ones answers; without an answer, they stay."""
         self._look_up(LOOK_UP_AGAIN)
 
     def _look_up(self, patience: float) -> list[str]:
@@ -92,7 +92,7 @@ class Members:
         return [f"{endpoint.host!r} ({reason})" for endpoint, reason in reasons.items() if reason is not None]
 
     def _ask(self, endpoint: Endpoint) -> Future[None]:
-        """Return the question after a name: one at a time, since whoever does not answer one does not answer two."""
+        """Return the question after a name: one at a time: a resolver that is silent answers no second one."""
         with contextlib.suppress(OSError, UnicodeError):
             self._find(endpoint, socket.AI_NUMERICHOST)
             known: Future[None] = Future()

@@ -1,6 +1,6 @@
 """The ``--rdzv_conf`` keys of both backends, and what comes from the environment instead.
 
-Whatever is on a command line can be read by everybody on the host, so no password is taken from there: it comes from a
+Every user of the host can read a command line, so no password is taken from there: it comes from a
 file or from the environment, and from then on it is a :class:`Secret`, which prints as ``***``.
 """
 
@@ -119,14 +119,14 @@ CONF: Mapping[str, str] = {
     "password_file": "file whose first line is the password",
     "etcd_prefix": f"what the names of all keys begin with [{DEFAULT_PREFIX}]",
     "connect_timeout": "seconds to look for a member that answers, at first "
-    f"[{DEFAULTS.connect_timeout:g}; {DEFAULTS.listen_timeout:g} where nobody listens]",
+    f"[{DEFAULTS.connect_timeout:g}; {DEFAULTS.listen_timeout:g} where no server listens]",
     "read_timeout": f"seconds that one operation may take, on whichever member [{DEFAULTS.read_timeout:g}]",
     "durable": "true: this etcd never comes back without what it was told, so a job's first round need not wait "
     "4 s for one that was running",
     "ca_cert": "the same as cacert, as torch spells it elsewhere",
     "ssl_cert": "the same as cert",
     "ssl_cert_key": "the same as key",
-    "password": "not taken: a command line can be read by everybody on the host; use password_file",
+    "password": "not taken: a command line can be read by every user of the host; use password_file",
 }
 """What both backends take, each with a line of help."""
 
@@ -153,7 +153,7 @@ def _tls(config: Mapping[str, str], files: Mapping[str, str | None]) -> bool | N
 def _credentials(config: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str | None, Secret | None]:
     if "password" in config:
         raise UsageError(
-            "--rdzv_conf has a password in it, which everybody on this host could read.",
+            "--rdzv_conf has a password in it, which every user of this host could read.",
             hint=f"Say password_file=PATH, or set {PASSWORD_VARIABLE}.",
         )
     user = config.get("user") or environ.get(USER_VARIABLE) or None

@@ -90,7 +90,7 @@ class Keys:
 
     @property
     def lease(self) -> int:
-        """The number of the job's lease, a positive int64: made from the job's name, so that nobody has to be told."""
+        """The number of the job's lease, a positive int64: made from the job's name, so that every node knows it."""
         digest = hashlib.sha256(self._key("lease")).digest()
         return int.from_bytes(digest[:8], "big") >> 1 or 1
 

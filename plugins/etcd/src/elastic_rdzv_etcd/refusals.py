@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     LEASE_THERE = enum.auto()
     """The lease that was to be made is there already."""
     NO_PASSWORDS = enum.auto()
-    """This etcd asks nobody for a password."""
+    """This etcd asks for no password."""
     DENIED = enum.auto()
     """It does not know us, or does not let us."""
     FULL = enum.auto()

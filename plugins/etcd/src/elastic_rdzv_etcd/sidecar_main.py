@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 ATTEMPTS = 5
-"""Ports that are tried: somebody else may take a free one before etcd does."""
+"""Ports that are tried: another process may take a free one before etcd does."""
 START_TIMEOUT = 20.0
 """Seconds that etcd may take to elect itself; one is usual."""
 
@@ -38,7 +38,7 @@ _IGNORED = (
     signal.SIGPIPE,
 )
 _PEER = "unix://peer:1"
-"""Nobody else is to join: a socket in the folder, rather than a second port."""
+"""No other member is to join: a socket in the folder, rather than a second port."""
 
 
 def main(lifeline: socket.socket, binary: str) -> None:
@@ -96,14 +96,14 @@ def _start(binary: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
 
 
 def _is_up(etcd: subprocess.Popen[bytes], port: int, lifeline: socket.socket) -> bool:
-    """Wait until etcd serves; whether it does. It says so to nobody, so it is asked."""
+    """Wait until etcd serves; return whether it does. It does not announce that, so it is asked."""
     deadline = time.monotonic() + START_TIMEOUT
     while etcd.poll() is None and time.monotonic() < deadline and not select.select([lifeline], [], [], 0.02)[0]:
         try:
             with socket.create_connection(("127.0.0.1", port), 1.0) as asking:
                 asking.sendall(b"GET /health HTTP/1.0\r\n\r\n")
                 if b'"true"' in asking.makefile("rb").read():
-                    return etcd.poll() is None  # else it is somebody else's etcd
+                    return etcd.poll() is None  # else it is another etcd
         except OSError:
             continue
     return False

@@ -101,7 +101,7 @@ class Watch:
         return self._ended
 
     def saw(self, view: View) -> None:
-        """Somebody has looked, and may have seen more than this has told."""
+        """Take what a caller has read, which may be newer than what this watch has reported."""
         with self._changed:
             if view.revision > self._view.revision:
                 self._view = view
@@ -182,8 +182,8 @@ class Watcher:
         return view
 
     def view(self, first: bytes, end: bytes | None) -> View | None:
-        """Return these keys, as far as has been told; None where nobody tells of them, and nobody has looked just
-        before.
+        """Return these keys, as far as has been told; None where no watch reports them, and no caller has just
+        read them.
         """
         watch, seen, self._seen = self._watch, self._seen, None
         if watch is not None and watch.keys == (first, end) and watch.ended is None:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 
 PLANTED = "Something else writes in the rendezvous directory; use one that only this job's user can write to."
-DELETED = "Somebody deletes files of a running job; leave its directory alone."
+DELETED = "Another program deletes files of a running job; leave its directory alone."
 
 _NAME_LENGTH = 100
 """Characters that a name may have; with a serial and a revision it stays far below the 255 of file systems."""

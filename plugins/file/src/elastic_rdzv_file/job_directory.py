@@ -76,10 +76,10 @@ class JobDirectory:
         if status.st_uid not in (os.geteuid(), 0):
             fault = f"belongs to another user ({status.st_uid})"
         elif mode & stat.S_IWOTH:
-            fault = f"can be written to by everybody (mode {mode:04o})"
+            fault = f"can be written to by every user (mode {mode:04o})"
         if fault:
             raise RendezvousStateError(
-                f"{self.directory!r} {fault}: whoever writes there decides what the job does.",
+                f"{self.directory!r} {fault}: every writer there decides what the job does.",
                 hint="Use a directory of this user's. If several users are to share the job, or the file server has "
                 "other user ids than this host, say --rdzv_conf shared=true.",
             )

@@ -283,7 +283,7 @@ class RedisBackend(RendezvousBackend):
         )
 
 
-_WHO = "Somebody else has written there: use another --rdzv_id, or keep others out with a password."
+_WHO = "Another program has written there: use another --rdzv_id, or keep others out with a password."
 
 
 def _text(name: bytes) -> str:

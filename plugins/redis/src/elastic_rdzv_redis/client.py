@@ -191,7 +191,7 @@ class Client:
             code = "NOPERM"
         if isinstance(exc, redis.exceptions.InvalidResponse):
             return RendezvousConnectionError(
-                f"Whoever listens at {self.where} is no Redis server: {said}",
+                f"The server that listens at {self.where} is no Redis server: {said}",
                 hint="Check --rdzv_endpoint.",
                 lasting=True,
             )

@@ -19,7 +19,7 @@ CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 5.0
 
 CONF: Mapping[str, str] = {
     "username": f"the user to identify as; else ${USERNAME}, or the server's default user",
-    "password_file": "a file with the password, which nobody sees in a list of processes; read for each connection",
+    "password_file": "a file with the password, which no list of processes shows; read for each connection",
     "password": f"the password, in your shell's history too; better password_file, or ${PASSWORD}",
     "cacert": "a file with the authorities that sign the server's certificate (rediss://); else the system's",
     "cert": "a file with this client's certificate, where the server wants one",

@@ -32,7 +32,7 @@ local function keep()
   for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, {EXPIRY}) end
 end
 local function number(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
-local function head() -- written together with its entry: without that, somebody else has written it
+local function head() -- written together with its entry: without that, another program has written it
   local at = number(ledger, 'head')
   if at == 0 or redis.call('HSTRLEN', ledger, redis.call('HGET', ledger, 'head')) > 0 then return at end
   return -1

@@ -36,7 +36,7 @@ class Lost(enum.Enum):
     REQUEST = "request"
     """The store never sees it."""
     REPLY = "reply"
-    """The store has done what it was asked, and nobody hears of it."""
+    """The store has done what it was asked, and its reply is lost."""
 
 
 class Data(enum.Enum):
@@ -90,7 +90,7 @@ class BadLine(ABC):
     def release(self) -> None:
         """Let pass what was held, also requests whose clients have given up meanwhile; return when the store had them.
 
-        So a stopped server, when it goes on, reads what had been sent to it, whoever still waits for the answer.
+        So a stopped server, when it goes on, reads what had been sent to it, also from clients that are gone.
         """
         with self._changed:
             self._hold_in, self._held, self._silent = 0, None, False
@@ -240,7 +240,7 @@ class LossyProxy(BadLine):
             with self._held_back(client) as held:
                 server.sendall(request)
                 if held:
-                    answered.wait(LATE)  # before the server learns that nobody waits for it
+                    answered.wait(LATE)  # before the server learns that no client waits for it
 
     @contextmanager
     def _held_back(self, client: socket.socket) -> Iterator[bool]:

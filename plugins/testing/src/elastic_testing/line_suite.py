@@ -147,7 +147,7 @@ class LineConformance(LinearizabilityConformance):
             with pytest.raises(RendezvousConnectionError):
                 outcome(done, PATIENCE, f"an operation over a broken line did not end within {PATIENCE:g} s")
         line.mend()
-        if not store.embedded:  # what an embedded store held is gone with it, and nobody tries again
+        if not store.embedded:  # what an embedded store held is gone with it, so no node tries again
             again = store.connect()
             assert again.append(ORIGIN, Link(1, "first"), b"1")
             again.close()

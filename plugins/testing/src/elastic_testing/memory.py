@@ -62,7 +62,7 @@ class MemoryServer(Keeper):
         self._connections.append(connection)
 
     def stop(self) -> None:
-        """End every connection, and let nobody in."""
+        """End every connection, and refuse new ones."""
         self.running = False
         while self._connections:
             self._connections.pop().close()

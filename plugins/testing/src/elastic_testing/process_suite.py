@@ -103,7 +103,7 @@ def unbroken(store: RendezvousBackend) -> list[tuple[Link, str]]:
 
 
 def appends(opener: MakeBackend, author: str, count: int) -> None:
-    """Append ``count`` entries, each on the newest one, against whoever else does the same."""
+    """Append ``count`` entries, each on the newest one, while other processes do the same."""
     store = opener("job")
     prev = ORIGIN
     while count:

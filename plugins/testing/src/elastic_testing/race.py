@@ -21,7 +21,7 @@ from elastic_core.threads import asked
 PATIENCE = 60.0
 """Seconds after which something that must happen counts as not happening."""
 WAKE_UP = 10.0
-"""Seconds after which somebody who sleeps counts as not woken.
+"""Seconds after which a waiter that sleeps counts as not woken.
 
 A backend whose waiters also look by themselves now and then must not let them in its tests, or let them more seldom
 than this: else a wake-up that is lost goes unseen.
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 def background(body: Callable[[], _T]) -> Future[_T]:
-    """Run ``body`` in a thread of its own, which holds nobody up if it never ends."""
+    """Run ``body`` in a new daemon thread, which delays no test if it never ends."""
     return asked(body)
 
 

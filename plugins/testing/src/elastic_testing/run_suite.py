@@ -1,4 +1,4 @@
-"""What runs on a store: joining, job ids that are used again, and values that somebody else has put there."""
+"""What runs on a store: joining, job ids that are used again, and values that another program has put there."""
 
 # ruff: noqa: D102  (a test's name says what it checks)
 
@@ -30,7 +30,7 @@ from elastic_testing.connections import Connect, Connections, MakeBackend
 Plant: TypeAlias = Callable[[str, int, bytes], bool]
 """Puts bytes where the record of a job's ledger entry is: the job's id, the entry's index, all that is stored there.
 
-It says whether the store took them: some take no value of 100 MiB from anybody.
+It says whether the store took them: some take no value of 100 MiB at all.
 """
 
 PlantRow: TypeAlias = Callable[[str, str, bytes], bool]
@@ -44,7 +44,7 @@ SUCCESS = Closed(success=True, why="all workers exited with 0", exit_code=0)
 
 
 class RunConformance(Connections):
-    """One job id sees many runs (rule S6), and nobody believes what cannot be. Needs ``make_backend`` alone."""
+    """One job id sees many runs (rule S6), and a node rejects values that cannot be. Needs ``make_backend`` alone."""
 
     def test_the_first_opens_the_run_and_the_others_join_it(self, store: RendezvousBackend, connect: Connect) -> None:
         ledgers = [joined(connect(), name) for name in "abc"]
@@ -158,7 +158,10 @@ class RunConformance(Connections):
 
 
 class PlantConformance(Connections):
-    """What somebody writes past the backend. Override ``make_backend``, and for the same store the other two."""
+    """Values that another program writes past the backend.
+
+    Override ``make_backend``, and for the same store the other two.
+    """
 
     @pytest.fixture
     def plant(self) -> Plant:

@@ -1,4 +1,4 @@
-"""The waiters' part of the contract: nobody sleeps through a change, and everybody can be let go."""
+"""The waiters' part of the contract: no waiter misses a change, and each can be released."""
 
 # ruff: noqa: D102  (a test's name says what it checks)
 

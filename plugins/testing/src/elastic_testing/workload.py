@@ -192,7 +192,7 @@ def work(
     """
     choice = random.Random(seed)
     parts = restarts + 1 if keeper is not None else 1
-    with closing(opens(JOB)):  # whoever is the first may be the store's host
+    with closing(opens(JOB)):  # the first node may be the store's host
         with Workers(opens, line, seed, forked=is_shared(opens)) as workers:
             line.lose(choice.choice(list(Lost)), 1)
             for part in range(1, parts + 1):
@@ -207,7 +207,7 @@ def work(
         with closing(Worker("the end", opens, line, seed)) as end:
             end.read_all()
         lost = [call for call in end.calls if call.returned is None]
-        assert not lost, f"the store cannot be read, with nobody else there: {lost[0]}"
+        assert not lost, f"the store cannot be read, with no other client there: {lost[0]}"
     return [*history, *end.calls]
 
 

@@ -24,7 +24,7 @@ _SHEBANG = re.compile(rb"#!\s*(/\S*/)python[\d.]*\s")
 @click.command(
     "exec",
     help="Run COMMAND; wherever it or what it starts asks for torchrun, it gets `elastic run`.\n\n"
-    "That is the program torchrun, `python -m torch.distributed.run` and `.launch`, and whoever calls "
+    "That is the program torchrun, `python -m torch.distributed.run` and `.launch`, and every caller of "
     "torch.distributed.run.run() or main(), as `accelerate launch` and `fabric run` do, or elastic_launch(). "
     "Each time one line says so. What Elastic does not take is passed on to torch's own, and one line says why.\n\n"
     "It works in each Python environment where elastic-torchrun is installed. Workers, and what they start, "

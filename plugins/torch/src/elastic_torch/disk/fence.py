@@ -88,7 +88,7 @@ def number(claims: Iterable[Claim], me: Identity, root: str) -> int:
 
 def refusal(root: str, turn: tuple[int, int], newer: Claim) -> CheckpointRefusedError:
     """Return the error for a straggler."""
-    who = newer.who or "somebody"
+    who = newer.who or "another user"
     what = f"a later run, {newer.uid or newer.run}," if newer.run > turn[0] else f"a later round, {newer.round},"
     return CheckpointRefusedError(
         f"Nothing can be saved in {root} any more: {what} of {who} has taken over; this is round {turn[1]}.",
@@ -130,7 +130,7 @@ def refuse_beside_the_living(storage: Storage, newest: Claim) -> None:
     """
     if storage.held(f"{FOLDER}/run-{newest.run:04}.lock"):
         raise CheckpointRefusedError(
-            f"Another run saves in {storage.root}: {newest.uid} of {newest.who or 'somebody'}, and it is alive.",
+            f"Another run saves in {storage.root}: {newest.uid} of {newest.who or 'another user'}, and it is alive.",
             hint="Give this job a directory of its own, or stop that run.",
         )
 

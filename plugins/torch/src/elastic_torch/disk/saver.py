@@ -162,7 +162,7 @@ class Saver:
 
     def _taken(self, position: Position) -> CheckpointRefusedError:
         others = [entry.manifest for entry in catalog.entries(self.storage) if entry.position == position]
-        who = next((manifest.who for manifest in others if manifest is not None), "somebody")
+        who = next((manifest.who for manifest in others if manifest is not None), "another user")
         return CheckpointRefusedError(
             f"Step {position.step} of round {position.round} is saved in {self.storage.root} already, by {who}.",
             hint="One Disk saves each step once. All ranks of a job save together, in one process group.",

@@ -107,7 +107,7 @@ class Replicator:
         except RuntimeError as exc:  # gloo's: a peer is gone, and the round is about to end
             logger.info("No more replicas in this round: %s", exc)
         except Exception as exc:
-            logger.warning("No more replicas in this round, of anybody: %s: %s", type(exc).__name__, exc)
+            logger.warning("No more replicas of any rank in this round: %s: %s", type(exc).__name__, exc)
         self._broken = True
         self._transport.close()  # now that nothing is left in it: the others wait for this rank, for long
 
@@ -134,7 +134,7 @@ class Replicator:
             return [self._replicas.room(number, size, self.safe) for number, size in enumerate(sizes)]
         except ResourceError as exc:
             self._able = False
-            logger.warning("No replicas are kept here from here on, and so none of anybody: %s", exc.message)
+            logger.warning("No replicas of any rank are kept here from here on: %s", exc.message)
             return None
 
     def _bring(self, buffer: Buffer, size: int, into: Sequence[Buffer], sizes: Sequence[int]) -> None:
