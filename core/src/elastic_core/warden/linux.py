@@ -184,6 +184,11 @@ def cpu_seconds(pid: int) -> float:
     return _cpu_seconds(_fields(pid))
 
 
+def bytes_written(pid: int) -> int:
+    """Return how many bytes a process has written, by write(2) and the like; 0 where the kernel does not say."""
+    return next((int(line[6:]) for line in _read(pid, "io").splitlines() if line.startswith("wchar:")), 0)
+
+
 def cpu_seconds_of_trees(roots: Collection[int]) -> dict[int, float]:
     """Return the CPU time of each of these processes together with all its descendants."""
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
