@@ -187,8 +187,7 @@ class HandlerAgent:
                 self._on_signal(signum)
             case StopCompleted():
                 if self._warden.is_over(event):
-                    self._group.finish_round()
-                    self._step(WorkersGone())
+                    self._step(WorkersGone(self._group.finish_round(self._state.incident)))
             case Overdue():
                 if self._state.work is HandlerWork.STOPPING:
                     self._warden.kill()
@@ -209,7 +208,8 @@ class HandlerAgent:
     def _on_worker(self, event: object) -> None:
         news = self._group.handle(event)  # type: ignore[arg-type]  # all that is left is the warden's
         if isinstance(news, WorkerFailed | WorkersDone):
-            self._port_taken = isinstance(news, WorkerFailed) and news.incident.kind is IncidentKind.PORT_TAKEN
+            if self._state.work is HandlerWork.RUNNING:
+                self._port_taken = isinstance(news, WorkerFailed) and news.incident.kind is IncidentKind.PORT_TAKEN
             self._step(news)
         if isinstance(event, Stuck):
             self._leave(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
@@ -304,7 +304,8 @@ class HandlerAgent:
             case Stop(grace, why):
                 self._stop(grace, why)
             case state_machine.Judge(incident, restarts):
-                self._judge(incident, restarts)
+                cause = self._state.incident
+                self._judge(incident if cause is None else state_machine.as_judged(cause), restarts)
             case state_machine.AwaitOthers():
                 self._say("workers_done", f"all local workers of round {self._round} exited with 0")
                 if self._sealed is not None:
@@ -352,7 +353,10 @@ class HandlerAgent:
         if (reason := self._state.reason) is not None:
             self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=why)))
         signum = self._received if planned and self._received is not None else signal.SIGTERM
-        self._group.stop(seconds, signum=signum)
+        early = None if planned else self._group.early_exit(self._state.incident)
+        self._group.stop(seconds, broken=not planned, signum=signum)
+        if early is not None:
+            self._step(early)
 
     def _past_failures(self) -> tuple[Failure, ...]:
         now = self._runtime.now()
