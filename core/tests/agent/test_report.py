@@ -349,3 +349,9 @@ def test_a_newcomer_is_told_why_it_is_not_taken(counters: Counters, most: int, s
 
 def test_a_job_that_has_no_round_takes_whom_it_can() -> None:
     assert no_place(start(settings()), info("c"), 1) is None
+
+
+def test_a_root_cause_that_follows_from_the_loss_of_a_peer_says_so() -> None:
+    """No cause of it is known, as over a rendezvous handler of others or where a node was lost."""
+    lines = root_cause(replace(CRASH, message="RuntimeError: Connection closed by peer [10.0.0.2]:4711"))
+    assert lines[2] == "  what    exited with code 1, which follows from the loss of a peer"
