@@ -204,6 +204,51 @@ def test_a_hang_is_named_on_its_node_and_ended_over_torchs_own_handler(stage: St
     assert sum("lock_twice (hang.py:" in agent.output for agent in agents) == 1, "the node of rank 1 names it"
 
 
+FAILS_ALIKE = """
+import os, signal
+from report import report
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+report("started")
+open(os.environ["GATE"]).read()
+raise KeyError("label")
+"""
+EXITS_EARLY = """
+import os, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if os.environ["RANK"] == "1":
+    os._exit(0)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_exited_early_is_named_over_torchs_own_handler(
+    stage: Stage, torch_c10d: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "early.py"
+    script.write_text(EXITS_EARLY)
+    agent = stage.run("--nnodes=1", "--nproc_per_node=2", "--max_restarts=0", *torch_c10d, script)
+    assert agent.exit_code() == 1
+    agent.wait_for(r"who     rank 1 .*")
+    agent.wait_for(r"what    exited with code 0 before the other ranks")
+
+
+def test_ranks_that_failed_alike_are_counted_over_torchs_own_handler(
+    stage: Stage, torch_c10d: list[str], tmp_path: Path
+) -> None:
+    script, gate = tmp_path / "alike.py", tmp_path / "gate"
+    script.write_text(FAILS_ALIKE)
+    os.mkfifo(gate)
+    command = ["--nnodes=1", "--nproc_per_node=2", "--max_restarts=0", *torch_c10d, script]
+    agent = stage.run(*command, env={"GATE": str(gate), "PYTHONPATH": str(WORKERS)})
+    agent.wait_for_report("started", count=2)
+    gate.open("w").close()
+    assert agent.exit_code() == 1
+    agent.wait_for("the job has failed: .*; 2 ranks of this node failed alike")
+
+
 def test_workers_share_the_store_of_torchs_static_handler(stage: Stage, done: Path) -> None:
     where = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     command = ["--nnodes=2", "--rdzv_backend=torch-static", *where]

@@ -130,6 +130,19 @@ def test_elastic_stacks_says_where_the_ranks_are_and_ends_none(
         assert "no progress" not in agent.output
 
 
+def test_a_worker_that_prints_past_its_agent_and_waits_is_not_ended(stage: Stage) -> None:
+    script = Path(stage.folder, "prints.py")
+    script.write_text(
+        "import threading\n"
+        "for step in range(8):\n"
+        "    print('still here', flush=True)\n"
+        "    threading.Event().wait(0.5)\n"
+    )
+    agent = stage.run("--standalone", "--hang_timeout=2", "--max_restarts=0", script)
+    assert agent.exit_code() == 0, agent.output
+    assert "no progress" not in agent.output
+
+
 def test_elastic_stacks_of_a_job_that_is_not_there_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elastic_core", "stacks", "nothing", "--rdzv_backend=file"]
     done = subprocess.run(

@@ -87,7 +87,7 @@ def test_ranks_are_shown_with_their_pids_steps_and_what_is_saved(stage: Stage, t
     assert (snapshot["step"], checkpoint["step"]) == (6, 5)
     assert all(node["store_s"] > 0 for node in shown["nodes"])
     text = elastic_status(*rendezvous).stdout
-    assert re.search(rf"rank 0 at step 7, last progress .* ago; pid {pids[0]}\n", text), text
+    assert re.search(rf"ranks 0 to 1 at step 7 to 8, last progress .* ago; pid {pids[0]}, {pids[1]}\n", text), text
     assert re.search(r"snapshot  of step 6, .* ago, in memory\n", text), text
 
 

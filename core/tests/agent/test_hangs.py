@@ -91,6 +91,7 @@ class Stream:
 @dataclass
 class Streams:
     out: Stream = field(default_factory=Stream)
+    has_own_stdout: bool = False
 
     @property
     def pumps(self) -> dict[str, Stream]:
@@ -111,7 +112,10 @@ class TestWatch:
         self.clock, self.used = Clock(), dict.fromkeys((10, 11, 12), 0.0)
         self.progress = ProgressReader(now=self.clock)
         self.progress.begin(1)
-        self.watch = HangWatch(10.0, self.progress, cpu=lambda pid: self.used[pid], now=self.clock)
+        self.written = 0
+        self.watch = HangWatch(
+            10.0, self.progress, cpu=lambda pid: self.used[pid], written=lambda pid: self.written, now=self.clock
+        )
 
     def look(self, at: float, *workers: Any) -> float:
         self.clock.at = at
@@ -128,6 +132,17 @@ class TestWatch:
         self.look(8.0, one)
         one.streams.out.tail = bytes(bytearray(b"loss"))
         assert [self.look(at, one) for at in (16.0, 25.0, 26.0)] == [0.0, 0.0, 10.0]
+
+    @pytest.mark.parametrize(("own", "suspected"), [(True, 0.0), (False, 10.0)])
+    def test_what_a_worker_writes_counts_where_the_agent_does_not_see_its_stdout(
+        self, own: bool, suspected: float
+    ) -> None:
+        one = worker()
+        one.streams.has_own_stdout = own
+        self.look(0.0, one)
+        self.written += 5
+        self.look(8.0, one)
+        assert [self.look(at, one) for at in (16.0, 18.0)] == [suspected, 10.0]
 
     def test_a_worker_that_computes_is_not_suspected_until_its_steps_are_known(self) -> None:
         one = worker()

@@ -98,6 +98,7 @@ class Stage:
         shown: Collection[int] | None = None,
         filters: Mapping[Stream, Sequence[str]] | None = None,
         progress: ProgressReader | None = None,
+        reads_all: bool = False,
     ) -> Output:
         """Make the output; what it says is in ``reports``, and its stderr may be given."""
         assert self.output is None
@@ -113,6 +114,7 @@ class Stage:
             report=self.reports.put,
             several=several,
             progress=progress,
+            reads_all=reads_all,
             console_out=self._consoles[0] if out is None else out,
             console_err=self._consoles[1] if err is None else err,
         )
@@ -213,12 +215,14 @@ def test_a_stdout_that_nobody_asked_for_is_the_agents_own(stage: Stage) -> None:
     stage.start()
     streams = stage.open()
     assert streams.stdout is None
+    assert streams.has_own_stdout
     streams.close()
+    assert streams.has_own_stdout
 
 
-def test_an_expression_for_progress_has_the_agent_read_every_stdout(stage: Stage) -> None:
+def test_every_stdout_is_read_if_that_is_wanted(stage: Stage) -> None:
     progress = ProgressReader(compile_expressions(r"at (?P<step>\d+)"))
-    stage.start(progress=progress)
+    stage.start(progress=progress, reads_all=True)
     stage.run("sh", "-c", "echo at 7; echo err >&2")
     assert progress.newest()[3][0] == Progress(step=7)
     assert stage.shown() == (b"at 7\n", b"err\n")

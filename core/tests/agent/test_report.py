@@ -369,3 +369,9 @@ def test_a_spare_is_told_what_it_waits_for(sizes: tuple[int, ...], spares: int, 
     agreement = replace(plain.agreement, sizes=sizes if sizes == (2, 4) else (), spares=spares)
     told = no_place(live("ab", replace(plain, agreement=agreement)), info("c"))
     assert (None if told is None else (told.message, told.level)) == (None if said is None else (said, Level.INFO))
+
+
+def test_a_root_cause_that_follows_from_the_loss_of_a_peer_says_so() -> None:
+    """No cause of it is known, as over a rendezvous handler of others or where a node was lost."""
+    lines = root_cause(replace(CRASH, message="RuntimeError: Connection closed by peer [10.0.0.2]:4711"))
+    assert lines[2] == "  what    exited with code 1, which follows from the loss of a peer"

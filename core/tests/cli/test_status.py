@@ -33,7 +33,7 @@ RUNNING = JobStatus(
             leads=True,
             leaving=False,
             workers=(
-                *(WorkerStatus(rank, 100 + rank, 812, 2.0 + rank / 10) for rank in range(6)),
+                *(WorkerStatus(rank, 100 + rank, 812 - rank // 4, 2.0 + rank / 10) for rank in range(6)),
                 WorkerStatus(6, 106, 811, 300.0),
                 WorkerStatus(7),
             ),
@@ -61,7 +61,7 @@ def test_a_running_job() -> None:
         "  snapshot  of step 810, 4.0 s ago, in memory\n"
         "  saved     10 min ago, the newest checkpoint\n"
         "  node      node0, ranks 0 to 7: running (decides)\n"
-        "            ranks 0 to 5 at step 812, last progress 2.5 s ago; pid 100, 101, 102, 103, 104, 105\n"
+        "            ranks 0 to 5 at step 811 to 812, last progress 2.5 s ago; pid 100, 101, 102, 103, 104, 105\n"
         "            rank 6 at step 811, last progress 5 min ago; pid 106\n"
         "            rank 7; pid none yet\n"
         "  node      node1, rank 8: running (leaves)\n"

@@ -249,3 +249,30 @@ def test_a_port_that_is_always_taken_ends_in_the_budget() -> None:
     assert effects[1] == Judge(replace(taken, kind=IncidentKind.WORKER_FAILED), 0)
     other = incident("a", kind=IncidentKind.START_FAILED)
     assert after(RUNNING, WorkerFailed(other))[1][1] == Judge(other, 0), "what else failed is judged as it is"
+
+
+PEER = replace(incident("a"), message="RuntimeError: Connection closed by peer")
+EARLY = replace(incident("a", kind=IncidentKind.EXITED_EARLY), exit_code=0)
+
+
+def closed_after(*events: HandlerEvent) -> Closed:
+    _, effects = after(RUNNING, *events)
+    [found] = [effect.closed for effect in effects if isinstance(effect, Close)]
+    return found
+
+
+def test_a_failure_that_is_found_during_the_stop_and_explains_the_first_is_the_cause() -> None:
+    closed = closed_after(WorkerFailed(PEER), WorkerFailed(FAILURE), NEVER, WorkersGone())
+    assert (closed.incident, closed.exit_code) == (FAILURE, ExitCode.REQUEUE)
+    closed = closed_after(WorkerFailed(FAILURE), WorkerFailed(PEER), NEVER, WorkersGone())
+    assert closed.incident == FAILURE
+
+
+def test_a_rank_that_exited_early_explains_a_peers_loss_and_another_try_would_not_help() -> None:
+    closed = closed_after(WorkerFailed(PEER), WorkerFailed(EARLY), NEVER, WorkersGone())
+    assert (closed.incident, closed.exit_code, closed.requeue) == (EARLY, ExitCode.JOB_FAILED, False)
+
+
+@pytest.mark.parametrize(("alike", "why"), [(1, "enough"), (2, "enough; 2 ranks of this node failed alike")])
+def test_ranks_that_failed_alike_are_counted(alike: int, why: str) -> None:
+    assert closed_after(WorkerFailed(FAILURE), NEVER, WorkersGone(alike)).why == why

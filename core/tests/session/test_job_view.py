@@ -65,6 +65,8 @@ def test_ages_of_what_a_node_told_count_on_by_its_heartbeats() -> None:
     assert (silent.workers, silent.snapshot, silent.store_s) == ((), None, None)
     [older] = status(live("a"), rows("a", number=7, workers=told)).nodes
     assert older.workers == (), "they were of another round"
+    [stopped] = status(live("a"), rows("a", phase=Phase.STOPPED, number=1, workers=told)).nodes
+    assert (stopped.workers, stopped.snapshot) == ((), SavedStatus(6, 3.0))
 
 
 def test_a_store_that_this_process_hosts_is_no_jobs() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.warden.linux import descendants, kill, name_of, signal_group, waits_in
+from elastic_core.warden.linux import bytes_written, descendants, kill, name_of, signal_group, waits_in
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 OURS = (sys.executable, "-c")
@@ -201,6 +201,19 @@ def test_a_child_that_leads_no_group_yet_gets_the_signal_alone(sleeper: subproce
 
 
 # What is told of a process that is stuck -----------------------------------------------------------------------------
+
+
+def test_what_a_process_writes_is_counted() -> None:
+    command = ["sh", "-c", "read line; echo hello; read line"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        before = bytes_written(process.pid)
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"hello\n"
+        assert bytes_written(process.pid) == before + 6
+    assert bytes_written(process.pid) == 0
 
 
 @pytest.mark.parametrize("tell", [name_of, waits_in])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.worker import Worker
 from elastic_core.progress import Progress
-from elastic_core.warden.linux import cpu_seconds
+from elastic_core.warden.linux import bytes_written, cpu_seconds
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
@@ -86,6 +86,7 @@ class _Seen:
     printed_at: float
     cpu: float
     computed_at: float
+    written: int = 0
 
 
 @dataclass(slots=True)
@@ -96,12 +97,15 @@ class HangWatch:
         given: The user's window in seconds; None for one that follows from the longest step.
         progress: Knows how far they have come.
         cpu: Returns the CPU seconds of a process; 0 of one that is gone.
+        written: Returns how many bytes a process has written, to anything. Counts as output of a worker that has the
+            agent's own stdout, where the agent does not see what it prints.
         now: Seconds, monotonic.
     """
 
     given: float | None
     progress: ProgressReader
     cpu: Callable[[int], float] = cpu_seconds
+    written: Callable[[int], int] = bytes_written
     now: Callable[[], float] = time.monotonic
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = 0.0
@@ -133,11 +137,14 @@ class HangWatch:
         seen = self._seen.get(rank)
         if seen is None or seen.pid != pid:
             seen = self._seen[rank] = _Seen(pid, tails, now, used, now)
+        written = self.written(pid) if worker.streams.has_own_stdout else 0
+        if written != seen.written:
+            seen.printed_at = now
         if any(one is not other for one, other in zip(tails, seen.tails, strict=True)):  # replaced, never changed
             seen.printed_at = now
         if uses_cpu(used - seen.cpu, elapsed):
             seen.computed_at = now
-        seen.tails, seen.cpu = tails, used
+        seen.tails, seen.cpu, seen.written = tails, used, written
         reached = newest.get(rank)
         stepped_at = None if reached is None or reached[0].position is None else now - reached[1]
         return Signs(stepped_at, seen.printed_at, seen.computed_at)

@@ -42,6 +42,7 @@ class WorkerStreams:
     def __init__(self, given: dict[Stream, int | None], pumps: dict[Stream, Pump], stderr_path: Path | None) -> None:
         self.stdout, self.stderr = given[Stream.OUT], given[Stream.ERR]
         """The descriptors for the worker; None if it gets the agent's own."""
+        self.has_own_stdout = given[Stream.OUT] is None  # so that the agent does not see what the worker prints
         self.stderr_path = None if stderr_path is None else str(stderr_path)  # the file in which its stderr is kept
         self.pumps = pumps
 
@@ -75,8 +76,8 @@ class Output:
         console_err: The descriptor that shows their stderr.
         several: Whether these show more than one worker: then in whole lines. A single worker has the agent's own
             stdout, unless that is kept as well.
-        progress: Reads how far the workers have come, from the streams that the agent reads. If it wants all output, no
-            worker has the agent's own stdout.
+        progress: Reads how far the workers have come, from the streams that the agent reads.
+        reads_all: Whether the agent reads all streams, so that no worker has the agent's own stdout.
     """
 
     def __init__(
@@ -92,11 +93,12 @@ class Output:
         console_err: int = 2,
         several: bool = False,
         progress: ProgressReader | None = None,
+        reads_all: bool = False,
     ) -> None:
         self._redirects, self._tee, self._keep, self._report = redirects, tee, keep, report
         self._shown, self._filters, self._several = shown, filters, several
         self._progress = progress
-        self._reads_all = progress is not None and progress.wants_all_output
+        self._reads_all = reads_all
         self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
         self._one_terminal = _same_terminal(console_out, console_err)
         self._consoles = {Stream.OUT: Console(console_out, report), Stream.ERR: Console(console_err, report)}

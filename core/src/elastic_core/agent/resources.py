@@ -159,6 +159,7 @@ def open_resources(
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
         progress = stack.enter_context(_progress_reader(config, publish, loop))
+        window = config.hang_window if config.hang_timeout is None else config.hang_timeout
         output = Output(
             redirects=config.redirects,
             tee=config.tee,
@@ -167,6 +168,7 @@ def open_resources(
             several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
             filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
             progress=progress,
+            reads_all=progress.wants_all_output or bool(window),
             report=lambda message: publish(Event("output", message, Level.WARNING)),
         )
         stack.callback(output.close)
@@ -183,7 +185,6 @@ def open_resources(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
         group.progress = progress
-        window = config.hang_window if config.hang_timeout is None else config.hang_timeout
         group.hangs = None if window == 0 else HangWatch(window, progress)
         pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
         if pipe is not None or limit is not None:

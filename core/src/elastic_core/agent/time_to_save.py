@@ -46,7 +46,9 @@ class TimeToSave:
         else:
             saved = f"they saved none then, and the newest{of} was {age} old at the end"
         lost = ""
-        if self.lost_steps is not None:
+        if self.in_memory and self.lost_steps == 0:
+            lost = "; no step is lost as long as a node keeps it"
+        elif self.lost_steps is not None:
             lost = f"; {self.lost_steps} step(s) are lost" if self.lost_steps else "; no step is lost"
         took, had = describe_duration(self.took_s), describe_duration(self.had_s)
         return f"the workers of round {self.round} had {had} to save, and ended after {took}: {saved}{lost}"

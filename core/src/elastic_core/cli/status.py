@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL_SECONDS = 2.0
 _STATES = {"forming": YELLOW, "running": GREEN, "restarting": YELLOW, "succeeded": GREEN, "failed": RED}
+BEHIND_SECONDS = 10.0  # by which the last progress of a rank is older than that of the others of its node
 FAILURES_SHOWN = 5  # of those that spent a restart, the newest
 
 
@@ -106,17 +107,25 @@ def _saved(label: str, what: str, found: Sequence[SavedStatus | None]) -> Iterat
 
 
 def _alike(workers: Sequence[WorkerStatus]) -> Iterator[list[WorkerStatus]]:
-    """Yield the ranks in lists whose ranks follow each other and have come to the same step."""
-    for _, several in itertools.groupby(workers, key=lambda worker: (worker.step, worker.age_s is None)):
+    """Yield the ranks of a node in lists of ranks that follow each other and go on alike."""
+    newest = min((worker.age_s for worker in workers if worker.age_s is not None), default=0.0)
+
+    def progress(worker: WorkerStatus) -> tuple[bool, bool]:
+        behind = worker.age_s is not None and worker.age_s > newest + BEHIND_SECONDS
+        return worker.age_s is None, behind
+
+    for _, several in itertools.groupby(workers, key=progress):
         yield list(several)
 
 
 def _workers(several: list[WorkerStatus]) -> str:
-    """Describe ranks that have come to the same step; the age is that of the one that moved first of them."""
+    """Describe ranks that go on alike; the age is the greatest of them."""
     first, last = several[0], several[-1]
     ranks = f"rank {first.rank}" if first is last else f"ranks {first.rank} to {last.rank}"
     ages = [worker.age_s for worker in several if worker.age_s is not None]
-    reached = "" if first.step is None else f" at step {first.step}"
+    steps = [worker.step for worker in several if worker.step is not None]
+    to = f" to {max(steps)}" if len({*steps}) > 1 else ""
+    reached = f" at step {min(steps)}{to}" if steps else ""
     progress = f"{reached}, last progress {describe_duration(max(ages))} ago" if ages else ""
     pids = ", ".join("none yet" if worker.pid is None else str(worker.pid) for worker in several)
     return f"{ranks}{progress}; pid {pids}"

@@ -220,8 +220,7 @@ class HandlerAgent:
                 self._leave_before_host_ends(why)
             case StopCompleted():
                 if self._warden.is_over(event):
-                    self._group.finish_round()
-                    self._step(WorkersGone())
+                    self._step(WorkersGone(self._group.finish_round(self._state.incident)))
             case Overdue():
                 if self._state.work is HandlerWork.STOPPING:
                     self._warden.kill()
@@ -244,7 +243,8 @@ class HandlerAgent:
         if isinstance(news, WorkerFailed):
             news = WorkerFailed(with_report(news.incident, self._suspected))
         if isinstance(news, WorkerFailed | WorkersDone):
-            self._port_taken = isinstance(news, WorkerFailed) and news.incident.kind is IncidentKind.PORT_TAKEN
+            if self._state.work is HandlerWork.RUNNING:
+                self._port_taken = isinstance(news, WorkerFailed) and news.incident.kind is IncidentKind.PORT_TAKEN
             self._step(news)
         if isinstance(event, Stuck):
             self._leave(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
@@ -370,7 +370,8 @@ class HandlerAgent:
             case Stop(grace, why):
                 self._stop(grace, why)
             case state_machine.Judge(incident, restarts):
-                self._judge(incident, restarts)
+                cause = self._state.incident
+                self._judge(incident if cause is None else state_machine.as_judged(cause), restarts)
             case state_machine.AwaitOthers():
                 self._say("workers_done", f"all local workers of round {self._round} exited with 0")
                 if self._sealed is not None:
@@ -426,7 +427,10 @@ class HandlerAgent:
             self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=why)))
         self._gate.prepare(self._round + 1)
         signum = self._received if planned and self._received is not None else signal.SIGTERM
-        self._group.stop(seconds, signum=signum)
+        early = None if planned else self._group.early_exit(self._state.incident)
+        self._group.stop(seconds, broken=not planned, signum=signum)
+        if early is not None:
+            self._step(early)
 
     def _past_failures(self) -> tuple[Failure, ...]:
         now = self._runtime.now()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, distance_to_cause
 from elastic_core.protocol.entries import Closed, HaltReason, Round
 from elastic_core.protocol.node_events import Exit, Grace, Leaving, Start, Stop, WorkerFailed, WorkersDone, WorkersGone
 
@@ -36,6 +36,7 @@ class HandlerState:
     why: str = "the first round"  # why the round began, or why the next one will
     reason: HaltReason | None = None  # why the last round ended; None before the first one has
     incident: Incident | None = None  # the failure that ended the round, if one did
+    alike: int = 0  # how many workers here failed with the message of that failure
     verdict: Verdict | None = None  # the verdict of the failure policies on it; None until they answer
     gone: bool = False  # whether the stop is complete
     leaving: Leaving | None = None
@@ -80,7 +81,7 @@ class AskHandler:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Ask the failure policies about a failure."""
+    """Ask the failure policies about a failure, or about the one that has turned out to be its cause."""
 
     incident: Incident
     restarts: int
@@ -106,8 +107,8 @@ def step(state: HandlerState, event: HandlerEvent) -> Step:
     """Return the state after an event, and the effects to run. An event that comes too late changes nothing."""
     match event, state.work:
         case Met(found, restarts), HandlerWork.MEETING:
-            state = replace(state, work=HandlerWork.RUNNING, round=found, gone=False, incident=None, verdict=None)
-            return state, (Start(found, restarts),)
+            state = replace(state, work=HandlerWork.RUNNING, round=found, gone=False, alike=0)
+            return replace(state, incident=None, verdict=None), (Start(found, restarts),)
         case Counted(waiting), HandlerWork.RUNNING if waiting > 0:
             why = f"{waiting} node(s) wait to join"
             return _stop(replace(state, why=why, reason=HaltReason.RESIZE), Grace.PLANNED)
@@ -115,15 +116,17 @@ def step(state: HandlerState, event: HandlerEvent) -> Step:
             why = f"rank {incident.rank} {incident.describe()}"
             state = replace(state, why=why, reason=HaltReason.FAILURE, incident=incident)
             state, effects = _stop(state, Grace.BROKEN)
-            return state, (*effects, Judge(_as_judged(incident), state.restarts))
+            return state, (*effects, Judge(as_judged(incident), state.restarts))
+        case WorkerFailed(incident), HandlerWork.STOPPING if _is_better_cause(state, incident):
+            return replace(state, why=f"rank {incident.rank} {incident.describe()}", incident=incident), ()
         case WorkersDone(), HandlerWork.RUNNING:
             return replace(state, work=HandlerWork.FINISHING), (AwaitOthers(),)
         case OthersFinished(missing), HandlerWork.FINISHING:
             return _end(state, Close(_success(missing)))
         case Judged(verdict), HandlerWork.STOPPING:
             return _go_on(replace(state, verdict=verdict))
-        case WorkersGone(), HandlerWork.STOPPING:
-            return _go_on(replace(state, gone=True))
+        case WorkersGone(alike), HandlerWork.STOPPING:
+            return _go_on(replace(state, gone=True, alike=alike))
         case Leaving() as leaving, HandlerWork.RUNNING:
             state = replace(state, leaving=leaving, why=leaving.why, reason=HaltReason.NODE_LEFT)
             return _stop(state, Grace.PLANNED)
@@ -154,12 +157,21 @@ def _go_on(state: HandlerState) -> Step:
         case Verdict(Action.EXCLUDE_HOST, reason):  # a node can exclude only itself
             return _end(state, Exit(ExitCode.WITHDRAWN, reason))
         case Verdict(_, reason, requeue):
+            if state.alike > 1:
+                reason += f"; {state.alike} ranks of this node failed alike"
+            requeue = requeue and state.incident.kind is not IncidentKind.EXITED_EARLY  # another try would not help
             code = ExitCode.REQUEUE if requeue else ExitCode.JOB_FAILED
             failed = Closed(success=False, why=reason, exit_code=code, incident=state.incident, requeue=requeue)
             return _end(state, Close(failed))
 
 
-def _as_judged(incident: Incident) -> Incident:
+def _is_better_cause(state: HandlerState, incident: Incident) -> bool:
+    """Whether a failure that was found while workers were being stopped is closer to the root cause."""
+    known = state.incident
+    return known is not None and distance_to_cause(incident) < distance_to_cause(known)
+
+
+def as_judged(incident: Incident) -> Incident:
     """Return the incident as policies see it: here only the budget ends a job whose port is always taken."""
     if incident.kind is IncidentKind.PORT_TAKEN:
         return replace(incident, kind=IncidentKind.WORKER_FAILED)

@@ -15,7 +15,7 @@ from elastic_core.protocol.entries import Round
 from elastic_core.protocol.failure_detector import Observation
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.ranks import place
-from elastic_core.protocol.roster import LocalWorkers, NodeRow, SavedStep
+from elastic_core.protocol.roster import NodeRow, Phase, SavedStep
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.drain_request import require_agent
 from elastic_core.session.leave import readable
@@ -59,8 +59,8 @@ class NodeStatus:
         leads: Whether it decides for the job.
         leaving: Whether it has said that it leaves.
         hung_s: Seconds for which one of its ranks has made no progress, when that was noticed; 0 while all do.
-        workers: Its ranks in that round, as it last told of them: every 5 s, or 0.03 s for each node if that is more.
-            Ages count on by its heartbeats.
+        workers: Its ranks in that round while they run, as it last told of them: every 5 s, or 0.03 s for each
+            node if that is more. Ages count on by its heartbeats.
         snapshot: The newest snapshot in its memory; None if there is none.
         checkpoint: The newest checkpoint that it has noticed; None if it has noticed none.
         store_s: Seconds that the store took to answer its heartbeat; None if it has not said so.
@@ -196,16 +196,12 @@ def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, Obser
     if seen is None or seen.row.workers is None or seen.row.round != current.number:
         return node
     since = max(0, seen.heartbeat - seen.row.workers.heartbeat) * ledger.settings.timing.beat_interval
-    return _with_workers(node, mine.first_rank, seen.row.workers, since)
-
-
-def _with_workers(node: NodeStatus, first: int, told: LocalWorkers, since: float) -> NodeStatus:
-    """Return the status of a node with what its row said of its workers ``since`` seconds ago."""
+    told = seen.row.workers
     ages = (None if age is None else age + since for age in told.seconds)
-    each = enumerate(zip(told.pids, told.steps, ages, strict=False), first)
+    each = enumerate(zip(told.pids, told.steps, ages, strict=False), mine.first_rank)
     return replace(
         node,
-        workers=tuple(WorkerStatus(rank, *known) for rank, known in each),
+        workers=tuple(WorkerStatus(rank, *known) for rank, known in each) if seen.row.phase is Phase.RUNNING else (),
         snapshot=_saved(told.snapshot, since),
         checkpoint=_saved(told.checkpoint, since),
         store_s=told.store,

@@ -184,6 +184,11 @@ def cpu_seconds(pid: int) -> float:
     return _cpu_seconds(_fields(pid))
 
 
+def bytes_written(pid: int) -> int:
+    """Return how many bytes a process has written, by write(2) and the like; 0 where the kernel does not say."""
+    return next((int(line[6:]) for line in _read(pid, "io").splitlines() if line.startswith("wchar:")), 0)
+
+
 def run_nanoseconds(pid: int, *, all_threads: bool = False) -> int:
     """Return how long the main thread of a process, or all its threads, have run on a CPU; 0 where it is unknown."""
     try:
