@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hosts import hosts
 from stage import WORKERS, Stage, free_port
 
 from elastic_core.exit_codes import ExitCode
@@ -118,6 +120,39 @@ def test_an_ordinary_restart_runs_no_check(stage: Stage, tmp_path: Path) -> None
     agent.wait_for("round 2: ")
     agent.wait_for_report("started", count=2)
     assert (tmp_path / "calls").read_text() == "called\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_path: Path, mended: bool) -> None:
+    (tmp_path / "mended").touch()
+    check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    flags = ["--nnodes=1:2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
+    flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30"]
+    with hosts(2) as (one, two):
+        commands = [
+            host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job]))
+            for host, more in ((one, []), (two, [f"--health_check={check}"]))
+        ]
+        healthy, suspected = (stage.start(command) for command in commands)
+        for agent in (healthy, suspected):
+            agent.wait_for_report("training", world_size=2)
+        if not mended:
+            (tmp_path / "mended").unlink()
+        (rank,) = suspected.workers()
+        suspected.kill_worker(rank)
+        healthy.wait_for_report("training", world_size=1)
+        suspected.wait_for("this host was excluded: this node leaves, and enters again through its health checks")
+        if mended:
+            suspected.wait_for("this node is healthy: ", count=2)
+            suspected.wait_for("waiting as long as nodes of other hosts are enough", count=2)
+        else:
+            assert suspected.exit_code() == ExitCode.UNHEALTHY, suspected.output
+        (tmp_path / "done").touch()
+        assert healthy.exit_code() == 0, healthy.output
+        if mended:
+            assert suspected.exit_code() == 0, suspected.output
 
 
 def test_checks_run_before_a_foreign_handler_is_asked(stage: Stage, tmp_path: Path) -> None:
