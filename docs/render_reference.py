@@ -79,7 +79,7 @@ WHEN = {
     "node_check_failed": "A health check of this node failed ([health.md](health.md)): what was `found`, and what to do.",
     "node_check_again": "Failed health checks run again after the pause of `--health_retry`.",
     "node_check_broken": "A health check of a plugin raised an exception; it refuses nothing.",
-    "node_checked": "All health checks of this node have passed. INFO if one of them is a process.",
+    "node_checked": "All health checks of this node have passed, and one of them was a process.",
     "checked_again": "This host was excluded: the node leaves, and enters again through its health checks (rule L15).",
     "start_waits": "The workers of a round wait, as a plugin says that something must happen first (rule L16).",
     "start_waited": "They start, as it has happened.",
