@@ -76,7 +76,7 @@ WHEN = {
     "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
     "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
     "spare": "The job has all nodes that it takes, and this node waits for a place.",
-    "node_check_failed": "A health check of this node failed ([health.md](health.md)): what was `found`, and what to do.",
+    "node_check_failed": "A health check of this node failed ([health.md](health.md)): what it `found`, what to do.",
     "node_check_again": "Failed health checks run again after the pause of `--health_retry`.",
     "node_check_broken": "A health check of a plugin raised an exception; it refuses nothing.",
     "node_checked": "All health checks of this node have passed, and one of them was a process.",
