@@ -290,9 +290,9 @@ def elastic_workers_wait(round: int, run_uid: str) -> str | None:
     """Return why the workers of a round should not be started here yet, in one sentence; None if they need not wait.
 
     Called on every node, on a separate thread, while the workers of the last round are being stopped, and before the
-    first round. A start does not wait for the answer: if none has come, or it is None, the workers start at once, as
-    after an ordinary failure. Otherwise all plugins are asked again every quarter of a second, and the workers start
-    once all return None, or after 10 s (rule L16).
+    first round. If all return None, as after an ordinary failure, the workers start at once. Otherwise the plugins are
+    asked again every quarter of a second, and the workers start once all return None, or after 10 s (rule L16). A start
+    waits for the first answer for 1 s at most.
 
     ``round`` is the number of the round that follows, or a lower one before it is known, and ``run_uid`` the run's.
     Return None at once where there is nothing to look at. A plugin that raises is reported once, and not asked again.

@@ -173,7 +173,7 @@ def test_the_help_shows_every_flag_in_its_section_within_80_columns() -> None:
     shown = CliRunner(env={"COLUMNS": "80"}).invoke(RunCommand(lambda: 0), ["--help"], terminal_width=80).output
     sections = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert sections == [
-        *("Job size", "Rendezvous", "Program", "Placement", "Failure", "Output", "Progress", "Plugins"),
+        *("Job size", "Rendezvous", "Program", "Placement", "Failure", "Health", "Output", "Progress", "Plugins"),
         "Taken from torchrun's command lines, without effect here",
     ]
     assert max(map(len, shown.splitlines())) <= 80

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from elastic_core.warden.messages import WardenEvent
 
 OUTPUT_BYTES = 1 << 16  # of each stream of a command, at most; the rest is read and dropped
-END_MAX_SECONDS = (
-    20.0  # from SIGKILL to the end of all processes of a check; after 15 s the warden reports one as stuck
-)
+END_MAX_SECONDS = 20.0  # from SIGKILL to the end of all processes of a check; after 15 s one is reported as stuck
 
 
 class HealthChecks:
@@ -82,11 +80,10 @@ class HealthChecks:
                 "took_s": took,
             }
             self._publish(Event("node_check_failed", message, Level.ERROR, fields))
-        if self._checks and not failed:
+        if self.take_time and not failed:
             took, names = round(time.monotonic() - began, 3), ", ".join(one.name for one in self._checks)
-            level = Level.INFO if any(one.check.look is None for one in self._checks) else Level.DEBUG
             message = f"this node is healthy: {names} ({took:.1f} s)"
-            self._publish(Event("node_checked", message, level, {"checks": names, "took_s": took}))
+            self._publish(Event("node_checked", message, Level.INFO, {"checks": names, "took_s": took}))
         return failed
 
     def _look(self, one: ChosenCheck) -> Finding | None:

@@ -1,7 +1,7 @@
 """Delays the workers of a round while plugins say that something must happen first (``elastic_workers_wait``).
 
-The plugins are asked on another thread while the workers of the last round are being stopped, so that a start for which
-nothing is to be waited for is not delayed: it uses the answer that is there, and does not wait for one.
+The plugins are asked on another thread while the workers of the last round are being stopped, so that the answer is
+mostly there when the next ones are to start. A plugin that has nothing to look at answers at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from elastic_core.events import Event, Field, Level
 
 WAIT_MAX_SECONDS = 10.0  # from the wanted start of the workers to their start
 ASK_INTERVAL_SECONDS = 0.25
+ANSWER_MAX_SECONDS = 1.0  # from the wanted start of the workers to the first answer; then they start without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,13 @@ class StartGate:
         publish: Callable[[Event], None],
     ) -> None:
         self._ask, self._loop, self._now, self._publish = ask, loop, now, publish
-        self._serial = self._answered = 0  # of the newest question, and of the newest answer
-        self._asking = False  # whether a question has no answer yet; then no other is put
-        self._why = ""
+        self._serial = 0  # of the newest question
+        self._pending = 0  # the serial number of the question that has no answer yet; 0 for none
+        self._why = ""  # the newest answer
         self._round = 0
         self._start: Callable[[], None] | None = None  # what waits
         self._since = 0.0
+        self._reported = False  # whether it was reported that it waits
 
     def prepare(self, round: int) -> None:
         """Ask about the next round, whose number is at least ``round``."""
@@ -63,33 +65,41 @@ class StartGate:
         self._question()
 
     def start(self, round: int, start: Callable[[], None]) -> None:
-        """Call ``start`` as soon as the workers of this round need not wait; at once if nothing is known of a wait."""
-        self._start, self._since, self._round = None, self._now(), round
-        if not self._why:
-            start()
-            return
-        message = f"the workers of round {round} wait for up to {WAIT_MAX_SECONDS:g} s: {self._why}"
-        self._publish(Event("start_waits", message, Level.WARNING, {"round": round, "why": self._why}))
-        self._start = start
-        self._question()
-        self._loop.at(self._since + WAIT_MAX_SECONDS, StartDue(self._serial))
+        """Call ``start`` once the workers of this round need not wait; at once if an older question has no answer."""
+        self._start, self._since, self._round, self._reported = start, self._now(), round, False
+        if self._why:
+            self._wait()
+        elif self._pending and self._pending == self._serial:
+            self._loop.at(self._since + ANSWER_MAX_SECONDS, StartDue(self._serial))
+        else:
+            self._go()
 
     def receive(self, event: StartAnswer | StartDue) -> None:
         """Go on after an answer, or after a pause."""
         if isinstance(event, StartAnswer):
-            self._asking = False
-            if event.serial != self._serial:  # a question about an earlier round
+            self._pending = 0
+            if event.serial != self._serial:  # about an earlier round
                 self._question()
                 return
-            self._answered, self._why = event.serial, event.why
+            self._why = event.why
         if self._start is None:
             return
-        if not self._why or self._now() >= self._since + WAIT_MAX_SECONDS:
+        waited = self._now() - self._since
+        if waited >= WAIT_MAX_SECONDS or (not self._why and (not self._pending or waited >= ANSWER_MAX_SECONDS)):
             self._go()
         elif isinstance(event, StartAnswer):
-            self._loop.at(self._now() + ASK_INTERVAL_SECONDS, StartDue(event.serial))
-        elif event.serial == self._answered == self._serial:
+            self._wait()
+        elif event.serial == self._serial and not self._pending:
             self._question()
+
+    def _wait(self) -> None:
+        """Ask again after a pause, and start in any case in the end."""
+        if not self._reported:
+            self._reported = True
+            message = f"the workers of round {self._round} wait for up to {WAIT_MAX_SECONDS:g} s: {self._why}"
+            self._publish(Event("start_waits", message, Level.WARNING, {"round": self._round, "why": self._why}))
+            self._loop.at(self._since + WAIT_MAX_SECONDS, StartDue(0))
+        self._loop.at(self._now() + ASK_INTERVAL_SECONDS, StartDue(self._serial))
 
     def _go(self) -> None:
         start, self._start = self._start, None
@@ -98,22 +108,23 @@ class StartGate:
         if self._why:
             message = f"the workers of round {self._round} start after {waited:.1f} s, although {self._why}"
             self._publish(Event("started_regardless", message, Level.WARNING, fields))
-        else:
+        elif self._reported:
             message = f"the workers of round {self._round} start after a wait of {waited:.1f} s"
             self._publish(Event("start_waited", message, Level.INFO, fields))
         if start is not None:
             start()
 
     def _question(self) -> None:
+        """Ask the plugins on another thread, unless they have not answered the last question yet."""
         if self._ask is None:
             return
         self._serial += 1
-        if self._asking:
+        if self._pending:
             return
-        self._asking = True
-        serial, round, ask, post = self._serial, self._round, self._ask, self._loop.post
+        self._pending = serial = self._serial
+        number, ask, post = self._round, self._ask, self._loop.post
 
         def run() -> None:
-            post(StartAnswer(serial, ask(round)))
+            post(StartAnswer(serial, ask(number)))
 
         Thread(target=run, name="elastic-start", daemon=True).start()

@@ -75,6 +75,7 @@ class Supervisor:
         self._worker_rows = WorkerRows()
         self._workers: LocalWorkers | None = None  # the part of the row for ``elastic status``
         self._no_place: Event | None = None
+        self._enters_again = False  # whether this agent leaves to enter the job again through its health checks
         self._since = runtime.now()  # when the node's state last changed
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._incident: Incident | None = None  # the newest failure that is known here
@@ -317,6 +318,7 @@ class Supervisor:
             if self._state.ledger.round is not before.ledger.round:
                 self._group.note_next_round()
             self._report_no_place()
+            self._check_again(before)
             if (why := report.find_drain(event.entries, self._state.info.node_id)) is not None:
                 self._departure.on_drain(why)
         self._tell()
@@ -351,7 +353,7 @@ class Supervisor:
                 newest = self._state.ledger.round
                 self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
             case Exit():
-                self._exit = effect
+                self._exit = replace(effect, rejoin=True) if self._enters_again else effect
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
@@ -419,6 +421,21 @@ class Supervisor:
         if why is not None and why != self._no_place:
             self._publish(why)
             self._no_place = why
+
+    def _check_again(self, before: NodeState) -> None:
+        """Leave, and enter again through the health checks, once this host has been excluded (rule L15)."""
+        host, now = self._state.info.host_id, self._runtime.now()
+        known, excluded = (one.ledger.counters.excluded_at(one.ledger.age(now)) for one in (before, self._state))
+        if host not in excluded or host in known or self._state.leaving is not None or not self._has_slow_checks():
+            return
+        why = "this host was excluded: this node leaves, and enters again through its health checks"
+        self._say("checked_again", why)
+        self._enters_again = True
+        self._step(Leaving(why, ExitCode.WITHDRAWN))
+
+    def _has_slow_checks(self) -> bool:
+        """Whether a check of the run is a process: only such a check says anything of a host that has failed."""
+        return any(one.check.look is None for one in self._plugins.node_checks(self._config))
 
     def _summary(self) -> RunSummary:
         ledger, now = self._state.ledger, self._runtime.now()

@@ -6,9 +6,11 @@ Every run imports it, so what a check needs is imported when it runs.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from elastic_core import hookimpl
@@ -48,11 +50,18 @@ class NodeHealth:
     def elastic_workers_wait(self, round: int, run_uid: str) -> str | None:
         """Return which other processes hold memory of this node's GPUs; None at once on a node without GPUs."""
         if self._wait is None:
+            if not _may_have_gpus():
+                return None
             from elastic_health.holders import MemoryWait
 
             self._wait = MemoryWait()
         reason: str | None = self._wait.reason(round, run_uid)
         return reason
+
+
+def _may_have_gpus() -> bool:
+    """Whether anything here can tell of GPUs; microseconds."""
+    return bool(shutil.which("nvidia-smi") or os.path.isdir("/sys/class/kfd/kfd/proc") or find_spec("pynvml"))
 
 
 def _disk(config: RunConfig, least: str) -> Finding | None:

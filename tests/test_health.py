@@ -1,0 +1,226 @@
+"""Health checks before a node enters its job, and the wait for GPU memory: whole jobs, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import hosts
+from stage import WORKERS, Stage, free_port
+
+from elastic_core.exit_codes import ExitCode
+
+HANGS = """#!/bin/sh
+# A check that waits for ever, with a process in a session of its own that its parent does not wait for.
+setsid sh -c 'sleep 3600 & echo hanging; wait' &
+wait
+"""
+ONCE = """#!/bin/sh
+# Unhealthy as long as the file is not there; each call leaves a line.
+echo called >> {folder}/calls
+[ -e {folder}/mended ] || {{ echo "the link is down" >&2; exit 5; }}
+"""
+SMI = """#!/bin/sh
+case "$1" in
+--query-gpu=*) echo "0, GPU-d0180485-9584-433c-6782-c335d5df2cb3, 81559, 1024";;
+--query-compute-apps=*) cat {folder}/apps;;
+esac
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_a_node_whose_check_fails_does_not_enter_and_the_others_are_not_held_up(
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+) -> None:
+    check = script(tmp_path / "check", "#!/bin/sh\necho 'GPU 3: row remap failure' >&2\nexit 4\n")
+    flags = ["--nnodes=1:2", *file_rendezvous, "--rdzv_conf=last_call_timeout=0.1"]
+    sick = stage.run(*flags, f"--health_check={check}", "--event_log_handler=console", "--no_python", "true")
+    assert sick.exit_code() == ExitCode.UNHEALTHY, sick.output
+    assert f"the health check '{check}' exited with code 4: GPU 3: row remap failure." in sick.output
+    assert "elastic: error: This node does not enter job 'job', because of the health check" in sick.output
+    (event,) = [json.loads(line) for line in sick.lines if '"node_check_failed"' in line]
+    assert event["fields"]["check"] == str(check)
+    assert event["fields"]["found"] == "exited with code 4: GPU 3: row remap failure"
+    healthy = stage.run(*flags, "--no_python", "true")
+    assert healthy.exit_code() == 0, healthy.output
+    assert "round 1: 1 worker(s) on 1 node(s)" in healthy.output
+
+
+def test_json_with_a_fail_count_is_understood_whatever_the_exit_code(stage: Stage, tmp_path: Path) -> None:
+    answer = '{"fail_count": 1, "failed_checks": ["bcm_healthcheck"]}'
+    check = script(tmp_path / "check", f"#!/bin/sh\nprintf '{answer}\\n'\n")
+    agent = stage.run("--standalone", f"--health_check={check} --no-slurm", "--no_python", "true")
+    assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
+    assert f"the health check '{check} --no-slurm' found 1 fault: bcm_healthcheck." in agent.output
+
+
+def test_a_check_that_hangs_is_ended_with_its_whole_process_tree(stage: Stage, tmp_path: Path) -> None:
+    check = script(tmp_path / "check", HANGS)
+    agent = stage.run("--standalone", f"--health_check={check}", "--health_timeout=0.5", "--no_python", "true")
+    assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
+    assert f"the health check '{check}' did not end within 0.5 s, and was killed with all its processes" in agent.output
+    assert "--health_timeout=SECONDS" in agent.output
+    assert stage.processes() == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_during_a_check_ends_the_agent_at_once_and_leaves_nothing(
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path, signum: int
+) -> None:
+    """The fixture holds that nothing is left; here that the agent does not wait for the check."""
+    check = script(tmp_path / "check", f"#!/bin/sh\ntouch {tmp_path}/began\n" + HANGS)
+    agent = stage.run("--nnodes=1:2", *file_rendezvous, f"--health_check={check}", "--no_python", "true")
+    while not (tmp_path / "began").exists():
+        assert agent.process.poll() is None, agent.output
+    agent.signal(signum)
+    code = agent.exit_code()
+    assert code in (128 + signum, -signum), agent.output
+
+
+def test_failed_checks_are_run_again_after_a_pause(stage: Stage, tmp_path: Path) -> None:
+    check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
+    agent = stage.run("--standalone", f"--health_check={check}", "--health_retry=0.1", "--no_python", "true")
+    agent.wait_for("its checks run again in 0.1 s", count=2)
+    (tmp_path / "mended").touch()
+    assert agent.exit_code() == 0, agent.output
+    assert "this node is healthy: disk, memory, shm, " in agent.output
+
+
+def test_a_job_that_ends_while_a_node_checks_itself_is_not_run_again_by_it(
+    stage: Stage, rendezvous: list[str], tmp_path: Path
+) -> None:
+    check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
+    flags = ["--nnodes=1:2", *rendezvous, "--rdzv_conf=last_call_timeout=0.1"]
+    job = stage.run(*flags, WORKERS / "sleeper.py")
+    job.wait_for_report("started")
+    sick = stage.run(*flags, f"--health_check={check}", "--health_retry=3600", WORKERS / "sleeper.py")
+    sick.wait_for("its checks run again in 3600 s")
+    job.kill_worker(0)
+    assert job.exit_code() == ExitCode.JOB_FAILED, job.output
+    assert sick.exit_code() == ExitCode.JOB_FAILED, sick.output
+    assert "this node started no worker: the run has ended before this node had joined it" in sick.output
+
+
+def test_an_ordinary_restart_runs_no_check(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "mended").touch()
+    check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
+    agent = stage.run("--standalone", "--max_restarts=1", f"--health_check={check}", WORKERS / "sleeper.py")
+    agent.wait_for_report("started")
+    agent.kill_worker(0)
+    agent.wait_for("round 2: ")
+    agent.wait_for_report("started", count=2)
+    assert (tmp_path / "calls").read_text() == "called\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_path: Path, mended: bool) -> None:
+    (tmp_path / "mended").touch()
+    check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    flags = ["--nnodes=1:2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
+    flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30"]
+    with hosts(2) as (one, two):
+        commands = [
+            host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job]))
+            for host, more in ((one, []), (two, [f"--health_check={check}"]))
+        ]
+        healthy, suspected = (stage.start(command) for command in commands)
+        for agent in (healthy, suspected):
+            agent.wait_for_report("training", world_size=2)
+        if not mended:
+            (tmp_path / "mended").unlink()
+        (rank,) = suspected.workers()
+        suspected.kill_worker(rank)
+        healthy.wait_for_report("training", world_size=1)
+        suspected.wait_for("this host was excluded: this node leaves, and enters again through its health checks")
+        if mended:
+            suspected.wait_for("this node is healthy: ", count=2)
+            suspected.wait_for("waiting as long as nodes of other hosts are enough", count=2)
+        else:
+            assert suspected.exit_code() == ExitCode.UNHEALTHY, suspected.output
+        (tmp_path / "done").touch()
+        assert healthy.exit_code() == 0, healthy.output
+        if mended:
+            assert suspected.exit_code() == 0, suspected.output
+
+
+def test_checks_run_before_a_foreign_handler_is_asked(stage: Stage, tmp_path: Path) -> None:
+    check = script(tmp_path / "check", "#!/bin/sh\nexit 3\n")
+    flags = ["--nnodes=1", "--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
+    agent = stage.run(*flags, f"--health_check={check}", "--no_python", "true")
+    assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
+    healthy = stage.run(*flags, "--health_check=true", "--no_python", "true")
+    assert healthy.exit_code() == 0, healthy.output
+    assert "this node is healthy: disk, memory, shm, true" in healthy.output
+
+
+@pytest.mark.parametrize(
+    ("flag", "message", "hint"),
+    [
+        (
+            "--health_check=gpus",
+            "'gpus' is neither a check nor a command that is found here. Did you mean 'gpu'?",
+            "shm",
+        ),
+        ("--health_check=disk=much", "'disk=much': 'much' is not a size, such as 500M or 10G.", ""),
+        ("--health_check=--fast", "'--fast' has '--fast', which is neither the name of a check nor a command.", ""),
+        ("--health_timeout=0", "--health_timeout '0' is not more than 0 seconds.", ""),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_anything_is_started(stage: Stage, flag: str, message: str, hint: str) -> None:
+    agent = stage.run("--standalone", flag, "--no_python", "true")
+    assert agent.exit_code() == ExitCode.USAGE, agent.output
+    assert message in agent.output
+    assert hint in agent.output
+
+
+def test_without_the_plugin_only_commands_are_checks(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--no_plugin=health", "--health_check=disk", "--no_python", "true")
+    assert agent.exit_code() == ExitCode.USAGE, agent.output
+    assert "pip install elastic-health" in agent.output
+    command = stage.run("--standalone", "--no_plugin=health", "--health_check=true", "--no_python", "true")
+    assert command.exit_code() == 0, command.output
+    assert "this node is healthy: true (" in command.output
+
+
+def test_a_host_that_has_too_little_is_refused_by_the_checks_that_are_on(stage: Stage) -> None:
+    agent = stage.run("--standalone", "--health_check=memory=1000T,shm=1000T", "--no_python", "true")
+    assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
+    assert "the health check 'memory' found " in agent.output
+    assert "of memory available to this host, less than 1000.0 TiB." in agent.output
+    assert "because of the health checks memory, shm." in agent.output
+
+
+def test_workers_wait_for_gpu_memory_that_another_process_holds_and_it_is_named(stage: Stage, tmp_path: Path) -> None:
+    """With an nvidia-smi that answers in its form: there is no GPU here."""
+    (tmp_path / "bin").mkdir()
+    script(tmp_path / "bin" / "nvidia-smi", SMI.format(folder=tmp_path))
+    holder = subprocess.Popen(["sleep", "3600"])
+    gpu = "GPU-d0180485-9584-433c-6782-c335d5df2cb3"
+    (tmp_path / "apps").write_text("")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    agent = stage.run("--standalone", "--max_restarts=1", WORKERS / "sleeper.py", env={"PATH": path})
+    try:
+        agent.wait_for_report("started")
+        (tmp_path / "apps").write_text(f"{gpu}, {holder.pid}, 78430, python\n")
+        agent.kill_worker(0)
+        told = agent.wait_for("the workers of round 2 wait for up to 10 s")
+        assert f"pid {holder.pid} (sleep 3600, user " in told
+        assert f"holds 76.6 GiB of {gpu}" in told
+        (tmp_path / "apps").write_text("")
+        agent.wait_for("the workers of round 2 start after a wait of")
+        agent.wait_for_report("started", count=2)
+    finally:
+        holder.kill()
+        holder.wait()
