@@ -114,8 +114,7 @@ def test_what_no_job_can_be_made_of_is_refused_before_anything_starts(call: Call
     ],
 )
 def test_sizes_and_spares(given: dict[str, Any], found: tuple[object, ...], tmp_path: Path) -> None:
-    where = {"rdzv_backend": "file", "rdzv_endpoint": str(tmp_path)}
-    run = configure(LaunchConfig(**where, **given))
+    run = configure(LaunchConfig(rdzv_backend="file", rdzv_endpoint=str(tmp_path), **given))
     assert (run.min_nodes, run.max_nodes, run.sizes, run.spares) == found
 
 
