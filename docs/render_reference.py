@@ -61,7 +61,10 @@ USES = {
     Use.SERVICE: "Set for a service that starts as a fresh interpreter",
 }
 
-SOURCES = [DOCS.parent / "core" / "src" / "elastic_core"]
+SOURCES = [
+    DOCS.parent / "core" / "src" / "elastic_core",
+    DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
+]
 WHEN = {
     "joining": "The agent looks for the job.",
     "under_way": "The agent has found a run under way, and joins it once the modules of `--preload` are imported.",
@@ -75,13 +78,17 @@ WHEN = {
     "output": "The output or a log of a worker cannot be kept or shown.",
     "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
     "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
-    "spare": "The job has all nodes that it takes, and this node waits for a place.",
+    "spare": "The job has all nodes that it takes, or no size of `--nnodes` for one more: this node waits for a place.",
+    "notices_on": "elastic-notices asks the metadata service of this machine's cloud.",
+    "notices_off": "The metadata service does not answer as it should. Published once until it does.",
+    "host_at_risk": "The cloud says that this machine may be taken away or is paused; the job goes on here.",
+    "host_ends": "The cloud says that this machine is taken away, and the node leaves before that.",
     "node_check_failed": "A health check of this node failed ([health.md](health.md)): what it `found`, what to do.",
     "node_check_again": "Failed health checks run again after the pause of `--health_retry`.",
     "node_check_broken": "A health check of a plugin raised an exception; it refuses nothing.",
     "node_checked": "All health checks of this node have passed, and one of them was a process.",
-    "checked_again": "This host was excluded: the node leaves, and enters again through its health checks (rule L15).",
-    "start_waits": "The workers of a round wait, as a plugin says that something must happen first (rule L16).",
+    "checked_again": "This host was excluded: the node leaves, and enters again through its health checks (rule L17).",
+    "start_waits": "The workers of a round wait, as a plugin says that something must happen first (rule L18).",
     "start_waited": "They start, as it has happened.",
     "started_regardless": "They start although it has not, after 10 s.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",

@@ -281,7 +281,7 @@ def elastic_node_checks(config: RunConfig) -> Mapping[str, NodeCheck] | None:
     should be on.
 
     All chosen checks are run one after another, each for ``--health_timeout`` at most, before the node enters the job
-    (rule L15). Raising in this hook ends the run with exit code 2; a check that raises refuses nothing.
+    (rule L17). Raising in this hook ends the run with exit code 2; a check that raises refuses nothing.
     """
 
 
@@ -291,7 +291,7 @@ def elastic_workers_wait(round: int, run_uid: str) -> str | None:
 
     Called on every node, on a separate thread, while the workers of the last round are being stopped, and before the
     first round. If all return None, as after an ordinary failure, the workers start at once. Otherwise the plugins are
-    asked again every quarter of a second, and the workers start once all return None, or after 10 s (rule L16). A start
+    asked again every quarter of a second, and the workers start once all return None, or after 10 s (rule L18). A start
     waits for the first answer for 1 s at most.
 
     ``round`` is the number of the round that follows, or a lower one before it is known, and ``run_uid`` the run's.

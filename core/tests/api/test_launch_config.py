@@ -140,3 +140,41 @@ def test_what_no_job_can_be_made_of_is_refused_before_anything_starts(call: Call
     with pytest.raises(UsageError) as refused:
         call()
     assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, (1, 1, (), 0)),
+        ({"node_sizes": (8, 4, 6)}, (4, 8, (4, 6, 8), 0)),
+        ({"node_sizes": [2, 3]}, (2, 3, (), 0)),
+        ({"node_sizes": [4, 8], "min_nodes": 4, "max_nodes": 8, "spares": 2}, (4, 8, (4, 8), 2)),
+    ],
+)
+def test_sizes_and_spares(given: dict[str, Any], found: tuple[object, ...], tmp_path: Path) -> None:
+    run = configure(LaunchConfig(rdzv_backend="file", rdzv_endpoint=str(tmp_path), **given))
+    assert (run.min_nodes, run.max_nodes, run.sizes, run.spares) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"node_sizes": ()}, "node_sizes=() is not a list of numbers of nodes."),
+        ({"node_sizes": (4, True)}, "node_sizes=(4, True) is not a list of numbers of nodes."),
+        ({"node_sizes": "4,6"}, "node_sizes='4,6' is not a list of numbers of nodes."),
+        ({"node_sizes": (0, 4)}, "node_sizes=(0, 4) has fewer than 1 node."),
+        ({"node_sizes": 4}, "node_sizes=4 is of the type int, not a list of numbers."),
+        (
+            {"node_sizes": (4, 8), "max_nodes": 6},
+            "node_sizes=(4, 8) is from 4 to 8 nodes, but min_nodes=1 and max_nodes=6.",
+        ),
+        ({"spares": 1}, "--spares=1: with the local backend no other node can join, so there is no spare."),
+        ({"spares": -1, "rdzv_backend": "file", "rdzv_endpoint": "/tmp"}, "spares -1 is not a whole number"),
+        ({"notices": "ibm"}, "notices='ibm' is none of auto, aws, gcp, azure, none."),
+        ({"notices": 5}, "notices=5 is of the type int, not a text."),
+    ],
+)
+def test_wrong_sizes_and_spares_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        configure(LaunchConfig(**given))
+    assert refused.value.message.startswith(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic_core.cli.status import describe
@@ -74,3 +76,10 @@ def test_a_running_job() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (119.9, "119.9 s"), (125, "2 min"), (7300, "2.0 h")])
 def test_a_duration(seconds: float, text: str) -> None:
     assert describe_duration(seconds) == text
+
+
+def test_nodes_that_wait_and_spares_have_a_line_each() -> None:
+    why = "6 of 7 nodes train: --nnodes=4,6,8 has no size 7"
+    lines = list(describe(replace(RUNNING, waiting=1, why_waiting=why, spares=2)))
+    assert f"  waiting   1 node(s): {why}" in lines
+    assert "  spares    1 of --spares=2" in lines

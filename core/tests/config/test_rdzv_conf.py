@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.config.rdzv_conf import RendezvousConf, parse, scheduler_uid
+from elastic_core.config.parse import node_range
+from elastic_core.config.rdzv_conf import RendezvousConf, check_spares, parse, scheduler_uid
 from elastic_core.config.run import Timing
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous.options import RendezvousOptions
@@ -109,3 +110,36 @@ def test_a_handler_of_others_gets_every_key_and_core_its_own_one() -> None:
     conf = parse("foo=1,join_timeout=x,fence_after=9", backend="mine", options=RendezvousOptions(handler=True))
     assert conf.backend == {"foo": "1", "join_timeout": "x", "fence_after": "9"}
     assert conf.timing == Timing(fence_after=9)
+
+
+HANDLER, ALONE, ANY = RendezvousOptions(handler=True), RendezvousOptions(single_node=True), RendezvousOptions()
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "spares", "options", "node_rank", "message"),
+    [
+        (
+            "4,6,8",
+            0,
+            HANDLER,
+            None,
+            "--nnodes '4,6,8': the mine backend is a rendezvous handler that decides by itself",
+        ),
+        ("4:8", 2, HANDLER, None, "--spares=2: the mine backend is a rendezvous handler that decides by itself"),
+        ("1", 1, ALONE, None, "--spares=1: with the mine backend no other node can join, so there is no spare."),
+        ("2", 1, ANY, 0, "--spares=1: nodes that are numbered by hand have no spares: a spare has no number."),
+    ],
+)
+def test_sizes_and_spares_are_refused_where_they_cannot_be_had(
+    nnodes: str, spares: int, options: RendezvousOptions, node_rank: int | None, message: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_spares("mine", node_range(nnodes), spares, options, node_rank)
+    assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "spares", "options"), [("4:8", 0, HANDLER), ("4,6,8", 2, ANY), ("1", 1, ANY), ("1", 0, ALONE)]
+)
+def test_sizes_and_spares_are_taken_elsewhere(nnodes: str, spares: int, options: RendezvousOptions) -> None:
+    check_spares("mine", node_range(nnodes), spares, options, None)

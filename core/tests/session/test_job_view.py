@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from test_drain_request import job
-from views import halted, incident, live, seen, start, then, with_counters
+from views import halted, incident, live, seen, settings, start, then, with_counters
 
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.incidents import Failure, as_failure
@@ -125,3 +125,20 @@ def test_a_store_is_looked_at_and_left_as_it_is() -> None:
 
 def test_an_empty_store_has_no_job() -> None:
     assert look(LocalBackend(MemoryStore()), "job") is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "waiting", "why"),
+    [
+        ((2, 4), "c", "2 of 3 nodes train: --nnodes=2,4 has no size 3"),
+        ((2, 4), "cd", ""),
+        ((2, 4), "", ""),
+        ((), "c", "the job has all 2 node(s) that it takes"),
+    ],
+)
+def test_why_nodes_wait_and_how_many_spares_there_are(sizes: tuple[int, ...], waiting: str, why: str) -> None:
+    plain = settings(2, 4 if sizes else 2)
+    job_settings = replace(plain, agreement=replace(plain.agreement, sizes=sizes, spares=1))
+    others = [rows(name, phase=Phase.WAITING) for name in waiting]
+    found = status(live("ab", job_settings), rows("a", "b"), *others)
+    assert (found.waiting, found.why_waiting, found.spares) == (len(waiting), why, 1)

@@ -63,7 +63,13 @@ DEFECTS: tuple[Defect, ...] = (
         "came",
         "agents",
     ),
-    Defect("a size that is none", "Agreement.largest_size", "self.sizes", "()", "strides"),
+    Defect(
+        "a size that is none",
+        "Agreement.largest_size",
+        "self.sizes[bisect_right(self.sizes, nodes) - 1] if self.sizes else min(nodes, self.max_nodes)",
+        "min(nodes, self.max_nodes)",
+        "strides",
+    ),
     Defect(
         "a resize for nodes that get no place",
         "LeaderView.places",

@@ -423,7 +423,7 @@ class Supervisor:
             self._no_place = why
 
     def _check_again(self, before: NodeState) -> None:
-        """Leave, and enter again through the health checks, once this host has been excluded (rule L15)."""
+        """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""
         host, now = self._state.info.host_id, self._runtime.now()
         known, excluded = (one.ledger.counters.excluded_at(one.ledger.age(now)) for one in (before, self._state))
         if host not in excluded or host in known or self._state.leaving is not None or not self._has_slow_checks():

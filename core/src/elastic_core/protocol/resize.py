@@ -121,7 +121,7 @@ def _case(view: LeaderView, current: Round, resize_cost: float) -> ResizeCase:
     return ResizeCase(
         nodes=len(current.members),
         waiting=places,
-        waited=view.now - max(began_at, arrivals[needed - 1]),
+        waited=view.now - max(began_at, arrivals[:needed][-1]),
         round_age=view.now - began_at,
         takes_notices=can_take_notices(view, current),
         at_stake=at_stake,
