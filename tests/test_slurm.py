@@ -108,8 +108,8 @@ def test_each_node_alone(cluster: Cluster, folder: Path) -> None:
     options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1")
     job = cluster.submit(script, *options, env=environment(cluster, folder))
     output = job.wait_for_state("COMPLETED", "FAILED")
-    without_srun, one_node, two_tasks, standalone, *_ = re.split(r"exit code \d+\n", output)
-    assert re.findall(r"exit code (\d+)\n", output) == ["2", "2", "2", "0"], output
+    without_srun, one_node, two_tasks, standalone, *_ = re.split(r"(?m)^exit code \d+\n", output)
+    assert re.findall(r"(?m)^exit code (\d+)\n", output) == ["2", "2", "2", "0"], output
     right = "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 elastic run …"
     assert f"Slurm job {job.number} has 2 nodes, and `elastic run` was started on node0 alone" in without_srun
     assert f"Slurm job {job.number} has 2 nodes, and this step of srun has node0 alone." in one_node
