@@ -38,7 +38,7 @@ def cluster(cluster_of_module: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def folder(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
     """The folder of the test, which all nodes see."""
-    folder = cluster.shared / request.node.name
+    folder = cluster.shared / str(request.node.name)
     folder.mkdir()
     return folder
 
@@ -195,17 +195,22 @@ def test_head_node_killed(cluster: Cluster, folder: Path) -> None:
         step.wait()
 
 
-def test_job_requeued(cluster: Cluster, folder: Path) -> None:
-    """``scontrol requeue``: the next run has the same id and another uid, and goes on from the checkpoint."""
+@pytest.mark.parametrize("why", ["scontrol", "node_failure"])
+def test_job_requeued(cluster: Cluster, folder: Path, why: str) -> None:
+    """The next run has the same id and another uid, and goes on from the checkpoint, perhaps on other nodes."""
     (folder / "state").write_text("700")
     job = cluster.submit(
         with_arguments(adapted("requeue"), steps(folder)),
-        f"--output={folder}/out.txt",
+        *("--exclusive", f"--output={folder}/out.txt"),
         env=environment(cluster, folder),
     )
     job = Job(cluster, job.number, folder / "out.txt")
     wait_for_reports(job, "training", 2, 2)
-    cluster.call("scontrol", "requeue", job.number)
+    if why == "scontrol":
+        cluster.call("scontrol", "requeue", job.number)
+    else:
+        cluster.kill_node("node0")  # the batch script's node
+        cluster.down("node0")  # what Slurm finds by SlurmdTimeout
     wait_for_reports(job, "training", 2, 4)
     assert job.shown("Restarts") == "1"
     finish(folder)

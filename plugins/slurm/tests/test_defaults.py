@@ -8,7 +8,7 @@ import pytest
 
 from elastic_core.errors import UsageError
 from elastic_slurm import allocation
-from elastic_slurm.defaults import describe, flag_defaults, port_of
+from elastic_slurm.defaults import describe, flag_defaults, port_of, warning
 
 JOB = {
     "SLURM_JOB_ID": "1077",
@@ -181,6 +181,26 @@ def test_a_process_that_would_be_a_world_of_one_is_refused(environ: dict[str, st
     assert "srun --nodes=4 --ntasks=4 --ntasks-per-node=1 elastic run …" in str(error.hint)
     for given in ({"nnodes": "4"}, {"standalone": True}):
         assert found(environ, given)
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "warned"),
+    [
+        (STEP, {"nnodes": "1"}, True),
+        (STEP, {"standalone": True}, True),
+        (STEP, {"nnodes": "4"}, False),
+        (STEP, {}, False),
+        (JOB, {"standalone": True}, False),
+        (ARRAY, {"standalone": True}, False),
+    ],
+)
+def test_a_step_whose_nodes_each_run_a_job_of_their_own_is_told(
+    environ: dict[str, str], given: dict[str, object], warned: bool
+) -> None:
+    here = allocation.read(environ)
+    assert here is not None
+    text = "Each of the 4 nodes of this step runs a job of its own, because the command says so."
+    assert warning(here, given) == (text if warned else None)
 
 
 def test_gpus_per_task_with_several_tasks_a_node_says_what_to_write() -> None:
