@@ -38,7 +38,7 @@ def cluster(cluster_of_module: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def folder(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
     """The folder of the test, which all nodes see."""
-    folder = cluster.shared / request.node.name
+    folder = cluster.shared / str(request.node.name)
     folder.mkdir()
     return folder
 
@@ -108,8 +108,8 @@ def test_each_node_alone(cluster: Cluster, folder: Path) -> None:
     options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1")
     job = cluster.submit(script, *options, env=environment(cluster, folder))
     output = job.wait_for_state("COMPLETED", "FAILED")
-    without_srun, one_node, two_tasks, standalone, _ = re.split(r"exit code \d+\n", output)
-    assert re.findall(r"exit code (\d+)\n", output) == ["2", "2", "2", "0"], output
+    without_srun, one_node, two_tasks, standalone, *_ = re.split(r"(?m)^exit code \d+\n", output)
+    assert re.findall(r"(?m)^exit code (\d+)\n", output) == ["2", "2", "2", "0"], output
     right = "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 elastic run …"
     assert f"Slurm job {job.number} has 2 nodes, and `elastic run` was started on node0 alone" in without_srun
     assert f"Slurm job {job.number} has 2 nodes, and this step of srun has node0 alone." in one_node
@@ -158,14 +158,13 @@ def test_a_killed_node_and_a_killed_head_node_come_back_to_an_array(cluster: Clu
     array = cluster.submit(script, output, env=environment(cluster, folder))
     job = Job(cluster, array.number, folder / "out.txt")
     wait_for_reports(job, "training", 4, 4)
-    for killed, lost in (("node2", 1), ("node0", 2)):  # then the first node, with the batch script of the first task
+    for killed in ("node2", "node0"):  # the second one is the first task's, with the job's first rank
         before = [size for size, _ in reports(job, "training")]
         cluster.kill_node(killed)
         wait_for_reports(job, "training", 3, before.count(3) + 3)
         cluster.down(killed)  # what Slurm finds by SlurmdTimeout: it queues the task again
         cluster.revive_node(killed)
         wait_for_reports(job, "training", 4, before.count(4) + 4)
-        del lost
     finish(folder)
     cluster.wait_for(lambda: [size for size, _ in reports(job, "done")].count(4) == 4, "the job is done")
 
@@ -196,17 +195,22 @@ def test_head_node_killed(cluster: Cluster, folder: Path) -> None:
         step.wait()
 
 
-def test_job_requeued(cluster: Cluster, folder: Path) -> None:
-    """``scontrol requeue``: the next run has the same id and another uid, and goes on from the checkpoint."""
+@pytest.mark.parametrize("why", ["scontrol", "node_failure"])
+def test_job_requeued(cluster: Cluster, folder: Path, why: str) -> None:
+    """The next run has the same id and another uid, and goes on from the checkpoint, perhaps on other nodes."""
     (folder / "state").write_text("700")
     job = cluster.submit(
         with_arguments(adapted("requeue"), steps(folder)),
-        f"--output={folder}/out.txt",
+        *("--exclusive", f"--output={folder}/out.txt"),
         env=environment(cluster, folder),
     )
     job = Job(cluster, job.number, folder / "out.txt")
     wait_for_reports(job, "training", 2, 2)
-    cluster.call("scontrol", "requeue", job.number)
+    if why == "scontrol":
+        cluster.call("scontrol", "requeue", job.number)
+    else:
+        cluster.kill_node("node0")  # the batch script's node
+        cluster.down("node0")  # what Slurm finds by SlurmdTimeout
     wait_for_reports(job, "training", 2, 4)
     assert job.shown("Restarts") == "1"
     finish(folder)
@@ -217,9 +221,8 @@ def test_job_requeued(cluster: Cluster, folder: Path) -> None:
 
 def test_preempted(cluster: Cluster, folder: Path) -> None:
     """A job of a better partition takes the nodes: all workers stop at one step before, and go on at it afterwards."""
-    script = adapted("requeue", signal="URG@60")
     job = cluster.submit(
-        with_arguments(script, steps(folder)),
+        with_arguments(adapted("requeue"), f"{steps(folder)} --ignore_sigterm"),
         *("--exclusive", "--nodelist=node[0-1]", f"--output={folder}/out.txt"),
         env=environment(cluster, folder),
     )
@@ -230,7 +233,7 @@ def test_preempted(cluster: Cluster, folder: Path) -> None:
     wait_for_reports(job, "training", 2, 4)
     finish(folder)
     job.wait_for_state("COMPLETED")
-    assert "received SIGURG: leaving within 20 s" in job.output
+    assert "received SIGTERM: leaving within 20 s" in job.output
     ((_, stopped),) = {*reports(job, "stopped")}
     assert reports(job, "training")[2:] == [(2, stopped)] * 2
 

@@ -72,8 +72,11 @@ parser.add_argument("--state", type=Path, required=True)
 parser.add_argument("--pace", type=float, default=0.02, help="seconds that a step takes")
 parser.add_argument("--free", action="store_true")
 parser.add_argument("--ignore", action="store_true")
+parser.add_argument("--ignore_sigterm", action="store_true", help="as it also comes from Slurm, to all processes")
 args = parser.parse_args()
 
+if args.ignore_sigterm:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if args.ignore:
     signal.signal(signal.SIGTERM, on_sigterm)
 step = began = int(args.state.read_text()) if args.state.exists() else 0

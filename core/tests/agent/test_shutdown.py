@@ -35,7 +35,7 @@ class Node:
         self.killed = False
         resources: Any = SimpleNamespace(
             config=config,
-            signals=frozenset({signal.SIGTERM, signal.SIGINT}),
+            signals=frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGURG}),
             loop=SimpleNamespace(
                 post=lambda order: self.departing.depart(order),
                 at=lambda instant, order: self.timers.append((instant, order)),
@@ -82,6 +82,7 @@ class Node:
     [
         pytest.param(Node(), signal.SIGTERM, 0.0, id="at once by default"),
         pytest.param(Node(25.0), signal.SIGTERM, 25.0, id="with its grace"),
+        pytest.param(Node(25.0), signal.SIGURG, 25.0, id="a scheduler's own signal"),
         pytest.param(Node(25.0), signal.SIGINT, 0.0, id="Ctrl-C is no preemption"),
         pytest.param(Node(25.0, work=Work.NONE), signal.SIGTERM, 0.0, id="without workers"),
         pytest.param(Node(25.0, nodes=1), signal.SIGTERM, 25.0, id="alone"),

@@ -93,10 +93,16 @@ def test_an_unknown_key_is_answered_with_all_that_there_are() -> None:
         ({"SLURM_JOB_ID": ""}, None),
         ({"SLURM_JOB_ID": "77"}, "slurm-77.0"),
         ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2"}, "slurm-77.2"),
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2", "SLURM_ARRAY_JOB_ID": "70"}, "slurm-77.2"),
     ],
 )
 def test_the_scheduler_tells_runs_and_requeues_apart(environ: dict[str, str], uid: str | None) -> None:
     assert scheduler_uid(environ) == uid
+
+
+def test_tasks_of_an_array_are_one_run_if_the_job_has_the_arrays_id() -> None:
+    environ = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2", "SLURM_ARRAY_JOB_ID": "70"}
+    assert [scheduler_uid(environ, job) for job in ("70", "77", None)] == ["slurm-70", "slurm-77.2", "slurm-77.2"]
 
 
 def test_torchs_keys_are_taken_and_the_backends_own_reason_goes_before_cores() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from elastic_core.cli.options import FLAGS, Flags
 from elastic_core.errors import PluginError, did_you_mean
+
+if TYPE_CHECKING:
+    from elastic_core.plugins.entry_points import Catalogue
 
 SCHEDULERS: Mapping[str, str] = {"SLURM_JOB_ID": "slurm"}
 """The variable that each scheduler sets in its jobs, and the plugin of the group ``elastic.schedulers`` for it."""
@@ -18,10 +22,13 @@ PLACE = ("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "node_rank", "
 _ORIGINS = "elastic_core.cli.scheduler.origins"
 
 
-def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str], None]) -> Flags:
+def with_defaults(
+    flags: Flags, environ: Mapping[str, str], warn: Callable[[str], None], catalogue: Catalogue | None = None
+) -> Flags:
     """Return the flags with the defaults of the scheduler in whose job this process runs.
 
-    Flags on the command line, or in ``PET_<FLAG>``, win.
+    Flags on the command line, or in ``PET_<FLAG>``, win. Where the plugin is not installed, and no flag says where
+    nodes meet, ``warn`` is called with a sentence. ``catalogue`` has the installed plugins; None to read it.
 
     Raises:
         UsageError: The plugin says that the command cannot be meant.
@@ -40,7 +47,7 @@ def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str]
         for flag in FLAGS
         if context.get_parameter_source(flag.name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     }
-    catalogue = Catalogue.read()
+    catalogue = catalogue or Catalogue.read()
     if name not in catalogue.names(Group.SCHEDULERS):
         if not given.keys() & {*PLACE}:
             warn(

@@ -51,6 +51,14 @@ def describe(found: Mapping[str, Default], job: str) -> str:
     return f"Slurm job {job}: {shown}"
 
 
+def warning(here: Allocation, given: Mapping[str, object]) -> str | None:
+    """Return a sentence where each node of a step would be a job of its own because the user has said so."""
+    alone = str(given.get("nnodes")) == "1" or bool(given.get("standalone"))
+    if not alone or here.step is None or len(here.nodes) == 1:
+        return None
+    return f"Each of the {len(here.nodes)} nodes of this step runs a job of its own, because the command says so."
+
+
 def _size_and_name(here: Allocation, given: Mapping[str, object]) -> dict[str, Default]:
     if here.array is not None and given.get("rdzv_id") == here.array:  # its tasks are to be nodes of one job
         most = here.array_tasks * len(here.nodes)

@@ -20,6 +20,8 @@ def elastic_scheduler_defaults(
     if (here := allocation.read(environ)) is None:
         return None
     found = defaults.flag_defaults(here, given, functools.partial(_find_shared, environ))
+    if here.first and (text := defaults.warning(here, given)) is not None:
+        click.echo(f"elastic: warning: {text}", err=True)
     if found and here.first:
         click.echo(f"elastic: {defaults.describe(found, here.job)}", err=True)
     return found
