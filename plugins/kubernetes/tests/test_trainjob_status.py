@@ -1,4 +1,4 @@
-"""The plugin ``trainjob-status`` over HTTPS, against a server that takes what Kubeflow Trainer's takes."""
+"""The plugin ``trainjob`` over HTTPS, against a server that takes what Kubeflow Trainer's takes."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
     (Group.RENDEZVOUS, "static"): "elastic-rdzv-c10d",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
-    (Group.AUTOLOAD, "trainjob-status"): "elastic-kubernetes",
+    (Group.AUTOLOAD, "trainjob"): "elastic-kubernetes",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
