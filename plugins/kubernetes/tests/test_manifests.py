@@ -95,7 +95,7 @@ def test_every_exit_code_has_its_consequence(manifest: dict[str, Any]) -> None:
     rules = spec["podFailurePolicy"]["rules"]
     (container,) = pod_specs(manifest)[0]["containers"]
     assert rules[0]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}], "before any code"
-    actions = {}
+    actions: dict[int, str] = {}
     for rule in rules[1:]:
         assert rule["onExitCodes"]["containerName"] == container["name"]
         for code in rule["onExitCodes"]["values"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from elastic_core.config.program import Program, ProgramKind, function_command, 
 from elastic_core.config.run import UNLIMITED_RESTARTS
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
+from elastic_core.host.identity import host_name
 from elastic_core.host.terminal import CYAN, RED, YELLOW, painter, printable
 from elastic_core.incidents import SPENDS_A_RESTART, Action, History, Incident, Verdict, repeats_at_once
 
@@ -72,7 +72,7 @@ class LogLineMetrics:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._least = least
-        self._host = socket.gethostname().partition(".")[0] if host is None else host
+        self._host = host_name().partition(".")[0] if host is None else host
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._paint = painter(self._stream)

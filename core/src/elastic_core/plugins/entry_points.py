@@ -58,7 +58,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.AUTOLOAD, "health"): "elastic-health",
     (Group.AUTOLOAD, "notices"): "elastic-notices",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
-    (Group.AUTOLOAD, "trainjob-status"): "elastic-kubernetes",
+    (Group.AUTOLOAD, "trainjob"): "elastic-kubernetes",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
     (Group.COMMANDS, "exec"): "elastic-torchrun",

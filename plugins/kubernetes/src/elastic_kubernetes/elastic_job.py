@@ -169,7 +169,7 @@ def _checked_endpoint(value: Field) -> str:
 
 
 def _template(template: Field) -> dict[str, Any]:
-    """Return the pod's template without ``apiVersion`` and ``kind``, which samples have and templates do not."""
+    """Return ``template`` without ``apiVersion`` and ``kind``, which samples have and pods of a Job do not."""
     template.only(("apiVersion", "kind", "metadata", "spec"))
     found = {name: copy.deepcopy(value) for name, value in template.mapping().items() if name in ("metadata", "spec")}
     if (metadata := template.get("metadata")) is not None:

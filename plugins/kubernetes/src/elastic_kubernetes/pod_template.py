@@ -83,7 +83,7 @@ def stop_seconds(grace_period: int, job: ElasticJob) -> int:
 
 
 def pod_template(job: ElasticJob, options: PodOptions, launch: Launch, *, sizes: bool) -> dict[str, Any]:
-    """Return the template of the pod of one node.
+    """Return the ``template`` of the pod of one node.
 
     ``sizes`` says whether ``PET_NNODES`` is set: Kubeflow Trainer sets its own.
     """

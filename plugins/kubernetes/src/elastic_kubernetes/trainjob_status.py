@@ -1,4 +1,4 @@
-"""The plugin ``trainjob-status``: a TrainJob shows the progress that this agent reads from its workers' output.
+"""The plugin ``trainjob``: a TrainJob shows the progress that this agent reads from its workers' output.
 
 Kubeflow Trainer (KEP-2779, feature gate ``TrainJobStatus``) gives each container of a TrainJob three variables: the URL
 that takes the status, the file of the authority that signed its certificate, and the file of a token that is replaced
