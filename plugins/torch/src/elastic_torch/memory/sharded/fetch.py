@@ -128,38 +128,29 @@ def _reshard(
     needed: Sequence[Box],
 ) -> bool:
     """Fill this rank's parts with pieces of the old ones; whether all were in its reach."""
-    dimensions = max((len(leaf.shape) for leaf in sharded), default=0)
+    dimensions = [len(leaf.shape) for leaf in sharded]
     parts = {old: _parts(snapshot) for old, snapshot in mine.items()}
-    had = _table(
-        transport,
-        found.world,
-        {old: [box for _, box in its] for old, its in parts.items() if found.holders[old][0] == transport.rank},
-        [len(leaf.shape) for leaf in sharded],
-        dimensions,
-    )
-    need = _table(
-        transport, transport.world, {transport.rank: needed}, [len(leaf.shape) for leaf in sharded], dimensions
-    )
+    told = {old: [box for _, box in its] for old, its in parts.items() if found.holders[old][0] == transport.rank}
+    had = _table(transport, found.world, told, dimensions)
+    need = _table(transport, transport.world, {transport.rank: needed}, dimensions)
     sizes = [tensor.numel() * tensor.element_size() // transport.world for tensor in targets]
     missing = [box.elements for box in needed]
     local = True
     for window in windows(sizes, PART):
-        plan = list(pieces(found, had, need, transport.rank, window))
-        for piece in plan:
-            missing[piece.tensor] -= piece.box.elements if piece.taker == transport.rank else 0
-            if piece.giver == piece.taker:
-                part, box = parts[piece.old][piece.tensor]
-                _put(targets[piece.tensor], needed[piece.tensor], piece.box, part[piece.box.within(box)])
         give: dict[int, list[torch.Tensor]] = {}
         take: dict[int, list[Piece]] = {}
-        for piece in plan:
-            if piece.giver == piece.taker:
-                continue
-            if piece.giver == transport.rank:
-                part, box = parts[piece.old][piece.tensor]
-                give.setdefault(piece.taker, []).append(bytes_of(part[piece.box.within(box)].contiguous()))
-            else:
+        for piece in pieces(found, had, need, transport.rank, window):
+            if piece.taker == transport.rank:
+                missing[piece.tensor] -= piece.box.elements
+            if piece.giver != transport.rank:
                 take.setdefault(piece.giver, []).append(piece)
+                continue
+            part, box = parts[piece.old][piece.tensor]
+            content = part[piece.box.within(box)]
+            if piece.taker == transport.rank:
+                _put(targets[piece.tensor], needed[piece.tensor], piece.box, content)
+            else:
+                give.setdefault(piece.taker, []).append(bytes_of(content.contiguous()))
         local = local and not take
         packed = {
             giver: torch.empty(
@@ -169,23 +160,17 @@ def _reshard(
         }
         transport.exchange([(to, torch.cat(its)) for to, its in give.items()], packed.items())
         for giver, its in take.items():
-            start = 0
-            for piece in its:
-                tensor = targets[piece.tensor]
-                content = torch.empty(piece.box.size, dtype=tensor.dtype)
-                end = start + content.numel() * content.element_size()
-                bytes_of(content).copy_(packed[giver][start:end])
-                _put(tensor, needed[piece.tensor], piece.box, content)
-                start = end
-    if (
-        wrong := next((leaf.name for leaf, elements in zip(sharded, missing, strict=True) if elements), None)
-    ) is not None:
-        raise ValueError(f"The parts of {wrong} that were kept do not make up what this rank needs of it.")
+            table = [(str(targets[piece.tensor].dtype).removeprefix("torch."), piece.box.size) for piece in its]
+            for piece, content in zip(its, tensors_of(table, packed[giver]), strict=True):
+                _put(targets[piece.tensor], needed[piece.tensor], piece.box, content)
+    for leaf, elements in zip(sharded, missing, strict=True):
+        if elements:
+            raise ValueError(f"The parts of {leaf.name} that were kept do not make up what this rank needs of it.")
     return local
 
 
 def _table(
-    transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int], most: int
+    transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int]
 ) -> list[list[Box]]:
     """Return the boxes of all ranks, by rank and tensor. Collective.
 
@@ -194,9 +179,8 @@ def _table(
         ranks: How many rows there are.
         mine: The rows that this rank has to tell; each is told by one.
         dimensions: Of each tensor.
-        most: The most of these.
     """
-    table = torch.zeros(ranks, len(dimensions), 2, max(most, 1), dtype=torch.int64)
+    table = torch.zeros(ranks, len(dimensions), 2, max(dimensions, default=1) or 1, dtype=torch.int64)
     for rank, boxes in mine.items():
         for number, box in enumerate(boxes):
             table[rank, number, :, : dimensions[number]] = torch.tensor([box.offset, box.size])
