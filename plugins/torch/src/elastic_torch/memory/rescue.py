@@ -74,12 +74,7 @@ class Rescued:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A whole state: its files, and which present rank reads each.
-
-    Attributes:
-        step: Its step.
-        files: By the rank that reads them.
-    """
+    """A whole state: its step, and its files by the rank that reads them."""
 
     step: int
     files: Mapping[int, Sequence[Rescued]]

@@ -180,12 +180,7 @@ def pieces(
 
 
 def windows(sizes: Sequence[int], most: int) -> Iterator[range]:
-    """Tensors that are dealt with at a time: as many as have ``most`` bytes together, at least one.
-
-    Args:
-        sizes: Bytes of each tensor.
-        most: Bytes at a time.
-    """
+    """Yield the tensors that are dealt with at a time: as many as have ``most`` bytes together, at least one."""
     start, total = 0, 0
     for number, size in enumerate(sizes):
         if number > start and total + size > most:
