@@ -22,7 +22,7 @@ from elastic_torch.memory.sharded.plan import Box, FoundState, Piece, pieces, wi
 from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.state.state_exchange import PART
-from elastic_torch.state.state_tree import bytes_of, table_of, tensors_of
+from elastic_torch.state.state_tree import bytes_of, joined, parted, table_of, tensors_of
 
 Present = Mapping[str, DTensor]
 
@@ -95,27 +95,21 @@ def _bring_base(
     bases = [found.base(rank, transport.world) for rank in range(transport.world)]
     givers = [found.giver(old, rank) for rank, old in enumerate(bases)]
     takers = [rank for rank, giver in enumerate(givers) if giver == transport.rank != rank]
-    texts = {old: _text(mine[old]) for old in {bases[rank] for rank in takers}}
-    bundles = {old: _bundle(mine[old]) for old in texts}
-    giver = givers[transport.rank]
-    sizes = torch.zeros(2, dtype=torch.int64)
-    transport.exchange(
-        [(to, torch.tensor([len(texts[bases[to]]), len(bundles[bases[to]])]).view(torch.uint8)) for to in takers],
-        [(giver, sizes.view(torch.uint8))] if giver != transport.rank else [],
-    )
-    text, bundle = (torch.empty(size, dtype=torch.uint8) for size in sizes.tolist())
-    transport.exchange(
-        [(to, content) for to in takers for content in (texts[bases[to]], bundles[bases[to]])],
-        [(giver, text), (giver, bundle)] if giver != transport.rank else [],
-    )
+    contents = {old: _content(mine[old]) for old in {bases[rank] for rank in takers}}
+    giver, size = givers[transport.rank], torch.zeros(1, dtype=torch.int64)
+    sources = [giver] if giver != transport.rank else []
+    sizes = [(to, torch.tensor([len(contents[bases[to]])]).view(torch.uint8)) for to in takers]
+    transport.exchange(sizes, [(source, size.view(torch.uint8)) for source in sources])
+    content = torch.empty(int(size), dtype=torch.uint8)
+    transport.exchange([(to, contents[bases[to]]) for to in takers], [(source, content) for source in sources])
     if giver == transport.rank:
         own = mine[bases[transport.rank]]
         plain = {number: own.views[number] for number in _plain(own)}
         return own.said["tree"], [view.dtype for view in own.views], plain
-    said, table = json.loads(text.numpy().tobytes())
+    (said, table), elements = parted(content)
     sharded = {leaf.number for leaf in leaves(said)}
     whole = {number: entry for number, entry in enumerate(table) if number not in sharded}
-    tensors = tensors_of(whole.values(), bundle)
+    tensors = tensors_of(whole.values(), elements)
     return said, [getattr(torch, name) for name, _ in table], dict(zip(whole, tensors, strict=True))
 
 
@@ -202,14 +196,9 @@ def _plain(snapshot: Snapshot) -> list[int]:
     return [number for number in range(len(snapshot.views)) if number not in sharded]
 
 
-def _text(snapshot: Snapshot) -> torch.Tensor:
-    text = json.dumps([snapshot.said["tree"], table_of(snapshot.views)]).encode()
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def _bundle(snapshot: Snapshot) -> torch.Tensor:
-    """All tensors that are not sharded, one after the other."""
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *(bytes_of(snapshot.views[n]) for n in _plain(snapshot))])
+def _content(snapshot: Snapshot) -> torch.Tensor:
+    """Return a snapshot's tree, and all tensors that are not sharded, as bytes."""
+    return joined([snapshot.said["tree"], table_of(snapshot.views)], [snapshot.views[n] for n in _plain(snapshot)])
 
 
 def _put(tensor: DTensor, whole: Box, box: Box, content: torch.Tensor) -> None:
