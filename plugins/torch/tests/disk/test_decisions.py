@@ -91,7 +91,7 @@ def test_runs_are_numbered_as_they_come(
     ],
 )
 def test_the_last_good_ones_stay(steps: list[int], damaged: list[int], keep: int, expected: list[int]) -> None:
-    fault = (Fault("a", "bad"),)
+    fault = (Fault("bad"),)
     found = [Entry(str(s), Position(1, 1, s), manifest(s), fault if s in damaged else ()) for s in steps]
     assert [entry.folder for entry in superfluous(found, keep, "line")] == [str(step) for step in expected]
     assert superfluous(found, keep, "another") == [], "nobody has gone on from them"

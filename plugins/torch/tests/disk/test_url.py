@@ -129,7 +129,7 @@ def test_an_upload_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     with Disk(URL) as disk:
         disk.save({"weight": torch.ones(9)}, 1).result()
         with monkeypatch.context() as patch:
-            patch.setattr("elastic_torch.disk.catalog.check", lambda *_: Fault("", "it was lost on the way"))
+            patch.setattr("elastic_torch.disk.catalog.check", lambda *_: Fault("it was lost on the way"))
             with pytest.raises(CheckpointSaveError, match="it was lost on the way"):
                 disk.save({"weight": torch.ones(9)}, 2).result()
         assert steps(disk) == [1]

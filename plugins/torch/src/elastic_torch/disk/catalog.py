@@ -22,12 +22,10 @@ class Fault:
     """What keeps a checkpoint from being loaded.
 
     Attributes:
-        file: In which file; '' is the whole.
         reason: What it is, for people.
         damaged: Whether what was read is not what was written. Else it could not be read, and may be intact.
     """
 
-    file: str
     reason: str
     damaged: bool = True
 
@@ -54,11 +52,6 @@ class Entry:
     def good(self) -> bool:
         """Whether it is whole at first sight; of a scattered one, whether what should be here is."""
         return self.manifest is not None and not self.faults
-
-    @property
-    def damaged(self) -> bool:
-        """Whether something that was read of it is not what was written."""
-        return any(fault.damaged for fault in self.faults)
 
 
 def positions(storage: Storage) -> list[tuple[Position, str]]:
@@ -93,16 +86,16 @@ def entry(storage: Storage, folder: str, position: Position, retry: Retry = ONCE
         present = {*retry(lambda: storage.names(folder))}
         sizes = {name: retry(partial(storage.size, f"{folder}/{name}")) for name in {*manifest.files} & present}
     except (DamagedError, UnknownFormatError, OSError) as error:
-        return Entry(folder, position, None, (Fault("", str(error), damaged=isinstance(error, DamagedError)),))
+        return Entry(folder, position, None, (Fault(str(error), damaged=isinstance(error, DamagedError)),))
     faults, here = [], set[str]()
     for name, expected in manifest.files.items():
         size = sizes.get(name)
         if size == expected.size:
             here.add(name)
         elif size is not None:
-            faults.append(Fault(name, f"{name} has {size} bytes instead of {expected.size}"))
+            faults.append(Fault(f"{name} has {size} bytes instead of {expected.size}"))
         elif not manifest.scattered:
-            faults.append(Fault(name, f"{name} is missing"))
+            faults.append(Fault(f"{name} is missing"))
     return Entry(folder, position, manifest, tuple(faults), frozenset(here))
 
 
@@ -131,12 +124,12 @@ def check(storage: Storage, path: str, expected: FileSum, retry: Retry = ONCE) -
                 digest.update(memoryview(block)[:count])
                 size += count
     except (FileNotFoundError, NotADirectoryError):
-        return Fault(name, f"{name} is missing")
+        return Fault(f"{name} is missing")
     except OSError as error:
-        return Fault(name, f"{name}: {error}", damaged=False)
+        return Fault(f"{name}: {error}", damaged=False)
     if size != expected.size:
-        return Fault(name, f"{name} has {size} bytes instead of {expected.size}")
-    return None if digest.hexdigest() == expected.sha256 else Fault(name, f"the checksum of {name} is wrong")
+        return Fault(f"{name} has {size} bytes instead of {expected.size}")
+    return None if digest.hexdigest() == expected.sha256 else Fault(f"the checksum of {name} is wrong")
 
 
 def as_checkpoint(storage: Storage, folder: str, manifest: Manifest) -> Checkpoint:

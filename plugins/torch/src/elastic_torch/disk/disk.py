@@ -229,12 +229,8 @@ class Disk:
         found = self._find(verify=verify)
         if found.assembly is None:
             return None
-        there = (
-            (found.assembly.folder, found.assembly.manifest)
-            if found.mine is None
-            else (found.mine.folder, found.mine.manifest)
-        )
-        return catalog.as_checkpoint(self._storage, *there)
+        there = found.mine or found.assembly
+        return catalog.as_checkpoint(self._storage, there.folder, there.manifest)
 
     def load(self, into: dict[str, Any] | None = None) -> Loaded | None:
         """Load the newest checkpoint that is intact, wherever it is; None where there is none. Collective.

@@ -24,13 +24,7 @@ _NOTE = re.compile(r"run-(\d{4,})_round-(\d{5,})_lineage-([0-9a-f]+)")
 
 
 def last(found: Sequence[Entry], notes: Iterable[tuple[Turn, str]], run: int) -> tuple[Turn, str] | None:
-    """Return the lineage that a run has had last, and when; None where it has had none. Pure.
-
-    Args:
-        found: The checkpoints that are there.
-        notes: Those of which rounds have left a note.
-        run: The run's number.
-    """
+    """Return the lineage that a run has had last, and when; None where it has had none. Pure."""
     saved = [(entry.position.turn, entry.manifest.lineage) for entry in found if entry.manifest is not None]
     return max((item for item in [*notes, *saved] if item[0][0] == run), key=lambda item: item[0], default=None)
 

@@ -96,14 +96,7 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """One rank's part in loading.
-
-    Attributes:
-        storage: This rank's directory.
-        everyone: All ranks.
-        shared_dirs: Which of them see the same directory.
-        patience: Seconds for which read errors that may pass are tried again.
-    """
+    """One rank's part in loading. Read errors that may pass are tried again for ``patience`` seconds."""
 
     storage: Storage
     everyone: Collective

@@ -20,13 +20,7 @@ from elastic_torch.version import Position
 class Ownership:
     """Whether, and under which number, this process saves in a directory.
 
-    Args:
-        storage: The directory.
-        front: All ranks, for the thread of the training.
-        back: All ranks, for the thread that writes.
-        me: This process.
-        read_only: Whether nothing is ever saved.
-        keep: How many checkpoints stay.
+    The training's thread talks to all ranks over ``front``, the one that writes over ``back``.
 
     Attributes:
         place: The directory without symbolic links.

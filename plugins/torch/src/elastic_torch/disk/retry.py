@@ -110,23 +110,13 @@ class _File(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Go to a byte."""
-
-        def go() -> int:
-            file = self._opened()
-            file.seek(self._at)
-            return file.seek(offset, whence)
-
-        self._at = self._retry(lambda: self._careful(go))
+        self._at = self._tried(lambda file: file.seek(offset, whence))
         return self._at
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read some bytes; how many, 0 at the end."""
         view = memoryview(buffer).cast("B")
-
-        def read() -> int:
-            return int(self._opened().readinto(view))  # type: ignore[attr-defined]  # files for reading have it
-
-        count = self._retry(lambda: self._careful(read))
+        count = self._tried(lambda file: int(file.readinto(view)))  # type: ignore[attr-defined]  # files for reading have it
         self._at += count
         return count
 
@@ -142,13 +132,17 @@ class _File(io.RawIOBase):
                 self._file.seek(self._at)
         return self._file
 
-    def _careful(self, act: Callable[[], int]) -> int:
-        """Return a file that has failed is not used again."""
-        try:
-            return as_os_error(act)
-        except OSError:
-            self._let_go()
-            raise
+    def _tried(self, act: Callable[[IO[bytes]], int]) -> int:
+        """Do something with the file; one that has failed is not used again."""
+
+        def once() -> int:
+            try:
+                return as_os_error(lambda: act(self._opened()))
+            except OSError:
+                self._let_go()
+                raise
+
+        return self._retry(once)
 
     def _let_go(self) -> None:
         file, self._file = self._file, None

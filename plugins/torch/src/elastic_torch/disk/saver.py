@@ -58,12 +58,6 @@ class Saver:
     def save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         """Save a snapshot. Collective; on the writer's thread.
 
-        Args:
-            position: Of it.
-            state: The snapshot.
-            line: Its lineage.
-            counters: What goes with it.
-
         Raises:
             CheckpointRefusedError: A later turn has begun, or this position is there already.
             CheckpointSaveError: Anything else. Nothing of it is left, and nothing that was there is gone.

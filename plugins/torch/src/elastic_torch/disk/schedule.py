@@ -157,10 +157,7 @@ def daly_interval(cost: float, mtbf: float) -> float:
 def mean_time_between_failures(assumed: float, failures: int, exposure: float) -> float:
     """Seconds between failures: what was assumed, outweighed by what is observed (a gamma prior worth one failure).
 
-    Args:
-        assumed: Seconds between failures that one would expect beforehand.
-        failures: How many have been seen.
-        exposure: Seconds of training in which they were seen.
+    ``failures`` were seen in ``exposure`` seconds of training.
     """
     return (PRIOR_FAILURES * assumed + exposure) / (PRIOR_FAILURES + failures)
 

@@ -74,12 +74,7 @@ class Rescued:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A whole state: its files, and which present rank reads each.
-
-    Attributes:
-        step: Its step.
-        files: By the rank that reads them.
-    """
+    """A whole state: its step, and its files by the rank that reads them."""
 
     step: int
     files: Mapping[int, Sequence[Rescued]]
@@ -113,10 +108,6 @@ class Rescue:
     def find(self, peers: Peers, newest: AnyCheckpoint | None) -> list[Candidate]:
         """Return what can be gone on from instead of the newest checkpoint, the best first. Collective; the same on
         all ranks.
-
-        Args:
-            peers: All ranks.
-            newest: The newest checkpoint.
         """
         if not self._directories:
             return []
@@ -133,13 +124,7 @@ class Rescue:
         return found
 
     def take(self, peers: Peers, candidate: Candidate, keep: Callable[[Stamp, Snapshot], None]) -> bool:
-        """Put a state into memory, where all ranks find it; whether that could be done. Collective.
-
-        Args:
-            peers: All ranks.
-            candidate: The state.
-            keep: Keeps a snapshot of this rank.
-        """
+        """Put a state into memory, where all ranks find it; whether that could be done. Collective."""
         error = ""
         try:
             for file in candidate.files.get(peers.rank, ()):

@@ -47,10 +47,6 @@ class MemoryTier:
 
     Every method but :meth:`named` and :meth:`take_over` is for all ranks together.
 
-    Args:
-        buffers: Where this rank's own snapshots are.
-        peers: All ranks.
-
     Attributes:
         whole: Whether each rank has all of the state.
     """

@@ -79,15 +79,12 @@ class Checkpoints:
         """Return the newest intact checkpoint, if it is newer than the newest snapshot; the same on all ranks.
 
         Where there is a snapshot, a disk that cannot be read is no reason not to go on from that.
-
-        Args:
-            snapshot: When that was made, if there is one.
-            load: Loads it.
         """
         if self._tier is None:
             return None
         try:
-            return self._newer_than(self._tier, snapshot, load)
+            newest = self._tier.newest(verify=False)
+            loaded = load(self._tier) if newest is not None and self._counts(newest, snapshot) else None
         except (ElasticError, OSError) as error:
             if snapshot is None:
                 raise
@@ -95,14 +92,6 @@ class Checkpoints:
                 text = "No checkpoint on disk can be loaded. Training goes on from step %d, which is in memory. %s"
                 logger.warning(text, snapshot.step, error)
             return None
-
-    def _newer_than(
-        self, tier: DiskTier, snapshot: Stamp | None, load: Callable[[DiskTier], AnyLoaded | None]
-    ) -> AnyLoaded | None:
-        newest = tier.newest(verify=False)
-        if newest is None or not self._counts(newest, snapshot):
-            return None
-        loaded = load(tier)
         if loaded is None or not self._counts(loaded.checkpoint, snapshot):
             return None
         self._there = loaded.checkpoint.step

@@ -78,13 +78,6 @@ def _unwrapped(model: torch.nn.Module) -> tuple[torch.nn.Module, DistributedData
 class Components:
     """The model and all else of a training that is the same on all ranks.
 
-    Args:
-        model: The module, perhaps wrapped in DDP, or compiled.
-        optimizer: The optimizer.
-        scheduler: The scheduler of its learning rate.
-        sampler: The sampler; it belongs to the state if it has one of its own.
-        extra: Anything else, by name.
-
     Attributes:
         model: The module without its wrappers.
         parts: Optimizer, scheduler and sampler, by these names.

@@ -22,11 +22,6 @@ def refuse_differences(peers: Peers, state: Mapping[str, Any], common: Component
 
     The buffers of modules are left out: each rank's are of its own batches, and DDP takes rank 0's (BatchNorm).
 
-    Args:
-        peers: All ranks.
-        state: What is declared to be the same on all ranks.
-        common: What it is the state of.
-
     Raises:
         UsageError: The ranks differ; names the places.
     """
@@ -51,10 +46,6 @@ def differences(peers: Peers, state: Mapping[str, Any]) -> list[str]:
     """Return the places in a state at which the ranks differ; where they have other places, only in which part that is.
 
     Collective. Sharded tensors (DTensors) are left out: each rank has its part.
-
-    Args:
-        peers: All ranks.
-        state: By the same names on all ranks.
     """
     found = {name: list(_digests(value, name)) for name, value in state.items()}
     shapes = [zlib.crc32(repr([place for place, _ in its]).encode()) for its in found.values()]

@@ -194,9 +194,7 @@ def packed(state: Any) -> torch.Tensor:
         TypeError: Something in it cannot be kept; says what, and where.
     """
     said, tensors = take_apart(state)
-    text = json.dumps([said, table_of(tensors)]).encode()
-    head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
-    return torch.cat([head, *(bytes_of(tensor.cpu()) for tensor in tensors)])
+    return joined([said, table_of(tensors)], [tensor.cpu() for tensor in tensors])
 
 
 def unpacked(content: torch.Tensor) -> Any:
@@ -205,9 +203,21 @@ def unpacked(content: torch.Tensor) -> Any:
     Raises:
         ValueError: It cannot have come from there.
     """
-    at = 8 + int.from_bytes(content[:8].numpy().tobytes(), "little")
-    said, table = json.loads(content[8:at].numpy().tobytes())
-    return put_together(said, tensors_of(table, content[at:]).__getitem__)
+    (said, table), elements = parted(content)
+    return put_together(said, tensors_of(table, elements).__getitem__)
+
+
+def joined(said: Any, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return bytes, a tensor of uint8: the length of the JSON text, the text, and the elements of tensors."""
+    text = json.dumps(said).encode()
+    head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
+    return torch.cat([head, *(bytes_of(tensor) for tensor in tensors)])
+
+
+def parted(content: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """Return what JSON has said in the bytes of :func:`joined`, and the elements."""
+    end = 8 + int.from_bytes(content[:8].numpy().tobytes(), "little")
+    return json.loads(content[8:end].numpy().tobytes()), content[end:]
 
 
 def table_of(tensors: Iterable[torch.Tensor]) -> list[list[Any]]:

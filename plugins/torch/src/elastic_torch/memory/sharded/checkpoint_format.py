@@ -31,11 +31,6 @@ def named(model: torch.nn.Module, parts: Parts, state: Mapping[str, Any]) -> dic
     """Return a state with the model's and the optimizers' parts by parameters' names.
 
     An optimizer that has not made a step yet is given the state that a step without gradients makes: torch does that.
-
-    Args:
-        model: The module.
-        parts: What else has a state; optimizers among it.
-        state: All of it, by these names.
     """
     changed = {part: get_optimizer_state_dict(model, thing) for part, thing in optimizers(parts)}
     return _with(state, {"model": get_model_state_dict(model)}, changed)

@@ -73,9 +73,7 @@ def leaves(said: Any) -> list[Leaf]:
 def owners(where: str, optimizer: torch.optim.Optimizer) -> dict[str, DTensor]:
     """Return the sharded parameters that an optimizer's state belongs to, by the name of that state.
 
-    Args:
-        where: The place of its ``state_dict()`` in the whole state.
-        optimizer: The optimizer.
+    ``where`` is the place of its ``state_dict()`` in the whole state.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {f"{where}['state'][{i}]": p for i, p in enumerate(parameters) if isinstance(p, DTensor)}

@@ -22,7 +22,7 @@ from elastic_torch.memory.sharded.plan import Box, FoundState, Piece, pieces, wi
 from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.state.state_exchange import PART
-from elastic_torch.state.state_tree import bytes_of, table_of, tensors_of
+from elastic_torch.state.state_tree import bytes_of, joined, parted, table_of, tensors_of
 
 Present = Mapping[str, DTensor]
 
@@ -95,27 +95,21 @@ def _bring_base(
     bases = [found.base(rank, transport.world) for rank in range(transport.world)]
     givers = [found.giver(old, rank) for rank, old in enumerate(bases)]
     takers = [rank for rank, giver in enumerate(givers) if giver == transport.rank != rank]
-    texts = {old: _text(mine[old]) for old in {bases[rank] for rank in takers}}
-    bundles = {old: _bundle(mine[old]) for old in texts}
-    giver = givers[transport.rank]
-    sizes = torch.zeros(2, dtype=torch.int64)
-    transport.exchange(
-        [(to, torch.tensor([len(texts[bases[to]]), len(bundles[bases[to]])]).view(torch.uint8)) for to in takers],
-        [(giver, sizes.view(torch.uint8))] if giver != transport.rank else [],
-    )
-    text, bundle = (torch.empty(size, dtype=torch.uint8) for size in sizes.tolist())
-    transport.exchange(
-        [(to, content) for to in takers for content in (texts[bases[to]], bundles[bases[to]])],
-        [(giver, text), (giver, bundle)] if giver != transport.rank else [],
-    )
+    contents = {old: _content(mine[old]) for old in {bases[rank] for rank in takers}}
+    giver, size = givers[transport.rank], torch.zeros(1, dtype=torch.int64)
+    sources = [giver] if giver != transport.rank else []
+    sizes = [(to, torch.tensor([len(contents[bases[to]])]).view(torch.uint8)) for to in takers]
+    transport.exchange(sizes, [(source, size.view(torch.uint8)) for source in sources])
+    content = torch.empty(int(size), dtype=torch.uint8)
+    transport.exchange([(to, contents[bases[to]]) for to in takers], [(source, content) for source in sources])
     if giver == transport.rank:
         own = mine[bases[transport.rank]]
         plain = {number: own.views[number] for number in _plain(own)}
         return own.said["tree"], [view.dtype for view in own.views], plain
-    said, table = json.loads(text.numpy().tobytes())
+    (said, table), elements = parted(content)
     sharded = {leaf.number for leaf in leaves(said)}
     whole = {number: entry for number, entry in enumerate(table) if number not in sharded}
-    tensors = tensors_of(whole.values(), bundle)
+    tensors = tensors_of(whole.values(), elements)
     return said, [getattr(torch, name) for name, _ in table], dict(zip(whole, tensors, strict=True))
 
 
@@ -128,38 +122,29 @@ def _reshard(
     needed: Sequence[Box],
 ) -> bool:
     """Fill this rank's parts with pieces of the old ones; whether all were in its reach."""
-    dimensions = max((len(leaf.shape) for leaf in sharded), default=0)
+    dimensions = [len(leaf.shape) for leaf in sharded]
     parts = {old: _parts(snapshot) for old, snapshot in mine.items()}
-    had = _table(
-        transport,
-        found.world,
-        {old: [box for _, box in its] for old, its in parts.items() if found.holders[old][0] == transport.rank},
-        [len(leaf.shape) for leaf in sharded],
-        dimensions,
-    )
-    need = _table(
-        transport, transport.world, {transport.rank: needed}, [len(leaf.shape) for leaf in sharded], dimensions
-    )
+    told = {old: [box for _, box in its] for old, its in parts.items() if found.holders[old][0] == transport.rank}
+    had = _table(transport, found.world, told, dimensions)
+    need = _table(transport, transport.world, {transport.rank: needed}, dimensions)
     sizes = [tensor.numel() * tensor.element_size() // transport.world for tensor in targets]
     missing = [box.elements for box in needed]
     local = True
     for window in windows(sizes, PART):
-        plan = list(pieces(found, had, need, transport.rank, window))
-        for piece in plan:
-            missing[piece.tensor] -= piece.box.elements if piece.taker == transport.rank else 0
-            if piece.giver == piece.taker:
-                part, box = parts[piece.old][piece.tensor]
-                _put(targets[piece.tensor], needed[piece.tensor], piece.box, part[piece.box.within(box)])
         give: dict[int, list[torch.Tensor]] = {}
         take: dict[int, list[Piece]] = {}
-        for piece in plan:
-            if piece.giver == piece.taker:
-                continue
-            if piece.giver == transport.rank:
-                part, box = parts[piece.old][piece.tensor]
-                give.setdefault(piece.taker, []).append(bytes_of(part[piece.box.within(box)].contiguous()))
-            else:
+        for piece in pieces(found, had, need, transport.rank, window):
+            if piece.taker == transport.rank:
+                missing[piece.tensor] -= piece.box.elements
+            if piece.giver != transport.rank:
                 take.setdefault(piece.giver, []).append(piece)
+                continue
+            part, box = parts[piece.old][piece.tensor]
+            content = part[piece.box.within(box)]
+            if piece.taker == transport.rank:
+                _put(targets[piece.tensor], needed[piece.tensor], piece.box, content)
+            else:
+                give.setdefault(piece.taker, []).append(bytes_of(content.contiguous()))
         local = local and not take
         packed = {
             giver: torch.empty(
@@ -169,23 +154,17 @@ def _reshard(
         }
         transport.exchange([(to, torch.cat(its)) for to, its in give.items()], packed.items())
         for giver, its in take.items():
-            start = 0
-            for piece in its:
-                tensor = targets[piece.tensor]
-                content = torch.empty(piece.box.size, dtype=tensor.dtype)
-                end = start + content.numel() * content.element_size()
-                bytes_of(content).copy_(packed[giver][start:end])
-                _put(tensor, needed[piece.tensor], piece.box, content)
-                start = end
-    if (
-        wrong := next((leaf.name for leaf, elements in zip(sharded, missing, strict=True) if elements), None)
-    ) is not None:
-        raise ValueError(f"The parts of {wrong} that were kept do not make up what this rank needs of it.")
+            table = [(str(targets[piece.tensor].dtype).removeprefix("torch."), piece.box.size) for piece in its]
+            for piece, content in zip(its, tensors_of(table, packed[giver]), strict=True):
+                _put(targets[piece.tensor], needed[piece.tensor], piece.box, content)
+    for leaf, elements in zip(sharded, missing, strict=True):
+        if elements:
+            raise ValueError(f"The parts of {leaf.name} that were kept do not make up what this rank needs of it.")
     return local
 
 
 def _table(
-    transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int], most: int
+    transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int]
 ) -> list[list[Box]]:
     """Return the boxes of all ranks, by rank and tensor. Collective.
 
@@ -194,9 +173,8 @@ def _table(
         ranks: How many rows there are.
         mine: The rows that this rank has to tell; each is told by one.
         dimensions: Of each tensor.
-        most: The most of these.
     """
-    table = torch.zeros(ranks, len(dimensions), 2, max(most, 1), dtype=torch.int64)
+    table = torch.zeros(ranks, len(dimensions), 2, max(dimensions, default=1) or 1, dtype=torch.int64)
     for rank, boxes in mine.items():
         for number, box in enumerate(boxes):
             table[rank, number, :, : dimensions[number]] = torch.tensor([box.offset, box.size])
@@ -218,14 +196,9 @@ def _plain(snapshot: Snapshot) -> list[int]:
     return [number for number in range(len(snapshot.views)) if number not in sharded]
 
 
-def _text(snapshot: Snapshot) -> torch.Tensor:
-    text = json.dumps([snapshot.said["tree"], table_of(snapshot.views)]).encode()
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def _bundle(snapshot: Snapshot) -> torch.Tensor:
-    """All tensors that are not sharded, one after the other."""
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *(bytes_of(snapshot.views[n]) for n in _plain(snapshot))])
+def _content(snapshot: Snapshot) -> torch.Tensor:
+    """Return a snapshot's tree, and all tensors that are not sharded, as bytes."""
+    return joined([snapshot.said["tree"], table_of(snapshot.views)], [snapshot.views[n] for n in _plain(snapshot)])
 
 
 def _put(tensor: DTensor, whole: Box, box: Box, content: torch.Tensor) -> None:

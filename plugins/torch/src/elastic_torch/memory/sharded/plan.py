@@ -106,12 +106,7 @@ def every(holdings: Sequence[Sequence[HeldPart]]) -> list[FoundState]:
 
 
 def twice(found: Sequence[FoundState], nodes: Sequence[int]) -> FoundState | None:
-    """Return the newest state of which every part is on two nodes, so that the loss of one does not matter.
-
-    Args:
-        found: As :func:`every` says.
-        nodes: The node of each present rank.
-    """
+    """Return the newest state of which every part is on two nodes, so that the loss of one does not matter."""
     return next((f for f in found if all(len({nodes[rank] for rank in having}) > 1 for having in f.holders)), None)
 
 
@@ -119,9 +114,6 @@ def partners(nodes: Sequence[int]) -> tuple[int | None, ...]:
     """Who keeps the replica of each rank's part: a rank of the next node; None where there is but one node.
 
     Nodes of different sizes share what there is: the ranks of the next one take it in turns.
-
-    Args:
-        nodes: The node of each rank.
     """
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
@@ -188,12 +180,7 @@ def pieces(
 
 
 def windows(sizes: Sequence[int], most: int) -> Iterator[range]:
-    """Tensors that are dealt with at a time: as many as have ``most`` bytes together, at least one.
-
-    Args:
-        sizes: Bytes of each tensor.
-        most: Bytes at a time.
-    """
+    """Yield the tensors that are dealt with at a time: as many as have ``most`` bytes together, at least one."""
     start, total = 0, 0
     for number, size in enumerate(sizes):
         if number > start and total + size > most:

@@ -16,12 +16,7 @@ from elastic_torch.version import Stamp
 
 
 class Replicas:
-    """The buffers, by the number of the rank that they are for among those that this one keeps replicas for.
-
-    Args:
-        name: Of the state.
-        local_rank: This worker's number on its node.
-    """
+    """The buffers, by the number of the rank that they are for among those that this one keeps replicas for."""
 
     def __init__(self, name: str, local_rank: int) -> None:
         self._name, self._local_rank = name, local_rank
