@@ -1,4 +1,4 @@
-"""Notices that a worker makes no progress (rule L14): from its steps, its output and its use of a CPU.
+"""Notices that a worker makes no progress (rule L14): from its steps, its output and its use of CPUs and GPUs.
 
 Everything here is read from outside, so it works for any program: an agent looks at its workers once in a fiftieth of
 the window, at a cost of some 20 µs each. A suspicion ends nothing. It has the leader ask all nodes where their ranks
@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from elastic_core.agent.gpu_use import GpuUse, users
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.worker import Worker
 from elastic_core.progress import Progress
-from elastic_core.warden.linux import bytes_written, cpu_seconds
+from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, state_of
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
 LOOKS_PER_WINDOW = 50
 LOOK_SECONDS = 0.2, 5.0  # the least and the greatest interval between two looks
+QUIET_SHARE = 0.5  # of a window without another sign, after which it is found out whether GPUs are used
 CPU_SHARE = 0.01  # of a core: a process that uses less waits
 CPU_SHARE_ASKED = 0.03  # the same while it is asked for its stacks, which takes some CPU time too
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
@@ -38,13 +40,13 @@ class Signs:
 
     stepped_at: float | None  # when its step last changed; None if no step is known
     printed_at: float  # when it last wrote anything; its start before that
-    computed_at: float  # when it was last seen to use a CPU; its start before that
+    computed_at: float  # when it was last seen to use a CPU or a GPU; its start before that
 
 
 def makes_progress(signs: Signs, now: float, window: float) -> bool:
     """Whether a worker has shown progress within the window.
 
-    A worker whose steps are known must come to a new one, or print. Any other must print, or use a CPU.
+    A worker whose steps are known must come to a new one, or print. Any other must print, or use a CPU or a GPU.
     """
     other = signs.computed_at if signs.stepped_at is None else signs.stepped_at
     return now - max(signs.printed_at, other) < window
@@ -96,17 +98,19 @@ class HangWatch:
     Args:
         given: The user's window in seconds; None for one that follows from the longest step.
         progress: Knows how far they have come.
-        cpu: Returns the CPU seconds of a process; 0 of one that is gone.
+        cpu: Returns the CPU seconds that a process has used or waited for; 0 of one that is gone.
         written: Returns how many bytes a process has written, to anything. Counts as output of a worker that has the
             agent's own stdout, where the agent does not see what it prints.
         now: Seconds, monotonic.
+        gpus: Finds out which workers use a GPU; asked once a worker has shown no other sign for half a window.
     """
 
     given: float | None
     progress: ProgressReader
-    cpu: Callable[[int], float] = cpu_seconds
+    cpu: Callable[[int], float] = cpu_seconds_wanted
     written: Callable[[int], int] = bytes_written
     now: Callable[[], float] = time.monotonic
+    gpus: GpuUse = field(default_factory=GpuUse)
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = 0.0
 
@@ -123,8 +127,19 @@ class HangWatch:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
         now, window, newest = self.now(), self.window, self.progress.newest()
         elapsed, self._looked_at = now - self._looked_at, now
-        still = [not makes_progress(self._signs(worker, now, elapsed, newest), now, window) for worker in workers]
-        return window if any(still) else 0.0
+        living = tuple(workers)
+        signs = [self._signs(worker, now, elapsed, newest) for worker in living]
+        if not all(makes_progress(sign, now, window * QUIET_SHARE) for sign in signs):
+            self._note_gpu_use(living, now, window / LOOKS_PER_WINDOW)
+        return 0.0 if all(makes_progress(sign, now, window) for sign in signs) else window
+
+    def _note_gpu_use(self, workers: Iterable[Worker], now: float, interval: float) -> None:
+        if uses := self.gpus.look(interval):
+            local_ranks = {worker.pid: worker.assignment.local_rank for worker in workers if worker.pid}
+            using = users(uses, local_ranks, lambda pid: state_of(pid) != "")
+            for seen in self._seen.values():
+                if seen.pid in using:
+                    seen.computed_at = now
 
     def advances(self) -> bool:
         """Whether a worker here came to a new step lately, so that the job does not hang."""

@@ -22,6 +22,7 @@ _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _PAUSES, _PPOLL = {"x86_64": ({"34", "130"}, "271"), "aarch64": ({"133"}, "73")}.get(os.uname().machine, ({"?"}, "?"))
 """The numbers of pause, rt_sigsuspend and ppoll."""
 _spares: list[int] = []
+_DELAY_WEIGHT = 0.1  # of the time in which a main thread waits for a CPU
 _TICKS_PER_SECOND = sysconf("SC_CLK_TCK")
 _T = TypeVar("_T")
 
@@ -179,9 +180,17 @@ def state_of(pid: int) -> str:
     return line[line.rfind(")") + 2 :][:1]
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of its children that it has waited for; 0 where there is no such process."""
-    return _cpu_seconds(_fields(pid))
+def cpu_seconds_wanted(pid: int) -> float:
+    """Return for how long a process has used a CPU, and a tenth of how long its main thread has waited for one.
+
+    Its children that it has waited for count too. On a host with too few CPUs a process that computes waits most of the
+    time. One that sleeps, and is only woken to write its stacks, waits little. The result is 0 of one that is gone.
+    """
+    return _cpu_seconds(_fields(pid)) + _delay_seconds(pid)
+
+
+def _delay_seconds(pid: int) -> float:
+    return _DELAY_WEIGHT * int((_read(pid, "schedstat").split() or ["0", "0"])[1]) / 1e9
 
 
 def bytes_written(pid: int) -> int:
@@ -203,8 +212,8 @@ def run_nanoseconds(pid: int, *, all_threads: bool = False) -> int:
 def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int]]:
     """Return what each of these processes, together with all its descendants, has used.
 
-    That is the CPU time in seconds, and the bytes that it has read from and written to disks and network file systems;
-    memory files do not count.
+    That is the CPU time in seconds, as of :func:`cpu_seconds_wanted`, and the bytes that it has read from and written
+    to disks and network file systems; memory files do not count.
     """
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
     found = {pid: fields for pid in pids if (fields := _fields(pid))}
@@ -216,7 +225,7 @@ def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int]]:
             above = int(found[above][1])
         if above in totals:
             seconds, transferred = totals[above]
-            totals[above] = seconds + _cpu_seconds(fields), transferred + _disk_bytes(pid)
+            totals[above] = seconds + _cpu_seconds(fields) + _delay_seconds(pid), transferred + _disk_bytes(pid)
     return totals
 
 
