@@ -91,6 +91,7 @@ WHEN = {
     "start_waits": "The workers of a round wait, as a plugin says that something must happen first (rule L18).",
     "start_waited": "They start, as it has happened.",
     "started_regardless": "They start although it has not, after 10 s.",
+    "py_spy": "py-spy, which shows the stacks of workers that do not answer, may not look at them. Published once.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `verdict` is the policy that allowed a restart, and its reason. `cause` is "
     "`None` for the first round.",
