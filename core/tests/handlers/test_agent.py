@@ -482,6 +482,28 @@ def test_a_node_that_leaves_stops_its_workers_and_does_not_close_the_job(run: Ru
     assert (handler.rounds, handler.shut) == (1, 0)
 
 
+class HostEnds:
+    """A plugin that says so once the workers of a round run."""
+
+    @hookimpl
+    def elastic_run_starts(self, leave: Callable[[str, float], None]) -> None:
+        self.leave = leave
+
+    @hookimpl
+    def elastic_observe(self, event: Event) -> None:
+        if event.name == "workers_started":
+            self.leave("AWS terminates it", 120.0)
+            self.leave("AWS terminates it", 60.0)
+
+
+def test_a_node_leaves_before_its_host_is_taken_away(run: Run) -> None:
+    run.plugins.register("host-ends", HostEnds())
+    handler = Scripted()
+    assert run(handler, "exec sleep 1000") == Ending(143, "AWS terminates it")
+    assert run.said("signal") == ["AWS terminates it: leaving"]
+    assert handler.shut == 0
+
+
 def test_a_second_signal_kills(run: Run, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
 

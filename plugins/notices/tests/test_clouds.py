@@ -198,6 +198,12 @@ def test_an_answer_that_is_none_is_an_error(data: bytes) -> None:
             ask(url, {})
 
 
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "foo/latest", "ftp://127.0.0.1/", ""])
+def test_only_http_is_asked(url: str) -> None:
+    with pytest.raises(NotUnderstoodError, match="is no HTTP address"):
+        ask(url, {})
+
+
 def test_a_redirect_is_not_followed_and_no_proxy_is_used(service: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     for url in answering(f"HTTP/1.1 302 Found\r\nLocation: {service.url}/x\r\nContent-Length: 0\r\n\r\n".encode()):

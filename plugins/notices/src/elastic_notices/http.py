@@ -38,6 +38,8 @@ def ask(url: str, headers: Mapping[str, str], *, method: str = "GET", timeout: f
         OSError: No answer came in time.
         NotUnderstoodError: What came is no HTTP, no text, or too long.
     """
+    if not url.startswith(("http://", "https://")):
+        raise NotUnderstoodError(f"{url!r} is no HTTP address")
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         try:
