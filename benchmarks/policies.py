@@ -20,6 +20,7 @@ from stage import Stage
 
 from benchmarks.jobs import WARM, Job, Launcher, Setting
 from benchmarks.launchers import PAGE
+from benchmarks.processes import cpu_seconds
 from benchmarks.scenes import SETTLE, SHORT, kill_worker
 from benchmarks.tables import cell, paragraphs, replaced, table
 
@@ -50,8 +51,8 @@ SETTINGS = {
 }
 
 
-def recoveries(launcher: Launcher, setting: Setting, kills: int) -> list[float]:
-    """Return the seconds from each kill until all ranks are in an all-reduce again, in one job.
+def recoveries(launcher: Launcher, setting: Setting, kills: int) -> list[tuple[float, float]]:
+    """Return for each kill in one job the seconds until all ranks are in an all-reduce again, and the agent's CPU time.
 
     Raises:
         TimeoutError: The job did not come up, or did not recover.
@@ -66,10 +67,11 @@ def recoveries(launcher: Launcher, setting: Setting, kills: int) -> list[float]:
         found = []
         for _ in range(kills):
             time.sleep(SETTLE)
+            spent = cpu_seconds(job.nodes[0].pid)
             (seconds,) = kill_worker(job)
             if seconds is None:
                 raise TimeoutError(f"the job {launcher.name!r} ended:\n" + "\n".join(job.nodes[0].lines[-20:]))
-            found.append(seconds)
+            found.append((seconds, cpu_seconds(job.nodes[0].pid) - spent))
         return found
 
 
@@ -81,15 +83,17 @@ def main() -> None:
     given = arguments.parse_args()
     rows = []
     for title, setting in SETTINGS.items():
-        samples: dict[str, list[float]] = {WITHOUT.name: [], WITH.name: []}
+        samples: dict[str, list[tuple[float, float]]] = {WITHOUT.name: [], WITH.name: []}
         for pair in range(given.pairs):
             for launcher in (WITHOUT, WITH) if pair % 2 == 0 else (WITH, WITHOUT):
                 samples[launcher.name] += (found := recoveries(launcher, setting, given.kills))
-                print(f"{title}, {launcher.name}: {', '.join(f'{1000 * one:.0f}' for one in found)} ms", flush=True)
-        differences = [1000 * (on - off) for off, on in zip(*samples.values(), strict=True)]
-        quarters = statistics.quantiles(differences, n=4)
-        difference = f"{quarters[1]:+.1f} ms ({quarters[0]:+.1f}..{quarters[2]:+.1f})"
-        rows.append([title, *(cell(values) for values in samples.values()), difference])
+                said = ", ".join(f"{1000 * seconds:.0f} ({1000 * spent:.0f})" for seconds, spent in found)
+                print(f"{title}, {launcher.name}: {said} ms", flush=True)
+        for name, place in ((title, 0), ("... CPU time of the agent", 1)):
+            off, on = ([sample[place] for sample in values] for values in samples.values())
+            quarters = statistics.quantiles([1000 * (two - one) for one, two in zip(off, on, strict=True)], n=4)
+            difference = f"{quarters[1]:+.0f} ms ({quarters[0]:+.0f}..{quarters[2]:+.0f})"
+            rows.append([name, cell(off), cell(on), difference])
     head = (
         f"{os.cpu_count()} cores, Python {platform.python_version()}; medians with the least and the greatest of "
         f"{given.pairs * given.kills} kills in {given.pairs} pairs of jobs. The difference is that of a kill and the "

@@ -241,6 +241,7 @@ def test_a_checkpoint_is_newer_than_those_of_earlier_rounds(
     before: list[Checkpoint], steps: dict[str, int], now: Checkpoint, newer: bool
 ) -> None:
     node = Node()
+    node.time += 9.0
     for checkpoint in before:
         node.reader.note_checkpoint(checkpoint, 1.0)
     node.reader.begin(2)
@@ -250,6 +251,17 @@ def test_a_checkpoint_is_newer_than_those_of_earlier_rounds(
     node.reader.note_checkpoint(now, 1.0)
     assert node.reader.has_new_checkpoint() is newer
     assert node.posted[-1] == Checkpointed(2, node.time - 1.0, newer=newer)
+
+
+def test_a_checkpoint_from_before_the_agent_is_not_newer() -> None:
+    node = Node()
+    node.time += 9.0
+    node.reader.note_checkpoint(Checkpoint(5), 9.1)
+    assert not node.reader.has_new_checkpoint()
+    node.reader.note_checkpoint(Checkpoint(5), 0.1)
+    assert not node.reader.has_new_checkpoint(), "of the same step"
+    node.reader.note_checkpoint(Checkpoint(6), 0.1)
+    assert node.reader.has_new_checkpoint()
 
 
 def test_a_round_whose_checkpoints_are_all_noticed_says_so_when_it_begins() -> None:

@@ -60,6 +60,10 @@ def test_the_ledger_says_which_policy_allowed_a_restart_and_why() -> None:
     assert isinstance(resized, Append)
     assert isinstance(resized.body, Round)
     assert resized.body.verdict == "", "no policy was asked"
+    without_b = decide(view(failed(0.5), stopped("a"), stopped("b", leaving=True), verdict=verdict))
+    assert isinstance(without_b, Append)
+    assert isinstance(without_b.body, Round)
+    assert without_b.body.verdict == "", "a round without b spends no restart"
 
 
 @pytest.mark.parametrize(("age", "then_"), [(2.5, NOW + 5.5), (7.5, NOW + 0.5), (8.0, "ab"), (60.0, "ab")])

@@ -99,8 +99,8 @@ class ProgressReader:
         self._said: tuple[int, int | None, float] | None = None
         """The rank, step and instant of the last event ``progress``."""
         self._checkpoint: tuple[int | None, float] | None = None
-        self._newest_checkpoint = -1
-        """The greatest step of all checkpoints that were noticed."""
+        self._newest_checkpoint, self._made_at = -1, now()
+        """The greatest step of all checkpoints that were noticed; no checkpoint from before this reader is new."""
         self._has_new_checkpoint = False
         self._longest: float | None = None
         self.look_for_checkpoint: Callable[[], None] = lambda: None
@@ -286,10 +286,10 @@ class ProgressReader:
         step = reached if checkpoint.step is None and not age else checkpoint.step
         # A file without a step in its name is of a step that was reached already, if steps are known at all.
         position = reached if step is None else step
-        newer = position is None or position > self._newest_checkpoint
+        at = self._now() - age
+        newer = at >= self._made_at and (position is None or position > self._newest_checkpoint)
         self._newest_checkpoint = max(self._newest_checkpoint, -1 if position is None else position)
         self._has_new_checkpoint |= newer
-        at = self._now() - age
         self._checkpoint = (step, at)
         return Checkpointed(self._round, at, newer=newer)
 

@@ -106,7 +106,9 @@ def append_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachab
         return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why), view.ledger.counters)
     counters, spends = counters_after_halt(view, old, halt, unreachable)
     body = Round(number=old.number + 1, offer=offer, members=members, hosts=hosts, charged=spends, why=why)
-    return _close_if_barren(view, old, Append(replace(body, verdict=_describe_verdict(view, old)), counters))
+    if spends:
+        body = replace(body, verdict=_describe_verdict(view, old))
+    return _close_if_barren(view, old, Append(body, counters))
 
 
 def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decision:
@@ -132,7 +134,7 @@ def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decis
 
 
 def _describe_verdict(view: LeaderView, old: Round) -> str:
-    """Describe the verdict on the failure of ``old``: the policy and its reason; '' if the policies were not asked."""
+    """Return the policy that allowed a restart after ``old``, and its reason; '' if the policies were not asked."""
     verdict = view.verdict(old.number)
     return "" if verdict is None else f"{verdict.policy}: {verdict.reason}"
 
