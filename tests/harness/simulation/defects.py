@@ -200,9 +200,9 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a look at slots is not told with other news",
-        "Supervisor._tell",
-        "replace(row, slots=self._slots)",
-        "row",
+        "Supervisor._publish_row",
+        "replace(self._row, slots=self._slots, workers=self._workers)",
+        "self._row",
         "agents",
         first=1000,
     ),
