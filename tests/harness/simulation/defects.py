@@ -199,7 +199,7 @@ DEFECTS: tuple[Defect, ...] = (
         "agents",
     ),
     Defect(
-        "a look at slots is not told with other news",
+        "looks at slots are not told",
         "Supervisor._publish_row",
         "replace(self._row, slots=self._slots, workers=self._workers)",
         "self._row",
