@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, TakesNotices, WorkerFailed
+from elastic_core.protocol.roster import LocalWorkers
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
 from simulation.steps import Stepper
@@ -137,6 +138,10 @@ class Hands:
     def newest_step(self) -> int | None:
         """Return what the rank has reported last."""
         return self.step
+
+    def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers:
+        """Return something new each time: a row with it is as good as without."""
+        return LocalWorkers(heartbeat=heartbeat, pids=(1,), steps=(self.step,), seconds=(0.0,), store=store)
 
     def error_record(self, incident: Incident | None) -> None:
         """No worker here writes an error file."""

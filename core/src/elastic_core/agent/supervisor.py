@@ -22,7 +22,7 @@ from elastic_core.agent.shutdown import Departure
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import Status, describe_node
 from elastic_core.agent.worker_incidents import start_failure
-from elastic_core.agent.worker_row import DescribeWorkers, WorkerRows
+from elastic_core.agent.worker_row import DescribeWorkers
 from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
@@ -72,7 +72,6 @@ class Supervisor:
         self._stores, self._look, self._slots = stores, look, applicant.info.slots
         self._exit: Exit | None = None
         self._row = joined.row
-        self._worker_rows = WorkerRows()
         self._workers: LocalWorkers | None = None  # the part of the row for ``elastic status``
         self._no_place: Event | None = None
         self._enters_again = False  # whether this agent leaves to enter the job again through its health checks
@@ -253,18 +252,8 @@ class Supervisor:
         current = self._state.ledger.round
         if current is None or number != self._state.round or self._state.work is not Work.RUNNING:
             return
-        group, (heartbeat, store), now = self._group, self._session.heartbeats, self._runtime.now()
-        progress, held = group.progress, self._resources.fd_store.held.values()
-        found = self._worker_rows.look(
-            group.workers,
-            progress.newest(),
-            progress.last_checkpoint(),
-            held,
-            now=now,
-            heartbeat=heartbeat,
-            store=store,
-        )
-        if found is not None:
+        heartbeat, store = self._session.heartbeats
+        if (found := self._group.describe_workers(heartbeat, store)) is not None:
             self._workers = found
             self._publish_row()
         self._describe_later(current)

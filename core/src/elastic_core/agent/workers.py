@@ -32,6 +32,7 @@ from elastic_core.agent.worker_incidents import (
     store_incident,
     worker_incident,
 )
+from elastic_core.agent.worker_row import WorkerRows
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
@@ -43,7 +44,7 @@ from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round, Stacks
-from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.roster import LocalWorkers, NodeInfo
 from elastic_core.threads import bounded
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
@@ -96,6 +97,7 @@ class WorkerGroup:
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
+    _rows: WorkerRows = field(default_factory=WorkerRows)
     _notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
     _directory_of: int = 0  # the round before the current one; 0 for none
 
@@ -160,6 +162,18 @@ class WorkerGroup:
             return self.hangs.look(living)
         except OSError:  # no descriptor is left
             return 0.0
+
+    def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
+        """Return what the node's row says of its workers; arguments as of :class:`WorkerRows`. None for nothing new."""
+        return self._rows.look(
+            self.workers,
+            self.progress.newest(),
+            self.progress.last_checkpoint(),
+            self.reports.fd_store.held.values(),
+            now=self.now(),
+            heartbeat=heartbeat,
+            store=store,
+        )
 
     def newest_step(self) -> int | None:
         """Return the newest step that a local rank is known to have reached; None where none is known."""
