@@ -10,7 +10,7 @@ from elastic_slurm.allocation import Allocation
 FIRST_PORT, PORTS = 20_000, 10_000  # below the ports that Linux gives to outgoing connections (32768 and above)
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2,SIGURG"
 PREEMPTION_GRACE = 20  # seconds: within the 30 that Slurm leaves by default between SIGTERM and SIGKILL (KillWait)
-PLACE = ("standalone", "rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
+PLACE = ("rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
 
 Default = tuple[str, str]
 """The text of a flag, and the variables that it is from."""
@@ -30,10 +30,11 @@ def flag_defaults(
     Raises:
         UsageError: The process is not one of a step that has it once on each node.
     """
-    if "nnodes" not in given and "standalone" not in given:
+    alone = bool(given.get("standalone"))
+    if "nnodes" not in given and not alone:
         _check(here)
     found: dict[str, Default] = {}
-    if "standalone" not in given:
+    if not alone:
         found.update(_size_and_name(here, given))
         several = str(given.get("nnodes", found["nnodes"][0])) != "1"
         if several and not given.keys() & {*PLACE}:
