@@ -220,7 +220,8 @@ def wrapping() -> SimpleNamespace:
             "elastic_node_gone, elastic_observe, elastic_run_starts, elastic_run_ends, elastic_train_state, "
             "elastic_init_process_group, "
             "elastic_round_starts, elastic_stop_planned, elastic_preload, elastic_worker_command, "
-            "elastic_worker_environment, elastic_configure, elastic_node_checks, elastic_workers_wait.",
+            "elastic_worker_environment, elastic_scheduler_defaults, elastic_configure, "
+            "elastic_node_checks, elastic_workers_wait.",
         ),
         pytest.param(
             plugin(elastic_judge_failure=lambda incident, histry: None),

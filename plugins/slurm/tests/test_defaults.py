@@ -104,6 +104,7 @@ def test_each_node_starts_a_worker_for_each_gpu_that_its_task_was_given(
         pytest.param({"rdzv_endpoint": "node1:29400"}, {"rdzv_backend", "rdzv_endpoint"}, id="an endpoint"),
         pytest.param({"master_addr": "node1"}, {"rdzv_backend", "rdzv_endpoint"}, id="static"),
         pytest.param({"nnodes": "1"}, {"nnodes", "rdzv_backend", "rdzv_endpoint"}, id="each node for itself"),
+        pytest.param({"standalone": False}, set(), id="PET_STANDALONE=0"),
         pytest.param({"preemption_grace": 0.0}, {"preemption_grace"}, id="another flag"),
         pytest.param(
             {"standalone": True}, {"nnodes", "rdzv_id", "rdzv_backend", "rdzv_endpoint"}, id="a job of one node"

@@ -10,7 +10,7 @@ from elastic_slurm.allocation import Allocation
 FIRST_PORT, PORTS = 20_000, 10_000  # below the ports that Linux gives to outgoing connections (32768 and above)
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2,SIGURG"
 PREEMPTION_GRACE = 20  # seconds: within the 30 that Slurm leaves by default between SIGTERM and SIGKILL (KillWait)
-PLACE = ("standalone", "rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
+PLACE = ("rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
 
 Default = tuple[str, str]
 """The text of a flag, and the variables that it is from."""
@@ -30,14 +30,15 @@ def flag_defaults(
     Raises:
         UsageError: The process is not one of a step that has it once on each node.
     """
-    if "nnodes" not in given and "standalone" not in given:
+    alone = bool(given.get("standalone"))
+    if "nnodes" not in given and not alone:
         _check(here)
     found: dict[str, Default] = {}
-    if "standalone" not in given:
+    if not alone:
         found.update(_size_and_name(here, given))
         several = str(given.get("nnodes", found["nnodes"][0])) != "1"
         if several and not given.keys() & {*PLACE}:
-            found.update(_place(here, find_shared, embedded_too=given.get("rdzv_id") != here.array or not here.array))
+            found.update(_place(here, find_shared, embedded_too=not _is_array_of_nodes(here, given)))
     if here.gpus:
         found["nproc_per_node"] = (str(here.gpus), here.gpus_from)
     found["signals_to_handle"] = (SIGNALS, "what Slurm sends")
@@ -60,7 +61,7 @@ def warning(here: Allocation, given: Mapping[str, object]) -> str | None:
 
 
 def _size_and_name(here: Allocation, given: Mapping[str, object]) -> dict[str, Default]:
-    if here.array is not None and given.get("rdzv_id") == here.array:  # its tasks are to be nodes of one job
+    if _is_array_of_nodes(here, given):
         most = here.array_tasks * len(here.nodes)
         return {"nnodes": (f"1:{most}" if most > 1 else "1", "SLURM_ARRAY_TASK_COUNT")}
     name = here.job if here.step is None else f"{here.job}.{here.step}"
@@ -68,6 +69,11 @@ def _size_and_name(here: Allocation, given: Mapping[str, object]) -> dict[str, D
         "nnodes": (str(len(here.nodes)), "SLURM_JOB_NODELIST" if here.step is None else "SLURM_STEP_NODELIST"),
         "rdzv_id": (name, "SLURM_JOB_ID" if here.step is None else "SLURM_JOB_ID and SLURM_STEP_ID"),
     }
+
+
+def _is_array_of_nodes(here: Allocation, given: Mapping[str, object]) -> bool:
+    """Whether the tasks of this job array are nodes of one job: the user gives all of them the array's id."""
+    return here.array is not None and given.get("rdzv_id") == here.array
 
 
 def _place(here: Allocation, find_shared: Callable[[], Default | None], *, embedded_too: bool) -> dict[str, Default]:
