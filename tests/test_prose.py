@@ -40,7 +40,11 @@ CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
 
 PLAIN = [
     CORE,
-    *(path.parent for path in PLUGINS if path.parts[-4] in {"file", "metrics", "redis", "torch", "torchrun"}),
+    *(
+        path.parent
+        for path in PLUGINS
+        if path.parts[-4] in {"file", "kubernetes", "metrics", "redis", "torch", "torchrun"}
+    ),
     ROOT / "docs",
 ]
 """What has no idiom. A package is added when its prose has been rewritten."""

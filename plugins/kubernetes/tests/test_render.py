@@ -26,6 +26,7 @@ from elastic_kubernetes.pod_template import Launch, PodOptions, find_launch
 from elastic_kubernetes.quantities import format_bytes, parse_bytes
 
 SAMPLE = DATA / "imagenet.yaml"
+HEAD = "apiVersion: elastic.pytorch.org/v1alpha1\nkind: ElasticJob\nspec:\n  replicaSpecs: {Worker: {template: {}}}\n"
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -215,6 +216,7 @@ def test_no_value_of_any_field_is_a_defect_of_ours(job: dict[str, Any]) -> None:
         ("", "job.yaml is empty."),
         ("a: [1", "job.yaml, line 1, column 6: this is not YAML"),
         ("kind: ElasticJob\nkind: Job\n", "line 2, column 1: this is not YAML: the key 'kind' is there twice."),
+        (f"metadata: &loop\n  name: a\n  labels: *loop\n{HEAD}", "metadata.labels.labels"),
         ("- 1\n", "the document [1] is not an ElasticJob."),
         ("a: !!python/object:os.system {}\n", "line 1, column 4: this is not YAML: could not determine a constructor"),
         ("kind: ElasticJob\n---\nkind: Service\n", "job.yaml, document 1: kind 'ElasticJob' of apiVersion None"),
