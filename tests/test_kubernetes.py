@@ -114,6 +114,20 @@ def test_a_pod_of_a_jobset_that_is_deleted_leaves_without_a_lost_step(cluster: C
     finish(done, first, third)
 
 
+def test_commands_in_a_pod_find_its_job(cluster: Cluster, done: Path) -> None:
+    store(cluster, "etcd")
+    first, second, third = pods = start(cluster, job_of(documents(DEPLOY / "job.yaml")))
+    train(pods)
+    status = first.execute(*PYTHON["elastic"], "status")
+    assert all(pod.name in status.stdout for pod in pods), status
+    # What `elastic render` lets the kubelet do before it stops a container that passes no signal on.
+    drained = second.execute("sh", "-c", f'exec {" ".join(PYTHON["elastic"])} drain "$ELASTIC_HOST_NAME"')
+    assert drained.stdout == f"1 agent on {second.name} leaves.\n", drained
+    assert second.agent.exit_code(second.grace_period) == LEFT, "as after SIGTERM"
+    train([first, third])
+    finish(done, first, third)
+
+
 def test_a_trainjob_over_redis_loses_a_pod(cluster: Cluster, done: Path) -> None:
     store(cluster, "redis")
     runtime = of_kind("ClusterTrainingRuntime", documents(DEPLOY / "trainer-runtime.yaml"))

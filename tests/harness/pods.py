@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -137,6 +138,14 @@ class Pod:
     def terminate(self) -> None:
         """Send SIGTERM to the container, as the kubelet does when the pod is deleted; it kills what is left later."""
         os.kill(self.first_process, signal.SIGTERM)
+
+    def execute(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the container, with its variables, as ``kubectl exec`` and hooks of the kubelet do."""
+        pid = self.first_process
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+        environ = dict(pair.split("=", 1) for pair in pairs if pair)
+        enter = ["nsenter", f"--target={pid}", "--net", "--uts", "--pid", "--mount", "--", *words]
+        return subprocess.run(enter, env=environ, capture_output=True, text=True, timeout=PATIENCE)
 
     def kill(self) -> None:
         """Kill the container with all its processes, as when its machine is lost."""

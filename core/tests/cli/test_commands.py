@@ -47,7 +47,12 @@ def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsy
 
 @pytest.mark.parametrize(
     ("name", "distribution"),
-    [("audit-data", "elastic-torch"), ("doctor", "elastic-doctor"), ("exec", "elastic-torchrun")],
+    [
+        ("audit-data", "elastic-torch"),
+        ("doctor", "elastic-doctor"),
+        ("exec", "elastic-torchrun"),
+        ("render", "elastic-kubernetes"),
+    ],
 )
 def test_a_command_that_is_not_installed_is_answered_with_what_brings_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, distribution: str

@@ -94,6 +94,7 @@ def test_an_unknown_key_is_answered_with_all_that_there_are() -> None:
         ({"SLURM_JOB_ID": "77"}, "slurm-77.0"),
         ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2"}, "slurm-77.2"),
         ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2", "SLURM_ARRAY_JOB_ID": "70"}, "slurm-77.2"),
+        ({"SLURM_JOB_ID": "77", "ELASTIC_SCHEDULER_UID": "uid-of-a-job"}, "uid-of-a-job"),
     ],
 )
 def test_the_scheduler_tells_runs_and_requeues_apart(environ: dict[str, str], uid: str | None) -> None:

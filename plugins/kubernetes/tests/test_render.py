@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,16 @@ from manifest_schemas import DATA, check
 
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
+from elastic_core.errors import UsageError
 from elastic_kubernetes.command import backend_of
-from elastic_kubernetes.pod_template import Launch, find_launch
+from elastic_kubernetes.documents import write
+from elastic_kubernetes.elastic_job import parse_elastic_job
+from elastic_kubernetes.manifests import TARGETS as RENDERED
+from elastic_kubernetes.pod_template import Launch, PodOptions, find_launch
 from elastic_kubernetes.quantities import format_bytes, parse_bytes
 
 SAMPLE = DATA / "imagenet.yaml"
+HEAD = "apiVersion: elastic.pytorch.org/v1alpha1\nkind: ElasticJob\nspec:\n  replicaSpecs: {Worker: {template: {}}}\n"
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -144,12 +151,72 @@ def test_a_wrong_field_is_named_with_its_value(
     assert "Traceback" not in err
 
 
+def paths(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every field and member."""
+    below: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        below = list(value.items())
+    elif isinstance(value, list):
+        below = list(enumerate(value))
+    return [found for key, member in below for found in [(*path, key), *paths(member, (*path, key))]]
+
+
+def test_no_value_of_any_field_is_a_defect_of_ours(job: dict[str, Any]) -> None:
+    """Either it is rendered, and the API server judges, or people are told."""
+    container(job).update(
+        command=["sh"],
+        env=[{"name": "A", "value": "1"}],
+        volumeMounts=[{"name": "v", "mountPath": "/v"}],
+        lifecycle={"preStop": {"exec": {"command": ["sync"]}}},
+        resources={"limits": {"memory": "1Gi", "cpu": 1}, "requests": {"memory": "1Gi"}},
+    )
+    worker(job)["template"]["metadata"] = {"labels": {"a": "b"}, "annotations": {"c": "d"}}
+    pod(job).update(volumes=[{"name": "v", "emptyDir": {}}], terminationGracePeriodSeconds=90)
+    job["spec"].update(backoffLimit=3, activeDeadlineSeconds=9, ttlSecondsAfterFinished=4, cleanPodPolicy="All")
+    job["metadata"].update(labels={"a": "b"}, annotations={"a": "b"})
+    wrong: list[object] = [
+        None,
+        7,
+        -1,
+        2.5,
+        "x",
+        "",
+        [],
+        {},
+        [None],
+        [[]],
+        {"a": None},
+        {7: 8},
+        True,
+        "\0",
+        float("nan"),
+    ]
+    options = PodOptions(backend="etcd")
+    outcomes = Counter[str]()
+    for path in paths(job):
+        for value in wrong:
+            changed = copy.deepcopy(job)
+            place: Any = changed
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            for render_to in RENDERED.values():
+                try:
+                    elastic_job = parse_elastic_job(changed, "job.yaml")
+                    assert write(render_to(elastic_job, options))
+                    outcomes["rendered"] += 1
+                except UsageError:
+                    outcomes["refused"] += 1
+    assert min(outcomes.values()) > 100
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "job.yaml is empty."),
         ("a: [1", "job.yaml, line 1, column 6: this is not YAML"),
         ("kind: ElasticJob\nkind: Job\n", "line 2, column 1: this is not YAML: the key 'kind' is there twice."),
+        (f"metadata: &loop\n  name: a\n  labels: *loop\n{HEAD}", "metadata.labels.labels"),
         ("- 1\n", "the document [1] is not an ElasticJob."),
         ("a: !!python/object:os.system {}\n", "line 1, column 4: this is not YAML: could not determine a constructor"),
         ("kind: ElasticJob\n---\nkind: Service\n", "job.yaml, document 1: kind 'ElasticJob' of apiVersion None"),

@@ -9,6 +9,8 @@ import yaml
 
 from elastic_core.errors import UsageError
 
+_STYLE: dict[str, Any] = {"sort_keys": False, "default_flow_style": False, "width": 120, "allow_unicode": True}
+
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's, which refuses a key that is there twice, as the API server does."""
@@ -52,8 +54,14 @@ def read(text: str, source: str) -> list[object]:
 
 
 def write(documents: Iterable[object]) -> str:
-    """Return the documents as one text of YAML."""
-    return "---\n".join(
-        yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120, allow_unicode=True)
-        for document in documents
-    )
+    """Return the documents as one text of YAML.
+
+    Raises:
+        UsageError: A value contains itself, by an alias.
+    """
+    try:
+        return "---\n".join(yaml.dump(document, Dumper=_Dumper, **_STYLE) for document in documents)
+    except RecursionError:
+        raise UsageError(
+            "A value of the ElasticJob contains itself.", hint="Look at its aliases, as in `*name`."
+        ) from None

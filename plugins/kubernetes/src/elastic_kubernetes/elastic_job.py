@@ -210,6 +210,8 @@ def _container(template: Field) -> int:
                 member.need("name").text()
     for mount in () if (mounts := container.get("volumeMounts")) is None else mounts.items():
         mount.need("mountPath").text()
+    if (lifecycle := container.get("lifecycle")) is not None:
+        lifecycle.mapping()
     if (resources := container.get("resources")) is not None:
         for name in ("limits", "requests"):
             if (amounts := resources.get(name)) is not None:

@@ -198,7 +198,7 @@ def _job_policies(job: ElasticJob, container: str) -> Manifest:
 
 
 def _codes(container: str, *codes: int) -> Manifest:
-    return {"containerName": container, "operator": "In", "values": [int(code) for code in codes]}
+    return {"containerName": container, "operator": "In", "values": sorted(int(code) for code in codes)}
 
 
 def _jobset_failure_policy() -> Manifest:

@@ -90,8 +90,9 @@ def pod_template(job: ElasticJob, options: PodOptions, launch: Launch, *, sizes:
     template: dict[str, Any] = copy.deepcopy(dict(job.template))
     spec = template["spec"]
     container = spec["containers"][job.container]
-    grace_period = spec.setdefault("terminationGracePeriodSeconds", GRACE_PERIOD_SECONDS)
-    grace = stop_seconds(grace_period, job)
+    if spec.get("terminationGracePeriodSeconds") is None:
+        spec["terminationGracePeriodSeconds"] = GRACE_PERIOD_SECONDS
+    grace = stop_seconds(spec["terminationGracePeriodSeconds"], job)
     container["command"] = list(launch.command)
     container["args"] = list(launch.args)
     if options.image is not None:
@@ -154,7 +155,7 @@ def _merged(ours: Iterable[dict[str, Any]], theirs: Sequence[dict[str, Any]]) ->
 
 def _share_memory(spec: dict[str, Any], container: dict[str, Any], size: int) -> int:
     """Give the container a /dev/shm of that size; return the memory that it takes, 0 where the user's own is there."""
-    mounts = container.setdefault("volumeMounts", [])
+    mounts = container["volumeMounts"] = container.get("volumeMounts") or []
     if any(mount["mountPath"].rstrip("/") == SHARED_MEMORY_PATH for mount in mounts):
         return 0
     taken = {volume["name"] for volume in spec.get("volumes") or []}
