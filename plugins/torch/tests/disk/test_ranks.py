@@ -83,9 +83,11 @@ def test_shards_of_a_lost_node_make_the_older_whole_one_the_newest(tmp_path: Pat
     nodes(tmp_path, 0, "a")
     nodes(tmp_path, 1, "a", "b")
     nodes(tmp_path, 2, "a")
-    said, _ = play(tmp_path, "scattered", 1, 2, 1)
+    said, log = play(tmp_path, "scattered", 1, 2, 1)
     assert [facts["loaded"] for facts in said] == [0, 1, 1, 1]
     assert all(facts["equal"] for facts in said)
+    assert "is incomplete: no node that is here has __1_0.distcp intact" in log
+    assert not (tmp_path / "a" / "damaged").exists(), "the node may come back"
 
 
 def test_what_fails_on_one_rank_fails_on_all_and_training_goes_on(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from elastic_torch.memory.sharded.dtensors import Leaf, box_of, leaves, local_part, target
 from elastic_torch.memory.sharded.plan import Box, FoundState, Piece, pieces, windows
-from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Snapshot
-from elastic_torch.state.state_exchange import PART
+from elastic_torch.state.state_exchange import PART, Transport
 from elastic_torch.state.state_tree import bytes_of, joined, parted, table_of, tensors_of
 
 Present = Mapping[str, DTensor]

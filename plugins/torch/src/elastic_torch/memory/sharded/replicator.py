@@ -20,8 +20,8 @@ import torch
 from elastic_core.errors import ResourceError
 from elastic_torch.memory.sharded.plan import sources
 from elastic_torch.memory.sharded.replicas import Replicas
-from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import HEADER_BYTES, Buffer
+from elastic_torch.state.state_exchange import Transport
 from elastic_torch.version import Stamp
 
 GOODBYE = 1.0

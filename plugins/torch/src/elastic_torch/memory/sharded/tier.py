@@ -18,12 +18,11 @@ from elastic_torch.memory.sharded.fetch import Brought, bring
 from elastic_torch.memory.sharded.plan import FoundState, HeldPart
 from elastic_torch.memory.sharded.replicas import Replicas, held_parts
 from elastic_torch.memory.sharded.replicator import Replicator
-from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.memory.tier import MemoryTier, State, TakenState
 from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
 from elastic_torch.state.state_choice import Tier
-from elastic_torch.state.state_exchange import Peers
+from elastic_torch.state.state_exchange import Peers, Transport
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 

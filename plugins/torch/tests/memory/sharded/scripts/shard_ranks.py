@@ -30,9 +30,8 @@ from elastic_torch.memory.sharded.fetch import bring
 from elastic_torch.memory.sharded.plan import HeldPart, every, partners
 from elastic_torch.memory.sharded.replicas import Replicas, held_parts
 from elastic_torch.memory.sharded.replicator import Replicator
-from elastic_torch.memory.sharded.transport import Transport
 from elastic_torch.memory.snapshot import Buffer, Snapshot
-from elastic_torch.state.state_exchange import Peers
+from elastic_torch.state.state_exchange import Peers, Transport
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.state.train_state import TrainState
 from elastic_torch.version import Stamp
@@ -174,7 +173,7 @@ def whole(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Any]:
 
 def remember(rank: int, world: int, act: int, before: list[Buffer], after: list[Buffer]) -> None:
     """Put together what the act before has left, and leave one's part and its replica, in many small messages."""
-    patch("elastic_torch.memory.sharded.transport.PART", 100).start()
+    patch("elastic_torch.state.state_exchange.PART", 100).start()
     patch("elastic_torch.memory.sharded.fetch.PART", 200).start()
     if before:
         go_on(rank, world, act, before)
