@@ -82,6 +82,8 @@ WHEN = {
     "stop_at": "The step after which the workers of a planned stop end is agreed.",
     "hang": "Nothing moves: no progress for the window, and no rank's stack changes (rule L14). Every node publishes "
     "it, with a line for each place where ranks are in `stacks`, and in `rank` the one that the others wait for.",
+    "hang_explained": "Plugins have said why a round hangs: elastic-torch, by torch's flight recorder.",
+    "py_spy": "py-spy is installed and may not read the workers' memory.",
     "stacks": "All nodes have said where their ranks are: for `elastic stacks`, or because a suspicion was wrong.",
     "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "
     "and which policy decided. The leader publishes it. `elastic policy replay` reads it.",
