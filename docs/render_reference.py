@@ -91,7 +91,6 @@ WHEN = {
     "start_waits": "The workers of a round wait, as a plugin says that something must happen first (rule L18).",
     "start_waited": "They start, as it has happened.",
     "started_regardless": "They start although it has not, after 10 s.",
-    "py_spy": "py-spy, which shows the stacks of workers that do not answer, may not look at them. Published once.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `verdict` is the policy that allowed a restart, and its reason. `cause` is "
     "`None` for the first round.",
@@ -99,6 +98,8 @@ WHEN = {
     "stop_at": "The step after which the workers of a planned stop end is agreed.",
     "hang": "Nothing moves: no progress for the window, and no rank's stack changes (rule L14). Every node publishes "
     "it, with a line for each place where ranks are in `stacks`, and in `rank` the one that the others wait for.",
+    "hang_explained": "Plugins have said why a round hangs: elastic-torch, by torch's flight recorder.",
+    "py_spy": "py-spy is installed and may not read the workers' memory.",
     "stacks": "All nodes have said where their ranks are: for `elastic stacks`, or because a suspicion was wrong.",
     "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "
     "and which policy decided. The leader publishes it. `elastic policy replay` reads it.",

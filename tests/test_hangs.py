@@ -79,6 +79,25 @@ def test_with_hang_timeout_the_rank_is_ended_and_the_job_goes_on(stage: Stage, f
     home.wait_for(rf"rank 1 \(pid \d+\) Hang: no progress for {WINDOW} s; {PLACES['lock']}")
 
 
+def test_the_flight_recorder_names_the_collective_and_the_rank_that_has_not_come_to_it(
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+) -> None:
+    """Both nodes share the folder of the logs, so each has the dumps of all ranks."""
+    flags = [f"--hang_timeout={WINDOW}", "--max_restarts=0", f"--log_dir={tmp_path / 'logs'}"]
+    agents = start(stage, file_rendezvous, "--how=lock", "--elastic", flags=flags)
+    for agent in agents:
+        assert agent.exit_code() == 1
+        agent.wait_for(
+            r"gloo:all_reduce number 4 of group 0:default_pg: ranks 0, 2, 3 wait in it, rank 1 has not come to it "
+            r"\(but to gloo:all_reduce number 3\)"
+        )
+        agent.wait_for("round 1: why it hangs:")
+        agent.wait_for(rf"what    Hang: no progress for {WINDOW} s; {PLACES['lock']}")
+    dumps = sorted(path.name for path in (tmp_path / "logs").rglob("flight_recorder_*"))
+    assert dumps == [f"flight_recorder_{rank}" for rank in range(4)]
+    assert all("flight recorder dumps: " in agent.output for agent in agents)
+
+
 def test_a_hang_that_ends_the_job_is_its_root_cause(stage: Stage, file_rendezvous: list[str]) -> None:
     agents = start(stage, file_rendezvous, "--how=lock", flags=[f"--hang_timeout={WINDOW}", "--max_restarts=0"])
     for agent in agents:

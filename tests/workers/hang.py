@@ -20,6 +20,7 @@ import torch.distributed as dist
 from report import RANK, report
 from torch.utils.data import DataLoader, Dataset
 
+import elastic_core
 from elastic_core.worker.graceful_stop import should_checkpoint
 
 
@@ -87,9 +88,13 @@ parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--at", type=int, default=3)
 parser.add_argument("--steps", action="store_true")
 parser.add_argument("--until", type=Path)
+parser.add_argument("--elastic", action="store_true")
 args = parser.parse_args()
 
-dist.init_process_group("gloo")
+if args.elastic:  # whose group answers for the flight recorder
+    elastic_core.init_process_group("gloo")
+else:
+    dist.init_process_group("gloo")
 for step in range(12):
     hangs = step == args.at and args.rank in (RANK, -1) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     if hangs:

@@ -109,6 +109,18 @@ def elastic_node_gone(node: NodeInfo) -> bool | None:
     """
 
 
+@hookspec
+def elastic_explain_hang(ranks: Mapping[int, int], world_size: int, directory: Path) -> str | None:
+    """Return lines that explain why a round hangs; None where the plugin knows nothing.
+
+    Called on every node after a report that the job hangs (event ``hang``), in a separate thread, with 20 s to answer.
+    ``ranks`` has the pids of its workers, which run, by rank; ``directory`` is the round's folder of this node, for
+    files. The lines are the event ``hang_explained``, and part of the next failure in that round. With
+    ``--hang_timeout`` the rank for which the others wait is ended after the answer. All plugins are called. One that
+    raises, takes longer, or returns another value is reported.
+    """
+
+
 # 3. Metrics ----------------------------------------------------------------------------------------------------------
 
 

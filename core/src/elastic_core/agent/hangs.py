@@ -15,6 +15,7 @@ from elastic_core.agent.gpu_use import GpuUse, users
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.worker import Worker
 from elastic_core.progress import Progress
+from elastic_core.protocol.entries import Stacks
 from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, state_of
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
@@ -32,6 +33,14 @@ class HangCheck:
     """It is time to look whether the workers of a round make progress."""
 
     round: int
+
+
+@dataclass(frozen=True, slots=True)
+class HangExplained:
+    """The plugins have said what they know of a hang; its lines are '' for nothing."""
+
+    report: Stacks
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,6 +278,12 @@ def hang(report: Stacks) -> Event:
     return Event("stacks", describe_hang(report), Level.DEBUG, fields)
 
 
+def hang_explained(found: Stacks, text: str) -> Event:
+    """Return the event of what plugins say of a hang."""
+    message = f"round {found.round}: why it hangs:\n" + "\n".join(f"  {line}" for line in text.splitlines())
+    return Event("hang_explained", message, Level.WARNING, {"round": found.round, "explanation": text})
+
+
 def find_drain(entries: Iterable[Entry], node_id: str) -> str | None:
     """Return why these entries drain a node; None if they do not."""
     asked = [entry.body for entry in entries if isinstance(entry.body, Drain) and node_id in entry.body.nodes]

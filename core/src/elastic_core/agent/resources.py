@@ -19,15 +19,16 @@ from elastic_core.agent import probing, stacks
 from elastic_core.agent.directories import log_directory, marked
 from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
-from elastic_core.agent.hangs import HangWatch
+from elastic_core.agent.hangs import HangExplained, HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.py_spy import PySpy
-from elastic_core.agent.report import Publish
+from elastic_core.agent.report import Publish, hang_explained
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartGate
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
+from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import ProgramKind
@@ -36,6 +37,7 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import BUILT_IN
+from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Leaving, Locate, Located
 from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
@@ -80,6 +82,27 @@ class Resources:
             self.loop.post(Located(found))
 
         start(target=run, name="elastic-stacks", daemon=True).start()
+
+    def explain_hang(self, found: Stacks, start: Callable[..., threading.Thread]) -> bool:
+        """Ask the plugins, on another thread, which posts a HangExplained; False where there is none to ask."""
+        group, explain = self.group, self.plugins.explain_hang
+        if explain is None or not group.workers:
+            return False
+        living = [worker for worker in group.workers if worker.pid is not None and worker.exit_code is None]
+        ranks = {worker.assignment.rank: worker.pid or 0 for worker in living}
+        world_size, directory = group.workers[0].assignment.world_size, round_directory(group.workers[0].assignment)
+
+        def run() -> None:
+            self.loop.post(HangExplained(found, explain(ranks, world_size, directory)))
+
+        start(target=run, name="elastic-explain", daemon=True).start()
+        return True
+
+    def note_explained(self, explained: HangExplained) -> None:
+        """Report what the plugins have said, and have the next failure of the round tell it too."""
+        if explained.text:
+            self.publish(hang_explained(explained.report, explained.text))
+            self.group.note_explanation(explained.report.round, explained.text)
 
     def summarize(self, **counters: Any) -> RunSummary:
         """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, Tick
-from elastic_core.agent.hangs import HangCheck, look_interval
+from elastic_core.agent.hangs import HangCheck, HangExplained, look_interval
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, handle_warden_death
@@ -165,6 +165,9 @@ class Supervisor:
                 self._check_progress(number)
             case DescribeWorkers(number):
                 self._describe_workers(number)
+            case HangExplained(found):
+                self._resources.note_explained(event)
+                self._end_hung(found)
             case Overdue():
                 if self._state.work is Work.STOPPING:
                     self._warden.kill()
@@ -316,7 +319,9 @@ class Supervisor:
         for effect in effects:
             self._do(effect)
         if (found := self._state.ledger.stacks) is not None and found is not before.ledger.stacks:
-            self._end_hung(found)
+            wait = found.hang and found.round == self._state.round and self._state.work is Work.RUNNING
+            if not (wait and self._resources.explain_hang(found, self._runtime.thread)):
+                self._end_hung(found)
         if failed is not None:  # last, because probes are not urgent
             node_id, session = self._state.info.node_id, self._session
             probe(failed, node_id, session.look_up, self._loop.post, self._runtime, self._resources.unreachable)

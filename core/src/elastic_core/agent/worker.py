@@ -27,6 +27,11 @@ class Worker:
     leaves: bool = False  # whether it has reported that it stops, after a notice
 
 
+def round_directory(assignment: Assignment) -> Path:
+    """Return the folder of an assignment's round on this node."""
+    return Path(assignment.error_file).parent.parent
+
+
 def assignments(
     config: RunConfig, run_uid: str, node_id: str, current: Round, restart_count: int, directory: Path
 ) -> list[Assignment]:

@@ -94,6 +94,7 @@ class WorkerGroup:
     _cause_wanted: bool = False  # whether all failures so far follow from the loss of a peer
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
+    _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
@@ -179,6 +180,10 @@ class WorkerGroup:
         """Return the newest step that a local rank is known to have reached; None where none is known."""
         steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         return max(steps, default=None)
+
+    def note_explanation(self, number: int, text: str) -> None:
+        """Have the first failure of a round tell why the round hung before."""
+        self._explanation = number, text
 
     def end_hung(self, report: Stacks) -> node_events.WorkerFailed | None:
         """Kill the rank for which the others wait, if it is here, and report that as its failure."""
@@ -423,6 +428,9 @@ class WorkerGroup:
         self._over, self._notice = True, None
         if follows_peer_loss(incident):
             self._want_cause()
+        if self._explanation[0] == incident.round and self._explanation[1] not in incident.detail:
+            parts = filter(None, [incident.detail.rstrip(), self._explanation[1]])
+            incident = replace(incident, detail="\n".join(parts))
         return self._publish_failure(incident)
 
     def _end_for(self, timer: Timer) -> None:

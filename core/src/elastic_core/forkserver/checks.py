@@ -43,7 +43,7 @@ READ_ONCE = (
     "TRANSFORMERS_",
 )
 """Variables (or their beginnings) that are read when the interpreter starts or a library is imported."""
-READ_LATE = ("TORCH_NCCL_",)  # exceptions from READ_ONCE
+READ_LATE = ("TORCH_NCCL_", "TORCH_FR_")  # exceptions from READ_ONCE
 FORK_SAFE_THREADS = ("jemalloc_bg_thd",)
 """Threads, by name, that a fork does not need, each with its proof.
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived
-from elastic_core.agent.hangs import HangCheck, look_interval
+from elastic_core.agent.hangs import HangCheck, HangExplained, look_interval
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
@@ -208,6 +208,9 @@ class HandlerAgent:
                 raise RuntimeError("the failure could not be judged") from error
             case HangCheck(number):
                 self._check_progress(number)
+            case HangExplained(hung):
+                self._resources.note_explained(event)
+                self._end_hung(hung)
             case Located(found):
                 self._on_located(found)
             case ShutDown(error):
@@ -345,9 +348,13 @@ class HandlerAgent:
         self._suspected = report_alone(found, self._round, window, self._suspected)
         self._suspected_at = self._runtime.now()
         self._publish(report.hang(self._suspected))
-        wanted = self._suspected.hang and self._config.hang_timeout is not None
-        if wanted and (failed := self._group.end_hung(self._suspected)) is not None:
-            self._step(WorkerFailed(with_report(failed.incident, self._suspected)))
+        if not (self._suspected.hang and self._resources.explain_hang(self._suspected, self._runtime.thread)):
+            self._end_hung(self._suspected)
+
+    def _end_hung(self, hung: Stacks) -> None:
+        wanted = hung.hang and hung.round == self._round and self._config.hang_timeout is not None
+        if wanted and (failed := self._group.end_hung(hung)) is not None:
+            self._step(WorkerFailed(with_report(failed.incident, hung)))
 
     # Effects ---------------------------------------------------------------------------------------------------------
 

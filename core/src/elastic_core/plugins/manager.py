@@ -179,6 +179,15 @@ class Plugins:
 
         return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered={})
 
+    @property
+    def explain_hang(self) -> Callable[[Mapping[int, int], int, Path], str] | None:
+        """Asks all plugins of the hook ``elastic_explain_hang``; None where none implements it."""
+        if not (plugins := self.implementations("elastic_explain_hang")):
+            return None
+        from elastic_core.plugins import verdicts
+
+        return functools.partial(verdicts.explain_hang, plugins, report=self.publish)
+
     # Health ----------------------------------------------------------------------------------------------------------
 
     def node_checks(self, config: RunConfig) -> tuple[ChosenCheck, ...]:

@@ -7,10 +7,11 @@ another type or takes too long is reported, and its answer does not count.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from elastic_core.events import Event, Level
 from elastic_core.incidents import (
@@ -27,6 +28,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import asked
 
 LONGEST_REASON = 500  # characters of a verdict's reason, which is written to the ledger and printed by every node
+LONGEST_EXPLANATION = 2000  # characters of what a plugin says of a hang
 LONGEST_POLICY = 40  # characters of the name of the policy that gave it
 
 
@@ -93,6 +95,42 @@ def node_gone(
             report(Event("node_gone", message, fields={"plugin": plugin.plugin, "node": node.node_id}))
             vouches = True
     return vouches
+
+
+def explain_hang(
+    plugins: Sequence[Implementation],
+    ranks: Mapping[int, int],
+    world_size: int,
+    directory: Path,
+    *,
+    report: Callable[[Event], None],
+    timeout: float = 20.0,
+) -> str:
+    """Return what the plugins say within ``timeout`` seconds of a hang, '' for nothing; blocks until then at most.
+
+    ``report`` is called for each plugin that failed.
+    """
+    ask = partial(_explain, ranks=ranks, world_size=world_size, directory=directory)
+    answers = {plugin: asked(partial(ask, plugin), name=f"plugin {plugin.plugin}") for plugin in plugins}
+    wait(answers.values(), timeout=timeout)
+    said = []
+    for plugin, answer in answers.items():
+        if not answer.done():
+            message = f"The plugin {plugin.plugin!r} did not explain the hang within {timeout:g} s."
+            report(Event("plugin_timed_out", message, Level.WARNING, {"plugin": plugin.plugin, "timeout_s": timeout}))
+        elif (exc := answer.exception()) is not None:
+            for event in failure_events("plugin_failed", plugin, exc, "It does not explain the hang."):
+                report(event)
+        elif text := (answer.result() or "").strip():
+            said.append(text[:LONGEST_EXPLANATION])
+    return "\n".join(said)
+
+
+def _explain(plugin: Implementation, ranks: Mapping[int, int], world_size: int, directory: Path) -> str | None:
+    said: str | None = plugin(ranks=ranks, world_size=world_size, directory=directory)
+    if not isinstance(said, str | None):
+        raise TypeError(f"{reprlib.repr(said)} is neither a text nor None")
+    return said
 
 
 def _is_gone(plugin: Implementation, node: NodeInfo) -> bool | None:

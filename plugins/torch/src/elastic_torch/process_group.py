@@ -19,6 +19,7 @@ import torch.distributed as dist
 from elastic_core.errors import UsageError
 from elastic_core.forkserver.exit_probe import ended_by_exception
 from elastic_core.worker.channel import INITIALIZED, report
+from elastic_torch.flight_recorder.answer import answer_requests
 
 PATIENCE = timedelta(minutes=10)
 """How long a collective waits. Agents notice lost peers within seconds, so this is for peers that hang."""
@@ -55,6 +56,7 @@ def init_process_group(backend: str | None = None, *, timeout: timedelta | float
     dist.init_process_group(backend, timeout=timeout or PATIENCE, **options)
     atexit.unregister(_leave)  # last in, first out: it comes before what was registered until now
     atexit.register(_leave)
+    answer_requests()
     report(INITIALIZED)
 
 
