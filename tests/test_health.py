@@ -56,6 +56,13 @@ def test_a_node_whose_check_fails_does_not_enter_and_the_others_are_not_held_up(
     assert "round 1: 1 worker(s) on 1 node(s)" in healthy.output
 
 
+def test_nodes_that_all_check_themselves_meet(stage: Stage, rendezvous: list[str]) -> None:
+    flags = ["--nnodes=2", *rendezvous, "--health_check=true", "--health_retry=1", "--no_python", "true"]
+    agents = [stage.run(*flags), stage.run(*flags)]
+    assert [agent.exit_code() for agent in agents] == [0, 0], agents[0].output
+    assert all("round 1: 2 worker(s) on 2 node(s)" in agent.output for agent in agents)
+
+
 def test_json_with_a_fail_count_is_understood_whatever_the_exit_code(stage: Stage, tmp_path: Path) -> None:
     answer = '{"fail_count": 1, "failed_checks": ["bcm_healthcheck"]}'
     check = script(tmp_path / "check", f"#!/bin/sh\nprintf '{answer}\\n'\n")
@@ -155,6 +162,30 @@ def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_
             assert suspected.exit_code() == 0, suspected.output
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_host_in_quarantine_that_the_job_needs_stays_in_it_unchecked(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "mended").touch()
+    check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    flags = ["--nnodes=2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
+    flags += ["--failure_policy=quarantine=1/1h:1h"]
+    with hosts(2) as (one, two):
+        commands = [
+            host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job]))
+            for host, more in ((one, []), (two, [f"--health_check={check}"]))
+        ]
+        healthy, suspected = (stage.start(command) for command in commands)
+        for agent in (healthy, suspected):
+            agent.wait_for_report("training", world_size=2)
+        (rank,) = suspected.workers()
+        suspected.kill_worker(rank)
+        for agent in (healthy, suspected):
+            agent.wait_for_report("training", count=2, world_size=2)
+        (tmp_path / "done").touch()
+        assert [agent.exit_code() for agent in (healthy, suspected)] == [0, 0], suspected.output
+    assert (tmp_path / "calls").read_text() == "called\n"
+
+
 def test_checks_run_before_a_foreign_handler_is_asked(stage: Stage, tmp_path: Path) -> None:
     check = script(tmp_path / "check", "#!/bin/sh\nexit 3\n")
     flags = ["--nnodes=1", "--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
@@ -202,7 +233,10 @@ def test_a_host_that_has_too_little_is_refused_by_the_checks_that_are_on(stage: 
     assert "because of the health checks memory, shm." in agent.output
 
 
-def test_workers_wait_for_gpu_memory_that_another_process_holds_and_it_is_named(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("foreign", [False, True], ids=["ledger", "foreign handler"])
+def test_workers_wait_for_gpu_memory_that_another_process_holds_and_it_is_named(
+    stage: Stage, tmp_path: Path, foreign: bool
+) -> None:
     """With an nvidia-smi that answers in its form: there is no GPU here."""
     (tmp_path / "bin").mkdir()
     script(tmp_path / "bin" / "nvidia-smi", SMI.format(folder=tmp_path))
@@ -210,7 +244,8 @@ def test_workers_wait_for_gpu_memory_that_another_process_holds_and_it_is_named(
     gpu = "GPU-d0180485-9584-433c-6782-c335d5df2cb3"
     (tmp_path / "apps").write_text("")
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    agent = stage.run("--standalone", "--max_restarts=1", WORKERS / "sleeper.py", env={"PATH": path})
+    flags = ["--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"] if foreign else ["--standalone"]
+    agent = stage.run(*flags, "--max_restarts=1", WORKERS / "sleeper.py", env={"PATH": path})
     try:
         agent.wait_for_report("started")
         (tmp_path / "apps").write_text(f"{gpu}, {holder.pid}, 78430, python\n")

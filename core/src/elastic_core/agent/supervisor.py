@@ -420,7 +420,9 @@ class Supervisor:
         """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""
         host, now = self._state.info.host_id, self._runtime.now()
         known, excluded = (one.ledger.counters.excluded_at(one.ledger.age(now)) for one in (before, self._state))
-        if host not in excluded or host in known or self._state.leaving is not None or not self._has_slow_checks():
+        if host not in excluded or host in known or self._state.ledger.is_member(self._state.info.node_id):
+            return  # a member is needed, although its host was excluded
+        if self._state.leaving is not None or self._state.ledger.closed is not None or not self._has_slow_checks():
             return
         why = "this host was excluded: this node leaves, and enters again through its health checks"
         self._say("checked_again", why)
