@@ -73,7 +73,7 @@ def test_a_manifest_is_valid_by_its_published_schema(manifest: dict[str, Any]) -
 
 def test_the_check_is_strict() -> None:
     job, jobset = documents(DEPLOY / "job.yaml")[1], documents(DEPLOY / "jobset.yaml")[0]
-    job["spec"]["template"]["spec"]["containers"][0]["enviroment"] = []
+    job["spec"]["template"]["spec"]["containers"][0]["envs"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
         check(job)
     jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurPolicy"] = {}
