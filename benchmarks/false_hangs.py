@@ -103,8 +103,9 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--minutes", type=float, default=60.0)
     arguments.add_argument("--window", type=float, default=15.0, help="seconds, for the least window")
+    arguments.add_argument("--only", default="", help="a part of the name of the jobs that are run")
     given = arguments.parse_args()
-    every = jobs(given.window)
+    every = [job for job in jobs(given.window) if given.only in job.name]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic-false-hangs-")))
         for number, job in enumerate(every):

@@ -108,7 +108,7 @@ def test_the_rank_and_its_line_are_named_and_with_hang_timeout_the_job_goes_on(
     flags = [
         "--nnodes=2",
         "--nproc_per_node=1",
-        "--max_restarts=1",
+        "--max_restarts=3",  # torch 2.13 may also deadlock where the last reference to a gloo group goes
         f"--hang_timeout={HANG_WINDOW}",
         *over("file", tmp_path),
     ]

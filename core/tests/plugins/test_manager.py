@@ -217,8 +217,8 @@ def wrapping() -> SimpleNamespace:
             "The plugin 'mine' implements 'elastic_judge_failur', which is not a hook. "
             "Did you mean 'elastic_judge_failure'?",
             "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_judge_failure, "
-            "elastic_node_gone, elastic_observe, elastic_run_starts, elastic_run_ends, elastic_train_state, "
-            "elastic_init_process_group, "
+            "elastic_node_gone, elastic_explain_hang, elastic_observe, elastic_run_starts, elastic_run_ends, "
+            "elastic_train_state, elastic_init_process_group, "
             "elastic_round_starts, elastic_stop_planned, elastic_preload, elastic_worker_command, "
             "elastic_worker_environment, elastic_scheduler_defaults, elastic_configure, "
             "elastic_node_checks, elastic_workers_wait.",

@@ -66,7 +66,6 @@ def analyse(prefix: str, world_size: int) -> list[str]:
     Raises:
         ValueError: No dump can be read.
     """
-    _skip_torch()
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
 
@@ -82,7 +81,8 @@ def analyse(prefix: str, world_size: int) -> list[str]:
     with contextlib.redirect_stdout(io.StringIO()):
         database = build_db(details, arguments, str(next(iter(details.values()))["version"]))
     lines = list(describe(database.collectives, dumped, newest))[:MOST_LINES]
-    if undumped := sorted(set(range(world_size)) - dumped):
+    if undumped := sorted(set(range(world_size)) - dumped):  # torch decides little without all dumps
+        lines += [] if lines else describe_newest(newest)[:MOST_LINES]
         lines.append(f"there is no dump here of {_ranks(undumped)}")
     return lines or ["all ranks have come to the same collectives"]
 
@@ -124,6 +124,14 @@ def describe(
             yield f"{which}: the ranks do not agree ({found.type_of_mismatch or 'sizes or types differ'})"
 
 
+def describe_newest(newest: Mapping[tuple[int, str], str]) -> list[str]:
+    """Return a line for each collective that is the newest of a rank in a group."""
+    ranks_at: dict[tuple[str, str], list[int]] = {}
+    for (rank, group), name in sorted(newest.items()):
+        ranks_at.setdefault((group, name), []).append(rank)
+    return [f"the newest of {_ranks(ranks)} in group {group} is {name}" for (group, name), ranks in ranks_at.items()]
+
+
 def _name(entry: Mapping[str, Any]) -> str:
     number = entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"]
     return f"{entry['profiling_name']} number {number}"
@@ -134,4 +142,5 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
+    _skip_torch()
     print("\n".join(analyse(sys.argv[1], int(sys.argv[2]))))
