@@ -21,6 +21,7 @@ def test_an_error_shows_its_message_and_then_its_hint() -> None:
         ("UsageError", ExitCode.USAGE),
         ("PluginError", ExitCode.USAGE),
         ("ResourceError", ExitCode.WITHDRAWN),
+        ("UnhealthyNodeError", ExitCode.UNHEALTHY),
         ("RendezvousError", ExitCode.UNREACHABLE),
         ("RendezvousClosedError", ExitCode.REFUSED),
         ("RendezvousTimeoutError", ExitCode.TOO_FEW_NODES),
@@ -36,7 +37,7 @@ def test_every_error_ends_a_run_with_its_own_code(name: str, code: ExitCode) -> 
 
 def test_the_table_above_leaves_no_error_out() -> None:
     classes = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ElasticError)}
-    assert len(classes) == 11
+    assert len(classes) == 12
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The check ``gpu``: every visible GPU answers, and has enough memory free. ``python -m elastic_health.gpu [LEAST]``.
 
-It is a process, since a GPU that hangs may hang whoever asks it.
+It is a process of its own, since a call to a GPU that hangs may never return.
 """
 
 from __future__ import annotations

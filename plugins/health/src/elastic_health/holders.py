@@ -1,7 +1,7 @@
 """Which processes the next workers wait for: those that hold memory of this node's GPUs and are not the agent's.
 
 The warden has seen all processes of the last round end before the next one starts. What is left are processes that
-escaped to another parent, of an earlier job, or of somebody else.
+escaped to another parent, of an earlier job, or of another user.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MemoryWait:
             visible = visible_uuids(self._source.gpus(), self._environ)
             holders = [one for one in self._source.holders() if one.gpu in visible or not one.gpu.startswith("GPU-")]
         except GpuError:
-            return None  # the check ``gpu`` says so before a node enters; here nobody is to blame
+            return None  # the check ``gpu`` says so before a node enters; here no process holds memory
         own = {pid for pid, _ in descendants(os.getpid())} | {os.getpid()}
         held = [one for one in holders if one.pid not in own and not is_of_round(one.pid, run_uid, round)]
         waited_for = [one for one in held if self._since.setdefault(_process(one), round) == round]

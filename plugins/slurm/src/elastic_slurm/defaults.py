@@ -23,8 +23,8 @@ def flag_defaults(
 
     Args:
         here: The allocation.
-        given: The flags that the user gave, which win: whoever says where nodes meet is given no place, and whoever
-            says how many nodes there are may start them as they like.
+        given: The flags that the user gave, which win. With a flag for the place where nodes meet, no place is
+            returned; with a number of nodes, the user may start the agents in any way.
         find_shared: Returns a directory that all nodes see, and where it is from.
 
     Raises:
