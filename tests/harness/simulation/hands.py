@@ -139,9 +139,8 @@ class Hands:
         """Return what the rank has reported last."""
         return self.step
 
-    def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers:
-        """Return something new each time: a row with it is as good as without."""
-        return LocalWorkers(heartbeat=heartbeat, pids=(1,), steps=(self.step,), seconds=(0.0,), store=store)
+    def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
+        """Say nothing: no decision depends on it."""
 
     def error_record(self, incident: Incident | None) -> None:
         """No worker here writes an error file."""
