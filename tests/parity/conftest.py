@@ -51,6 +51,7 @@ NAMES = (
     (re.compile(r"\b0x[0-9a-f]+\b"), "0xADDRESS"),
     (re.compile(r'("MASTER_PORT": ")\d+'), r"\1PORT"),
     (re.compile(r'("TORCHELASTIC_ERROR_FILE": ")[^"]*'), r"\1PATH"),
+    (re.compile(r'("TORCH_(?:FR_DUMP_TEMP_FILE|NCCL_DEBUG_INFO_\w+)": ")[^"]*'), r"\1PATH"),
     (re.compile(r'("ELASTIC_RUN_UID": ")[^"]*'), r"\1UID"),
     (re.compile(r'("TORCHELASTIC_USE_AGENT_STORE": ")\w+'), r"\1HOSTED"),
 )

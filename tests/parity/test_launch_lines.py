@@ -32,6 +32,8 @@ HARNESS = Path(__file__).parents[1] / "harness"
 PAGE = Path(__file__).parents[2] / "docs" / "launch_lines.md"
 PATIENCE = 100.0
 OURS = ("PET_", "ELASTIC_", "SLURM_", "TORCHELASTIC_", "OMP_", "PYTEST_", "MASTER_")
+OURS_IN_WORKERS = "ELASTIC_", "STAND_IN_", "TORCH_FR_", "TORCH_NCCL_D"
+"""The beginnings of what Elastic adds; the last two are the flight recorder's, by elastic-torch."""
 BASE = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
 NAMES_OF_THIS_HOST = {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
 NEW_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -159,7 +161,7 @@ def facts(view: str, port: str) -> Facts:
     found |= {
         name: value
         for name, value in environment.items()
-        if BASE.get(name) != value and not name.startswith(("ELASTIC_", "STAND_IN_")) and name != "PET_WARM_START"
+        if BASE.get(name) != value and not name.startswith(OURS_IN_WORKERS) and name != "PET_WARM_START"
     }
     for name in ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_USE_AGENT_STORE"):
         assert name in GENERAL

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,10 @@ class Resources:
         world_size, directory = group.workers[0].assignment.world_size, round_directory(group.workers[0].assignment)
 
         def run() -> None:
-            self.loop.post(HangExplained(found, explain(ranks, world_size, directory)))
+            text = ""
+            with suppress(Exception):  # no thread can be started; the rank is ended all the same
+                text = explain(ranks, world_size, directory)
+            self.loop.post(HangExplained(found, text))
 
         start(target=run, name="elastic-explain", daemon=True).start()
         return True
