@@ -5,6 +5,7 @@ There is no kubelet and no controller here; ``pods`` does what they would do wit
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from elastic_core.exit_codes import ExitCode, signalled
 from elastic_kubernetes.command import read_jobs
 from elastic_kubernetes.manifests import as_job, as_trainjob
 from elastic_kubernetes.pod_template import PodOptions
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy" / "kubernetes"
