@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from elastic_core.events import Event, Level
 from elastic_core.host.versions import installed_versions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins.observers import Implementation
-from elastic_core.plugins.verdicts import LONGEST_REASON, judge, node_gone
+from elastic_core.plugins.verdicts import LONGEST_REASON, explain_hang, judge, node_gone
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 
@@ -203,3 +204,35 @@ def test_a_plugin_is_asked_about_no_other_node_before_it_has_answered() -> None:
     unanswered[plugins[0]].result(PATIENCE)
     assert gone(NODES[2], PATIENCE)
     assert questions == ["a", "c"]
+
+
+def explains(plugin: str, function: Callable[..., object]) -> Implementation:
+    return Implementation(plugin, "elastic_explain_hang", function, ("ranks", "world_size", "directory"))
+
+
+def test_all_plugins_explain_a_hang_and_one_that_fails_is_reported() -> None:
+    never = threading.Event()
+    told: list[Event] = []
+
+    def fails(*_: object) -> str:
+        raise OSError("disk")
+
+    plugins = [
+        explains("recorder", lambda ranks, world_size, directory: f" rank {min(ranks)} of {world_size}\n"),
+        explains("nothing", lambda *_: None),
+        explains("number", lambda *_: 7),
+        explains("fails", fails),
+        explains("waits", lambda *_: never.wait()),
+        explains("more", lambda _ranks, _size, directory: str(directory)),
+    ]
+    try:
+        said = explain_hang(plugins, {1: 10}, 4, Path("/logs"), report=told.append, timeout=1.0)
+    finally:
+        never.set()
+    assert said == "rank 1 of 4\n/logs"
+    warnings = [event.message for event in told if event.level >= Level.WARNING and "traceback" not in event.name]
+    assert [message.partition(":")[0] for message in warnings] == [
+        "The plugin 'number' raised in elastic_explain_hang",
+        "The plugin 'fails' raised in elastic_explain_hang",
+        "The plugin 'waits' did not explain the hang within 1 s.",
+    ]
