@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from elastic_core.agent.event_loop import SignalReceived
+from elastic_core.agent.resources import Resources
 from elastic_core.agent.run_summary import RunSummary
+from elastic_core.agent.start_gate import StartGate
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
@@ -220,6 +222,7 @@ class SimAgent:
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
             round_starts=lambda *_: None,
             stop_planned=lambda *_: None,
+            node_checks=lambda _config: (),
         )
         resources = SimpleNamespace(
             config=config,
@@ -231,8 +234,11 @@ class SimAgent:
             group=self.hands,
             unreachable=partial(peers.unreachable, self.host),
             locate=partial(questions.locate, self),
+            explain_hang=lambda *_: False,
+            start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._hear),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )
+        resources.locate_workers = partial(Resources.locate_workers, cast("Any", resources))
         look = partial(self.host.look, self.slot)
         self.supervisor = Supervisor(cast("Any", resources), means, store, applicant, found, cast("Any", stores), look)
         try:
