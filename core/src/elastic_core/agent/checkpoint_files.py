@@ -17,6 +17,7 @@ from elastic_core.progress import Checkpoint
 from elastic_core.progress_lines import step_of_path
 
 LOOK_SECONDS = 5.0  # between two looks
+BUSY_MAX_SECONDS = 1.0  # for another look to end
 FILES_MAX = 10_000  # that one look takes in
 _NO_CHECKPOINT = re.compile(r"/events\.out\.tfevents[^/]*$|\.(?:log|tmp|lock|jsonl|csv)$")
 """Files that scripts write beside their checkpoints: logs, metrics, and temporary files."""
@@ -112,11 +113,19 @@ class CheckpointFiles:
         self._closing.set()
 
     def look(self, *, settled: bool = False) -> None:
-        """Look once, as long as the disk takes; ``settled`` as for :meth:`NewestCheckpoint.look`."""
-        with self._lock, contextlib.suppress(OSError):
-            news = self._newest.look(find_files(self._place), time.monotonic(), time.time(), settled=settled)
-            if news is not None and not self._closing.is_set():
-                self._found(*news)
+        """Look once, as long as the disk takes; ``settled`` as for :meth:`NewestCheckpoint.look`.
+
+        It is left out if another look is still under way after ``BUSY_MAX_SECONDS``: a dead disk may hold it up.
+        """
+        if not self._lock.acquire(timeout=BUSY_MAX_SECONDS):
+            return
+        try:
+            with contextlib.suppress(OSError):
+                news = self._newest.look(find_files(self._place), time.monotonic(), time.time(), settled=settled)
+                if news is not None and not self._closing.is_set():
+                    self._found(*news)
+        finally:
+            self._lock.release()
 
     def _run(self) -> None:
         while not self._closing.is_set():

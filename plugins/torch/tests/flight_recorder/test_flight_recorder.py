@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from elastic_torch.flight_recorder import plugin
-from elastic_torch.flight_recorder.analysis import analyse
+from elastic_torch.flight_recorder.analysis import analyse, read
 
 RANK_1 = {
     "comes later": "pass",
@@ -100,6 +100,19 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
         "TORCH_NCCL_DUMP_ON_TIMEOUT",
     }
+
+
+def test_a_place_without_named_pipes_is_given_to_no_worker(tmp_path: Path) -> None:
+    assert plugin.takes_pipes(tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert not plugin.takes_pipes(Path("/proc/self"))
+
+
+def test_a_torn_dump_leaves_those_of_other_ranks(tmp_path: Path) -> None:
+    whole = pickle.dumps({"entries": [], "version": "2.10", "pg_config": {}})
+    for rank, text in enumerate([whole, whole[:-9], pickle.dumps({"entries": []}), pickle.dumps([])]):
+        (tmp_path / f"d{rank}").write_bytes(text)
+    assert list(read(str(tmp_path / "d"), 4)) == ["d0"]
 
 
 def entry(number: int, name: str = "nccl:all_reduce", state: str = "completed") -> dict[str, Any]:

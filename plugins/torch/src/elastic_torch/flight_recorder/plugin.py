@@ -37,7 +37,23 @@ elastic_hookspec_major = 1
 @hookimpl
 def elastic_worker_environment(assignment: Assignment) -> Mapping[str, str]:
     """Have the worker keep a flight recorder, and write its dumps into the folder of the round."""
-    return variables(os.environ, Path(assignment.error_file).parent.parent, torch_version())
+    folder = Path(assignment.error_file).parent.parent
+    found = variables(os.environ, folder, torch_version())
+    if not takes_pipes(folder.parent):
+        found.pop(PIPE, None)
+    return found
+
+
+@functools.cache
+def takes_pipes(directory: Path) -> bool:
+    """Whether named pipes can be made here: mounted object stores have none, and without one a worker aborts."""
+    probe = directory / f".elastic_pipe_{os.getpid()}"
+    try:
+        os.mkfifo(probe)
+        os.unlink(probe)
+    except OSError:
+        return False
+    return True
 
 
 def variables(environ: Mapping[str, str], folder: Path, version: tuple[int, ...]) -> dict[str, str]:
