@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from slurm_cluster import LOGIN, Cluster, Job, slurm_cluster
 from stage import COLD, WORKERS, parse
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 DEPLOY = Path(__file__).parents[1] / "deploy" / "slurm"
 ELASTIC = f"{sys.executable} -m elastic_core"
