@@ -88,7 +88,7 @@ def test_no_scontrol(cluster: Cluster, folder: Path) -> None:
     assert reports(job, "done").count((8, 0)) == 8
     (line,) = [line for line in job.output.splitlines() if line.startswith("elastic: Slurm job")]
     assert f"--nnodes=4 (SLURM_STEP_NODELIST), --rdzv_id={job.number}.0" in line
-    assert f"--rdzv_endpoint={folder}/.elastic (ELASTIC_SHARED_DIRECTORY)" in line
+    assert f"--rdzv_endpoint={folder}/.elastic-{os.getuid()} (ELASTIC_SHARED_DIRECTORY)" in line
     assert "--nproc_per_node=2 (CUDA_VISIBLE_DEVICES)" in line
 
 
