@@ -62,7 +62,7 @@ def test_what_is_no_instance_action_is_refused(text: str) -> None:
 
 
 def test_an_instance_is_asked_with_a_token_and_announces_nothing_at_first(service: Cloud) -> None:
-    source = aws.SpotInstance(lambda: NOON, service.url)
+    source = aws.SpotKey(aws.ACTION, lambda: NOON, service.url)
     assert source.look() == []
     assert source.look() == []
     puts = [path for method, path in service.asked if method == "PUT"]
@@ -70,16 +70,25 @@ def test_an_instance_is_asked_with_a_token_and_announces_nothing_at_first(servic
 
 
 def test_an_interruption_and_a_recommendation(service: Cloud) -> None:
-    source = aws.SpotInstance(lambda: NOON, service.url)
+    action, rebalance = (aws.SpotKey(key, lambda: NOON, service.url) for key in aws.PARSERS)
     service.announce("spot/instance-action", '{"action": "terminate", "time": "2016-09-19T18:31:47Z"}')
     service.announce("events/recommendations/rebalance", '{"noticeTime": "2016-09-19T18:20:00Z"}')
-    action, hint = source.look()
-    assert action.seconds == 120.0
+    assert [notice.seconds for notice in action.look()] == [120.0]
+    (hint,) = rebalance.look()
     assert (hint.seconds, "2016-09-19T18:20:00Z" in hint.what) == (None, True)
 
 
+def test_an_interruption_is_found_while_the_recommendation_fails(service: Cloud) -> None:
+    action, rebalance = (aws.SpotKey(key, lambda: NOON, service.url) for key in aws.PARSERS)
+    service.announce("spot/instance-action", '{"action": "terminate", "time": "2016-09-19T18:31:47Z"}')
+    service.announce("events/recommendations/rebalance", "<html>")
+    with pytest.raises(NotUnderstoodError):
+        rebalance.look()
+    assert [notice.seconds for notice in action.look()] == [120.0]
+
+
 def test_a_token_that_is_not_valid_any_more_is_replaced(service: Cloud) -> None:
-    source = aws.SpotInstance(lambda: NOON, service.url)
+    source = aws.SpotKey(aws.ACTION, lambda: NOON, service.url)
     source._token = "of the machine before"
     assert source.look() == []
     assert service.asked.count(("PUT", "/latest/api/token")) == 1

@@ -114,8 +114,10 @@ def test_a_machine_of_no_cloud_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_environment_names_other_endpoints_and_says_that_there_is_none() -> None:
-    (source,) = sources_of("aws", {aws.ENDPOINT_VARIABLE: "http://127.0.0.1:1/"})
-    assert isinstance(source, aws.SpotInstance)
+    assert [one.name for one in sources_of("aws", {aws.ENDPOINT_VARIABLE: "http://127.0.0.1:1/"})] == [
+        "the metadata service of AWS (spot/instance-action)",
+        "the metadata service of AWS (events/recommendations/rebalance)",
+    ]
     assert sources_of("aws", {aws.DISABLED_VARIABLE: "True"}) == ()
     assert [one.name for one in sources_of("gcp", {})] == [
         "the metadata service of GCP (preempted)",

@@ -79,7 +79,8 @@ def sources_of(cloud: str, environ: Mapping[str, str]) -> Sequence[Source]:
 
         if environ.get(aws.DISABLED_VARIABLE, "").lower() == "true":
             return ()
-        return (aws.SpotInstance(time.time, environ.get(aws.ENDPOINT_VARIABLE) or aws.ENDPOINT),)
+        endpoint = environ.get(aws.ENDPOINT_VARIABLE) or aws.ENDPOINT
+        return tuple(aws.SpotKey(key, time.time, endpoint) for key in aws.PARSERS)
     if cloud == "gcp":
         from elastic_notices import gcp
 
