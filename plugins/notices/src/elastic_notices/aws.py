@@ -19,6 +19,7 @@ ENDPOINT = "http://169.254.169.254"
 TOKEN = "/latest/api/token"
 METADATA = "/latest/meta-data/"
 ACTION, REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
+LIFE_CYCLE = "instance-life-cycle"  # spot, on-demand and others; both keys are of spot instances only
 TOKEN_SECONDS = 21_600  # the longest life of a token that the service gives
 
 
@@ -75,17 +76,41 @@ PARSERS: Mapping[str, Callable[[str, float], Notice]] = {ACTION: parse_action, R
 
 
 class SpotKey:
-    """One key of the instance. A key that fails says nothing of the other, and does not hold it up."""
+    """One key of the instance. A key that fails says nothing of the other, and does not hold it up.
+
+    Args:
+        key: One of ``PARSERS``.
+        now: Returns seconds since the epoch.
+        endpoint: The address of the service.
+        spot_only: Whether to ask first whether this is a spot instance.
+        send: Sends a request.
+    """
+
+    advice = (
+        "In a container, the answer with the session token takes two hops: set HttpPutResponseHopLimit of the instance "
+        "to 2 (aws ec2 modify-instance-metadata-options), or give the pod hostNetwork: true."
+    )
 
     def __init__(
-        self, key: str, now: Callable[[], float], endpoint: str = ENDPOINT, send: Callable[..., Answer] = ask
+        self,
+        key: str,
+        now: Callable[[], float],
+        endpoint: str = ENDPOINT,
+        *,
+        spot_only: bool = False,
+        send: Callable[..., Answer] = ask,
     ) -> None:
         self.name = f"the metadata service of AWS ({key})"
         self._key, self._now, self._endpoint, self._send = key, now, endpoint.rstrip("/"), send
         self._token: str | None = None
+        self._spot_only = spot_only
 
-    def look(self) -> Sequence[Notice]:
-        """Ask for the key."""
+    def look(self) -> Sequence[Notice] | None:
+        """Ask for the key; None if the instance is not a spot instance, and only those are asked for."""
+        if self._spot_only:
+            if (self._get(METADATA + LIFE_CYCLE) or "spot").strip() != "spot":  # an old service does not say
+                return None
+            self._spot_only = False
         text = self._get(METADATA + self._key)
         return [] if text is None else [PARSERS[self._key](text, self._now())]
 
