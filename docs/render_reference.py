@@ -80,7 +80,8 @@ WHEN = {
     "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
     "spare": "The job has all nodes that it takes, or no size of `--nnodes` for one more: this node waits for a place.",
     "notices_on": "elastic-notices asks the metadata service of this machine's cloud.",
-    "notices_off": "The metadata service does not answer as it should. Published once until it does.",
+    "notices_off": "The metadata service does not answer as it should, or the machine is not a spot machine. Published "
+    "once until it answers; a WARNING if the user has named the cloud and it has never answered.",
     "host_at_risk": "The cloud says that this machine may be taken away or is paused; the job goes on here.",
     "host_ends": "The cloud says that this machine is taken away, and the node leaves before that.",
     "node_check_failed": "A health check of this node failed ([health.md](health.md)): what it `found`, what to do.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from slurm_cluster import LOGIN, Cluster, Job, slurm_cluster
 from stage import COLD, WORKERS, parse
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 DEPLOY = Path(__file__).parents[1] / "deploy" / "slurm"
 ELASTIC = f"{sys.executable} -m elastic_core"
@@ -85,7 +88,7 @@ def test_no_scontrol(cluster: Cluster, folder: Path) -> None:
     assert reports(job, "done").count((8, 0)) == 8
     (line,) = [line for line in job.output.splitlines() if line.startswith("elastic: Slurm job")]
     assert f"--nnodes=4 (SLURM_STEP_NODELIST), --rdzv_id={job.number}.0" in line
-    assert f"--rdzv_endpoint={folder}/.elastic (ELASTIC_SHARED_DIRECTORY)" in line
+    assert f"--rdzv_endpoint={folder}/.elastic-{os.getuid()} (ELASTIC_SHARED_DIRECTORY)" in line
     assert "--nproc_per_node=2 (CUDA_VISIBLE_DEVICES)" in line
 
 

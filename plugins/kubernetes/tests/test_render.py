@@ -210,6 +210,9 @@ def test_no_value_of_any_field_is_a_defect_of_ours(job: dict[str, Any]) -> None:
     assert min(outcomes.values()) > 100
 
 
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -217,6 +220,7 @@ def test_no_value_of_any_field_is_a_defect_of_ours(job: dict[str, Any]) -> None:
         ("a: [1", "job.yaml, line 1, column 6: this is not YAML"),
         ("kind: ElasticJob\nkind: Job\n", "line 2, column 1: this is not YAML: the key 'kind' is there twice."),
         (f"metadata: &loop\n  name: a\n  labels: *loop\n{HEAD}", "metadata.labels.labels"),
+        (LAUGHS, "line 1, column 1: this is not YAML: the document has more than 100,000 values with its aliases"),
         ("- 1\n", "the document [1] is not an ElasticJob."),
         ("a: !!python/object:os.system {}\n", "line 1, column 4: this is not YAML: could not determine a constructor"),
         ("kind: ElasticJob\n---\nkind: Service\n", "job.yaml, document 1: kind 'ElasticJob' of apiVersion None"),
@@ -255,6 +259,43 @@ def test_the_sample_as_it_is_needs_an_endpoint_and_an_image(render: Callable[...
     )
     _, err = render(text, "--rdzv_endpoint=etcd:2379", "--image=train:1")
     assert err == ""
+
+
+def test_an_alias_stands_for_its_value(job: dict[str, Any], render: Callable[..., Any]) -> None:
+    limits = {"cpu": 4, "memory": "1Gi"}
+    container(job)["resources"] = {"limits": limits, "requests": limits}
+    text = yaml.safe_dump(job)
+    assert "*id" in text
+    (_, rendered), _ = render(text)
+    found = rendered["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert found["limits"] == found["requests"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "warned"),
+    [
+        ("redis://user:s3cret@redis:6379/0", True),
+        ("rediss://:s3cret@redis:6379", True),
+        ("redis://redis:6379/0?password=s3cret", True),
+        ("redis://user@redis:6379", False),
+        ("redis://redis:6379/0", False),
+        ("etcd:2379", False),
+    ],
+)
+def test_a_password_in_a_manifest_is_a_warning_with_the_secret_to_make(
+    job: dict[str, Any], render: Callable[..., Any], endpoint: str, warned: bool
+) -> None:
+    job["spec"]["rdzvEndpoint"] = endpoint
+    for target in RENDERED:
+        _, err = render(job, f"--to={target}")
+        assert ("secretKeyRef" in err) == warned
+        assert "s3" not in err
+    secret = {"name": "PET_RDZV_ENDPOINT", "valueFrom": {"secretKeyRef": {"name": "rendezvous", "key": "endpoint"}}}
+    container(job)["env"] = [secret]
+    (_, rendered), err = render(job)
+    assert err == ""
+    assert "s3" not in str(rendered)
+    assert secret in rendered["spec"]["template"]["spec"]["containers"][0]["env"]
 
 
 def test_sizes_policies_and_times_are_taken_over(job: dict[str, Any], render: Callable[..., Any]) -> None:

@@ -62,7 +62,7 @@ def test_what_is_no_instance_action_is_refused(text: str) -> None:
 
 
 def test_an_instance_is_asked_with_a_token_and_announces_nothing_at_first(service: Cloud) -> None:
-    source = aws.SpotInstance(lambda: NOON, service.url)
+    source = aws.SpotKey(aws.ACTION, lambda: NOON, service.url)
     assert source.look() == []
     assert source.look() == []
     puts = [path for method, path in service.asked if method == "PUT"]
@@ -70,19 +70,43 @@ def test_an_instance_is_asked_with_a_token_and_announces_nothing_at_first(servic
 
 
 def test_an_interruption_and_a_recommendation(service: Cloud) -> None:
-    source = aws.SpotInstance(lambda: NOON, service.url)
+    action, rebalance = (aws.SpotKey(key, lambda: NOON, service.url) for key in aws.PARSERS)
     service.announce("spot/instance-action", '{"action": "terminate", "time": "2016-09-19T18:31:47Z"}')
     service.announce("events/recommendations/rebalance", '{"noticeTime": "2016-09-19T18:20:00Z"}')
-    action, hint = source.look()
-    assert action.seconds == 120.0
+    assert [notice.seconds for notice in action.look() or ()] == [120.0]
+    (hint,) = rebalance.look() or ()
     assert (hint.seconds, "2016-09-19T18:20:00Z" in hint.what) == (None, True)
 
 
+def test_an_interruption_is_found_while_the_recommendation_fails(service: Cloud) -> None:
+    action, rebalance = (aws.SpotKey(key, lambda: NOON, service.url) for key in aws.PARSERS)
+    service.announce("spot/instance-action", '{"action": "terminate", "time": "2016-09-19T18:31:47Z"}')
+    service.announce("events/recommendations/rebalance", "<html>")
+    with pytest.raises(NotUnderstoodError):
+        rebalance.look()
+    assert [notice.seconds for notice in action.look() or ()] == [120.0]
+
+
 def test_a_token_that_is_not_valid_any_more_is_replaced(service: Cloud) -> None:
-    source = aws.SpotInstance(lambda: NOON, service.url)
+    source = aws.SpotKey(aws.ACTION, lambda: NOON, service.url)
     source._token = "of the machine before"
     assert source.look() == []
     assert service.asked.count(("PUT", "/latest/api/token")) == 1
+
+
+@pytest.mark.parametrize(("said", "found"), [(None, []), ("spot", []), ("on-demand", None), ("capacity-block", None)])
+def test_only_a_spot_instance_is_asked_for_more_and_is_asked_once_what_it_is(
+    service: Cloud, said: str | None, found: list[Notice] | None
+) -> None:
+    if said is not None:
+        service.announce("instance-life-cycle", said)
+    source = aws.SpotKey(aws.ACTION, lambda: NOON, service.url, spot_only=True)
+    assert [source.look(), source.look()] == [found, found]
+    paths = [path.removeprefix("/latest/meta-data/") for method, path in service.asked if method == "GET"]
+    if found is None:
+        assert {*paths} == {"instance-life-cycle"}
+    else:
+        assert (paths.count("instance-life-cycle"), paths.count("spot/instance-action")) == (1, 2)
 
 
 # GCP -----------------------------------------------------------------------------------------------------------------
@@ -162,8 +186,17 @@ def test_a_machine_asks_for_its_name_once_and_ignores_the_events_of_others(servi
     service.schedule_azure("Preempt", 30.0, machine="vm7")
     assert source.look() == []
     service.schedule_azure("Preempt", 30.0)
-    assert len(source.look()) == 1
+    assert len(source.look() or ()) == 1
     assert [path for _, path in service.asked].count("/metadata/instance/compute/name") == 1
+
+
+@pytest.mark.parametrize(("priority", "found"), [("Spot", []), ("Low", []), ("Regular", None), ("", None)])
+def test_scheduled_events_are_enabled_for_a_spot_machine_only(
+    service: Cloud, priority: str, found: list[Notice] | None
+) -> None:
+    service.announce("priority", priority)
+    assert azure.ScheduledEvents(lambda: NOON, service.url, spot_only=True).look() == found
+    assert (("GET", "/metadata/scheduledevents") in service.asked) == (found is not None)
 
 
 # The requests --------------------------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "train"))
 class Source:
     """Answers with what it is given, one after the other."""
 
-    name = "the service"
+    name, advice = "the service", "Look at its address."
 
-    def __init__(self, *answers: Sequence[Notice] | Exception) -> None:
-        self._answers: Iterator[Sequence[Notice] | Exception] = iter(answers)
+    def __init__(self, *answers: Sequence[Notice] | Exception | None) -> None:
+        self._answers: Iterator[Sequence[Notice] | Exception | None] = iter(answers)
 
-    def look(self) -> Sequence[Notice]:
+    def look(self) -> Sequence[Notice] | None:
         answer = next(self._answers)
         if isinstance(answer, Exception):
             raise answer
@@ -38,12 +38,17 @@ class Source:
 class Heard:
     """What a watch has done."""
 
-    def __init__(self, *answers: Sequence[Notice] | Exception) -> None:
+    def __init__(self, *answers: Sequence[Notice] | Exception | None, named: bool = False) -> None:
         self.left: list[tuple[str, float]] = []
         self.events: list[Event] = []
         self.at = 0.0
         self.watch = Watch(
-            Source(*answers), lambda why, seconds: self.left.append((why, seconds)), self.events.append, 5.0, self.now
+            Source(*answers),
+            lambda why, seconds: self.left.append((why, seconds)),
+            self.events.append,
+            5.0,
+            named=named,
+            now=self.now,
         )
 
     def now(self) -> float:
@@ -91,6 +96,35 @@ def test_trouble_is_said_once_with_minus_v_and_asked_less_and_less_often(trouble
     assert len(heard.events) == 2, "it had answered in between"
 
 
+def test_of_a_cloud_that_the_user_has_named_trouble_is_a_warning_with_what_to_do() -> None:
+    trouble = TimeoutError("timed out")
+    heard = Heard(trouble, trouble, [], trouble, named=True).look(4)
+    assert [event.level for event in heard.events] == [Level.WARNING, Level.DEBUG], "it had answered in between"
+    assert heard.events[0].message == (
+        "no notices of a preemption: the service does not answer as it should (timed out); it is asked again, up to "
+        "every 60 s. Look at its address. --notices=none asks nothing"
+    )
+
+
+def test_a_machine_that_gets_no_notices_is_not_asked_again() -> None:
+    heard = Heard(None, [Notice("it ends", 120.0)])
+    heard.look()
+    assert [(event.name, event.level) for event in heard.events] == [("notices_off", Level.DEBUG)]
+    assert heard.watch._stopped.is_set()
+
+
+@pytest.mark.parametrize(("notices", "levels"), [("aws", [Level.WARNING]), ("auto", [])])
+def test_a_named_service_that_the_environment_switches_off_is_a_warning(
+    notices: str, levels: list[Level], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(aws.DISABLED_VARIABLE, "true")
+    monkeypatch.setattr("elastic_notices.plugin.chosen", lambda wanted: "aws")
+    plugin, events = Notices(), list[Event]()
+    plugin.elastic_configure(replace(CONFIG, notices=notices))
+    plugin.elastic_run_starts(lambda why, seconds: None, events.append)
+    assert ([event.level for event in events], plugin._watches) == (levels, [])
+
+
 def test_after_the_end_nothing_is_said() -> None:
     heard = Heard([Notice("it ends", 120.0)], OSError("gone"))
     heard.watch.stop()
@@ -114,8 +148,10 @@ def test_a_machine_of_no_cloud_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_environment_names_other_endpoints_and_says_that_there_is_none() -> None:
-    (source,) = sources_of("aws", {aws.ENDPOINT_VARIABLE: "http://127.0.0.1:1/"})
-    assert isinstance(source, aws.SpotInstance)
+    assert [one.name for one in sources_of("aws", {aws.ENDPOINT_VARIABLE: "http://127.0.0.1:1/"})] == [
+        "the metadata service of AWS (spot/instance-action)",
+        "the metadata service of AWS (events/recommendations/rebalance)",
+    ]
     assert sources_of("aws", {aws.DISABLED_VARIABLE: "True"}) == ()
     assert [one.name for one in sources_of("gcp", {})] == [
         "the metadata service of GCP (preempted)",

@@ -68,11 +68,15 @@ def test_a_step_on_all_nodes_meets_in_a_shared_directory() -> None:
 
 def test_without_a_shared_directory_the_store_is_on_the_first_node_and_never_on_the_login_node() -> None:
     flags = found(STEP, shared=None)
-    assert (flags["rdzv_backend"], flags["rdzv_endpoint"]) == ("c10d", "node0:21077")
+    assert (flags["rdzv_backend"], flags["rdzv_endpoint"]) == ("c10d", "node0:23390")
 
 
-def test_jobs_that_follow_each_other_have_ports_of_their_own() -> None:
-    assert [port_of(job) for job in ("9999", "10000", "123456789", "x")] == [29_999, 20_000, 26_789, 20_000]
+def test_steps_of_one_job_and_jobs_that_follow_each_other_have_ports_of_their_own() -> None:
+    ports = [port_of(str(job), str(step)) for job in (1_077, 1_078) for step in range(31)]
+    assert len({*ports}) == 62
+    assert len({port_of(str(job), "0") for job in range(123_456, 133_456)}) == 10_000
+    cases = (("9999", "0"), ("10000", None), ("123456789", "3"), ("x", "batch"))
+    assert [port_of(*case) for case in cases] == [29_969, 20_000, 20_462, 20_000]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -9,11 +10,20 @@ import yaml
 
 from elastic_core.errors import UsageError
 
+MOST_VALUES = 100_000  # of a document, each alias counted as what it stands for; a manifest has hundreds
 _STYLE: dict[str, Any] = {"sort_keys": False, "default_flow_style": False, "width": 120, "allow_unicode": True}
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's, which refuses a key that is there twice, as the API server does."""
+    """PyYAML's, which refuses a key that is there twice and too many aliases, as the API server does."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        if _expanded(node, {}) > MOST_VALUES:
+            raise yaml.constructor.ConstructorError(
+                problem=f"the document has more than {MOST_VALUES:,} values with its aliases (*name) written out",
+                problem_mark=node.start_mark,
+            )
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -26,6 +36,19 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(name)
         return super().construct_mapping(node, deep)
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node has once its aliases are written out; one within itself counts once."""
+    if id(node) not in known:
+        known[id(node)] = 1
+        values: Iterable[yaml.Node] = ()
+        if isinstance(node, yaml.SequenceNode):
+            values = node.value
+        elif isinstance(node, yaml.MappingNode):
+            values = itertools.chain.from_iterable(node.value)
+        known[id(node)] += sum(_expanded(value, known) for value in values)
+    return known[id(node)]
 
 
 class _Dumper(yaml.SafeDumper):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ REPLACEMENTS = 6  # how often the pod of one index may fail for reasons of its o
 JOBSET_RESTARTS = 3  # how often a JobSet begins anew after a failure that was not the program's
 NODE = "node"  # the name that Kubeflow Trainer knows: of the replicated job, and of its container
 ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+
+PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|[?&]password=.")  # in an endpoint that is a URL
 
 WORTH_RUNNING_AGAIN = (ExitCode.TOO_FEW_NODES, ExitCode.REQUEUE)
 JOB_IS_OVER = (ExitCode.JOB_FAILED, ExitCode.USAGE, *WORTH_RUNNING_AGAIN)
@@ -127,6 +130,13 @@ def warnings_for(job: ElasticJob, options: PodOptions, target: str) -> list[str]
         said.append(
             f"the image {image!r} has torchelastic's launcher, and not Elastic. Build one that has elastic-core and "
             f"the distribution of the {options.backend} backend, and name it with --image."
+        )
+    own = {variable["name"] for variable in container.get("env") or ()}
+    if "PET_RDZV_ENDPOINT" not in own and PASSWORD.search(job.endpoint):
+        said.append(
+            "the manifest contains the store's password. Put the endpoint into a Secret, name it in the env of the "
+            "ElasticJob's container, {name: PET_RDZV_ENDPOINT, valueFrom: {secretKeyRef: {name: rendezvous, key: "
+            "endpoint}}}, and write the endpoint of the ElasticJob without the password."
         )
     if launch.wrapped:
         said.append(

@@ -1,7 +1,7 @@
 """Amazon EC2: the interruption notice of a spot instance, two minutes ahead, and the rebalance recommendation, a hint.
 
-Both keys answer with 404 until there is something to say. Requests carry a session token (IMDSv2); a service without
-tokens, of an old image or a fake, is asked without one.
+Both keys answer with 404 until there is something to say, and each is watched by itself. Requests carry a session token
+(IMDSv2); a service without tokens, of an old image or a fake, is asked without one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as for Amazon's own S
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 ENDPOINT = "http://169.254.169.254"
 TOKEN = "/latest/api/token"
-ACTION = "/latest/meta-data/spot/instance-action"
-REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+METADATA = "/latest/meta-data/"
+ACTION, REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
+LIFE_CYCLE = "instance-life-cycle"  # spot, on-demand and others; both keys are of spot instances only
 TOKEN_SECONDS = 21_600  # the longest life of a token that the service gives
 
 
@@ -41,7 +42,7 @@ def parse_action(text: str, now: float) -> Notice:
     return Notice(f"AWS {what} this spot instance at {time}", seconds)
 
 
-def parse_rebalance(text: str) -> Notice:
+def parse_rebalance(text: str, _: float = 0.0) -> Notice:
     """Return the hint of ``events/recommendations/rebalance``: ``{"noticeTime": "2020-10-27T08:22:00Z"}``.
 
     Raises:
@@ -71,23 +72,47 @@ def _epoch(text: str) -> float:
         raise NotUnderstoodError(f"no time in UTC: {text[:40]!r}") from None
 
 
-class SpotInstance:
-    """The notices of one instance."""
+PARSERS: Mapping[str, Callable[[str, float], Notice]] = {ACTION: parse_action, REBALANCE: parse_rebalance}
 
-    name = "the metadata service of AWS"
 
-    def __init__(self, now: Callable[[], float], endpoint: str = ENDPOINT, send: Callable[..., Answer] = ask) -> None:
-        self._now, self._endpoint, self._send = now, endpoint.rstrip("/"), send
+class SpotKey:
+    """One key of the instance. A key that fails says nothing of the other, and does not hold it up.
+
+    Args:
+        key: One of ``PARSERS``.
+        now: Returns seconds since the epoch.
+        endpoint: The address of the service.
+        spot_only: Whether to ask first whether this is a spot instance.
+        send: Sends a request.
+    """
+
+    advice = (
+        "In a container, the answer with the session token takes two hops: set HttpPutResponseHopLimit of the instance "
+        "to 2 (aws ec2 modify-instance-metadata-options), or give the pod hostNetwork: true."
+    )
+
+    def __init__(
+        self,
+        key: str,
+        now: Callable[[], float],
+        endpoint: str = ENDPOINT,
+        *,
+        spot_only: bool = False,
+        send: Callable[..., Answer] = ask,
+    ) -> None:
+        self.name = f"the metadata service of AWS ({key})"
+        self._key, self._now, self._endpoint, self._send = key, now, endpoint.rstrip("/"), send
         self._token: str | None = None
+        self._spot_only = spot_only
 
-    def look(self) -> Sequence[Notice]:
-        """Ask for both keys."""
-        found = []
-        if (text := self._get(ACTION)) is not None:
-            found.append(parse_action(text, self._now()))
-        if (text := self._get(REBALANCE)) is not None:
-            found.append(parse_rebalance(text))
-        return found
+    def look(self) -> Sequence[Notice] | None:
+        """Ask for the key; None if the instance is not a spot instance, and only those are asked for."""
+        if self._spot_only:
+            if (self._get(METADATA + LIFE_CYCLE) or "spot").strip() != "spot":  # an old service does not say
+                return None
+            self._spot_only = False
+        text = self._get(METADATA + self._key)
+        return [] if text is None else [PARSERS[self._key](text, self._now())]
 
     def _get(self, path: str) -> str | None:
         """Return the value of a key; None for a key that is not there."""

@@ -2,6 +2,9 @@
 
 All machines of a scale set or an availability set get the events of each, so the machine's own name is asked for first.
 Events are not approved: Azure waits until ``NotBefore``, and the node uses that time.
+
+The first request for events enables them for the machine, and then a restart by its owner waits for ``NotBefore`` too.
+So only a spot machine is asked where the user has not named Azure.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ ENDPOINT_VARIABLE = "ELASTIC_NOTICES_AZURE_ENDPOINT"
 ENDPOINT = "http://169.254.169.254"
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+PRIORITY = "/metadata/instance/compute/priority?api-version=2021-02-01&format=text"
+SPOT = ("Spot", "Low")  # Low is the older name, of scale sets
 HEADERS = {"Metadata": "true"}
 FIRST_SECONDS = 130.0  # the first request of a machine enables the service, which may take two minutes
 ENDING = {"Preempt": "preempts", "Terminate": "deletes", "Reboot": "reboots", "Redeploy": "redeploys"}
@@ -64,16 +69,35 @@ def _epoch(text: str) -> float:
 
 
 class ScheduledEvents:
-    """The events of one machine."""
+    """The events of one machine.
+
+    Args:
+        now: Returns seconds since the epoch.
+        endpoint: The address of the service.
+        spot_only: Whether to ask first whether this is a spot machine.
+        send: Sends a request.
+    """
 
     name = "the metadata service of Azure"
+    advice = "If pods cannot reach 169.254.169.254, give the pod hostNetwork: true."
 
-    def __init__(self, now: Callable[[], float], endpoint: str = ENDPOINT, send: Callable[..., Answer] = ask) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        endpoint: str = ENDPOINT,
+        *,
+        spot_only: bool = False,
+        send: Callable[..., Answer] = ask,
+    ) -> None:
         self._now, self._endpoint, self._send = now, endpoint.rstrip("/"), send
-        self._machine = ""
+        self._machine, self._spot_only = "", spot_only
 
-    def look(self) -> Sequence[Notice]:
-        """Ask for the events, and first for the machine's name."""
+    def look(self) -> Sequence[Notice] | None:
+        """Ask for the events, and first for the machine's name; None if it is no spot machine, and only those count."""
+        if self._spot_only:
+            if self._get(PRIORITY).strip() not in SPOT:
+                return None
+            self._spot_only = False
         if not self._machine:
             self._machine = self._get(NAME).strip()
             if not self._machine:

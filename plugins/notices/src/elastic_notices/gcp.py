@@ -47,6 +47,8 @@ PARSERS = {PREEMPTED: parse_preempted, MAINTENANCE: parse_maintenance}
 class MetadataKey:
     """One key of the machine."""
 
+    advice = "If pods cannot reach metadata.google.internal, give the pod hostNetwork: true."
+
     def __init__(self, key: str, host: str = HOST, send: Callable[..., Answer] = ask) -> None:
         self.name = f"the metadata service of GCP ({key})"
         self._key, self._send = key, send

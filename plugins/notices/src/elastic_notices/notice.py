@@ -26,8 +26,12 @@ class Source(Protocol):
     def name(self) -> str:
         """What it is called in messages."""
 
-    def look(self) -> Sequence[Notice]:
-        """Ask once, and return what is announced now.
+    @property
+    def advice(self) -> str:
+        """What a user can do where the service does not answer: a sentence, or ''."""
+
+    def look(self) -> Sequence[Notice] | None:
+        """Ask once, and return what is announced now; None if the machine is none that gets notices.
 
         Raises:
             OSError: The service cannot be reached, or answers with an error.

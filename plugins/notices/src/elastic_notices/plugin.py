@@ -39,10 +39,13 @@ class Notices:
             return
         from elastic_notices.watch import INTERVAL_SECONDS, Watch
 
-        sources = sources_of(cloud, os.environ)
-        for source in sources:
+        named = self._wanted != "auto"
+        if not (sources := sources_of(cloud, os.environ, spot_only=not named)) and named:
+            text = f"--notices={cloud} asks nothing, because AWS_EC2_METADATA_DISABLED=true is set: unset it"
+            publish(Event("notices_off", text, Level.WARNING))
+        for number, source in enumerate(sources):  # the warning about a service that does not answer is the first one's
             publish(Event("notices_on", f"watching {source.name} for notices of a preemption", Level.DEBUG))
-            watch = Watch(source, leave, publish, self._interval or INTERVAL_SECONDS)
+            watch = Watch(source, leave, publish, self._interval or INTERVAL_SECONDS, named=named and not number)
             self._watches.append(watch)
             watch.start()
 
@@ -72,14 +75,19 @@ def read_interval(environ: Mapping[str, str]) -> float:
     return seconds
 
 
-def sources_of(cloud: str, environ: Mapping[str, str]) -> Sequence[Source]:
-    """Return what to ask in a cloud; nothing where the environment says that there is no service."""
+def sources_of(cloud: str, environ: Mapping[str, str], *, spot_only: bool = False) -> Sequence[Source]:
+    """Return what to ask in a cloud; nothing where the environment says that there is no service.
+
+    With ``spot_only`` a machine that is no spot machine of AWS or Azure is asked for nothing else. (GCP has the same
+    keys on all machines, and terminates others too for maintenance.)
+    """
     if cloud == "aws":
         from elastic_notices import aws
 
         if environ.get(aws.DISABLED_VARIABLE, "").lower() == "true":
             return ()
-        return (aws.SpotInstance(time.time, environ.get(aws.ENDPOINT_VARIABLE) or aws.ENDPOINT),)
+        endpoint = environ.get(aws.ENDPOINT_VARIABLE) or aws.ENDPOINT
+        return tuple(aws.SpotKey(key, time.time, endpoint, spot_only=spot_only) for key in aws.PARSERS)
     if cloud == "gcp":
         from elastic_notices import gcp
 
@@ -87,4 +95,5 @@ def sources_of(cloud: str, environ: Mapping[str, str]) -> Sequence[Source]:
         return tuple(gcp.MetadataKey(key, host) for key in gcp.PARSERS)
     from elastic_notices import azure
 
-    return (azure.ScheduledEvents(time.time, environ.get(azure.ENDPOINT_VARIABLE) or azure.ENDPOINT),)
+    endpoint = environ.get(azure.ENDPOINT_VARIABLE) or azure.ENDPOINT
+    return (azure.ScheduledEvents(time.time, endpoint, spot_only=spot_only),)

@@ -22,6 +22,7 @@ class Watch:
         leave: Has the node leave, with the reason and the seconds until the machine is taken away.
         publish: Publishes an event of the node.
         interval: Seconds between two requests, from start to start; a source that waits by itself takes longer.
+        named: Whether the user has named the cloud, and so has to know if its service has never answered.
         now: Seconds on a monotonic clock.
     """
 
@@ -31,13 +32,15 @@ class Watch:
         leave: Callable[[str, float], None],
         publish: Callable[[Event], None],
         interval: float = INTERVAL_SECONDS,
+        *,
+        named: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source, self._leave, self._publish = source, leave, publish
         self._interval, self._now, self._stopped = interval, now, threading.Event()
         self._deadline: float | None = None
         self._hints: set[str] = set()
-        self._troubled = False
+        self._troubled, self._unproven = False, named
         self._pause = interval
 
     def start(self) -> None:
@@ -62,10 +65,22 @@ class Watch:
             self._pause = min(2 * self._pause, max(MAX_INTERVAL_SECONDS, self._interval))
             if not self._troubled and not self._stopped.is_set():
                 self._troubled = True
-                message = f"no notices of a preemption: {self._source.name} does not answer as it should ({exc})"
-                self._publish(Event("notices_off", f"{message}; it is asked again, up to every 60 s", Level.DEBUG))
+                message = (
+                    f"no notices of a preemption: {self._source.name} does not answer as it should ({exc}); "
+                    "it is asked again, up to every 60 s"
+                )
+                if self._unproven:
+                    text = f"{message}. {self._source.advice} --notices=none asks nothing"
+                    self._publish(Event("notices_off", text, Level.WARNING))
+                else:
+                    self._publish(Event("notices_off", message, Level.DEBUG))
             return
-        self._pause, self._troubled = self._interval, False
+        self._pause, self._troubled, self._unproven = self._interval, False, False
+        if found is None:
+            message = f"no notices of a preemption: {self._source.name} says that this is not a spot machine"
+            self._publish(Event("notices_off", message, Level.DEBUG))
+            self.stop()
+            return
         for notice in found:
             self._tell(notice)
 

@@ -126,6 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, '{"error": "Bad request. Required metadata header not specified"}')
         elif path == "/metadata/instance/compute/name":
             self._send(200, "vm0")
+        elif path == "/metadata/instance/compute/priority":
+            self._send(200, self.cloud.values.get("priority", "Spot"))
         else:
             self._send(200, self.cloud.values.get("events", '{"DocumentIncarnation": 0, "Events": []}'))
 

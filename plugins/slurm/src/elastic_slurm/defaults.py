@@ -88,16 +88,21 @@ def _place(here: Allocation, find_shared: Callable[[], Default | None], *, embed
             hint="Name a directory that all nodes see, ELASTIC_SHARED_DIRECTORY=/shared/me, or another store: "
             "--rdzv_backend and --rdzv_endpoint.",
         )
-    endpoint = f"{here.nodes[0]}:{port_of(here.job)}"
+    endpoint = f"{here.nodes[0]}:{port_of(here.job, here.step)}"
     return {
         "rdzv_backend": ("c10d", "no directory is known to be shared"),
         "rdzv_endpoint": (endpoint, "the first node of SLURM_STEP_NODELIST"),
     }
 
 
-def port_of(job: str) -> int:
-    """Return the port of a job's store: another one for each of 10,000 jobs that follow each other."""
-    return FIRST_PORT + int(job) % PORTS if job.isdecimal() else FIRST_PORT
+def port_of(job: str, step: str | None) -> int:
+    """Return the port of the store of a step: another one for each step of a job, and for jobs that follow each other.
+
+    31 has no factor in common with ``PORTS``, so 10,000 jobs have 10,000 ports, and so have 31 steps of each two jobs
+    that follow each other.
+    """
+    numbers = [int(text) if text and text.isdecimal() else 0 for text in (job, step)]
+    return FIRST_PORT + (numbers[0] * 31 + numbers[1]) % PORTS
 
 
 def _check(here: Allocation) -> None:

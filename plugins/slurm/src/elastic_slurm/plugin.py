@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 
 import click
 
@@ -19,13 +18,9 @@ def elastic_scheduler_defaults(
     """Return what follows from the allocation; the first node says so in one line on stderr."""
     if (here := allocation.read(environ)) is None:
         return None
-    found = defaults.flag_defaults(here, given, functools.partial(_find_shared, environ))
+    found = defaults.flag_defaults(here, given, functools.partial(shared_directory.find, environ))
     if here.first and (text := defaults.warning(here, given)) is not None:
         click.echo(f"elastic: warning: {text}", err=True)
     if found and here.first:
         click.echo(f"elastic: {defaults.describe(found, here.job)}", err=True)
     return found
-
-
-def _find_shared(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    return shared_directory.find(environ, Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))

@@ -1,19 +1,22 @@
 """Whether a directory is on a file system that all nodes of a cluster see, by the type of its mount.
 
 The type is the same on all nodes, at any time, and needs no other node: a node that comes alone, or comes back, decides
-as the others did. A test by a file that another node has to see would not: who waits for whom, and for how long, would
-decide, and nodes that decide differently never meet.
+as the others did. (A directory that the automounter brings has its type only once something has looked at it, so each
+candidate is looked at before the mounts are read.) A test by a file that another node has to see would not: who waits
+for whom, and for how long, would decide, and nodes that decide differently never meet.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 VARIABLE = "ELASTIC_SHARED_DIRECTORY"
-FOLDER = ".elastic"  # made in the shared directory, with a folder for each job
+FOLDER = (
+    f".elastic-{os.getuid()}"  # made in the shared directory, with a folder for each job; users may share a project
+)
 NETWORK_TYPES = frozenset(
     (
         *("afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
@@ -26,20 +29,42 @@ NETWORK_TYPES = frozenset(
 sees its own host, and file systems over object stores, whose ``link`` and ``rename`` are not atomic."""
 
 
-def find(environ: Mapping[str, str], mounts: str) -> tuple[str, str] | None:
+def resolve(directory: str) -> str | None:
+    """Return a directory without symbolic links, mounted; None if it is none in which this user can make a folder."""
+    try:
+        os.stat(
+            os.path.join(directory, "")
+        )  # the automounter mounts at this look; with the slash also what a link names
+    except OSError:
+        return None
+    return os.path.realpath(directory) if os.access(directory, os.W_OK | os.X_OK) else None
+
+
+def read_mounts() -> str:
+    """Return what is mounted now."""
+    return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+
+
+def find(
+    environ: Mapping[str, str],
+    mounts: Callable[[], str] = read_mounts,
+    resolve: Callable[[str], str | None] = resolve,
+) -> tuple[str, str] | None:
     """Return a directory that all nodes see, and the variable that names it; None where none is known.
 
     Args:
         environ: ELASTIC_SHARED_DIRECTORY names one by hand, and an empty value says that there is none. Else the
             directory from which the job was submitted, then the home directory, if a network file system has it.
-        mounts: The text of ``/proc/self/mountinfo``.
+        mounts: Returns the text of ``/proc/self/mountinfo``.
+        resolve: Returns the path of a directory, by which its mount is found; None for one that cannot be used.
     """
     if (named := environ.get(VARIABLE)) is not None:
         return (os.path.join(named, FOLDER), VARIABLE) if named else None
-    table = list(_mounts(mounts))
     for variable in ("SLURM_SUBMIT_DIR", "HOME"):
         directory = environ.get(variable)
-        if directory and file_system_type(directory, table) in NETWORK_TYPES:
+        if not directory or (path := resolve(directory)) is None:
+            continue
+        if file_system_type(path, _mounts(mounts())) in NETWORK_TYPES:
             return os.path.join(directory, FOLDER), variable
     return None
 
