@@ -16,6 +16,7 @@ from elastic_health.host import check_disk, check_memory, check_shm, directories
 from elastic_health.sizes import format_size, parse_share, parse_size
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
+SLAB = f"slab_reclaimable {4 << 20}\nslab_unreclaimable {900 << 20}"
 MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    {} kB\nSwapTotal:      0 kB\nSwapFree:       {} kB\n"
 ON_A_TMPFS = """
 import sys
@@ -132,7 +133,7 @@ def test_the_limit_of_each_control_group_above_counts(tmp_path: Path, limited: s
     for group in (own, own.parent):
         (group / "memory.max").write_text(f"{1 << 30}\n" if str(group).endswith(limited) else "max\n")
         (group / "memory.current").write_text(f"{1 << 30}\n")
-        (group / "memory.stat").write_text(f"anon 5\ninactive_file {32 << 20}\n")
+        (group / "memory.stat").write_text(f"anon 5\ninactive_file {20 << 20}\nactive_file {8 << 20}\n{SLAB}\n")
     counter = OomCounter(own / "memory.events", own / "memory.max")
     found = check_memory(counter=counter)
     assert found is not None
@@ -141,6 +142,16 @@ def test_the_limit_of_each_control_group_above_counts(tmp_path: Path, limited: s
         "less than 64.0 MiB"
     )
     assert check_memory("16M", counter=counter) is None
+
+
+def test_the_page_cache_of_a_control_group_of_version_1_is_available(tmp_path: Path) -> None:
+    (tmp_path / "memory.limit_in_bytes").write_text(f"{64 << 30}\n")
+    (tmp_path / "memory.usage_in_bytes").write_text(f"{64 << 30}\n")
+    counter = OomCounter(tmp_path / "memory.oom_control", tmp_path / "memory.limit_in_bytes")
+    (tmp_path / "memory.stat").write_text(f"active_file 0\ntotal_active_file {60 << 30}\ntotal_inactive_file 0\n")
+    assert check_memory("59G", counter=counter, meminfo=tmp_path / "none") is None
+    (tmp_path / "memory.stat").write_text(f"active_file {60 << 30}\ntotal_active_file 0\ntotal_inactive_file 0\n")
+    assert check_memory(counter=counter, meminfo=tmp_path / "none") is not None
 
 
 def test_a_host_without_shm_is_healthy_unless_shm_is_asked_for(tmp_path: Path) -> None:

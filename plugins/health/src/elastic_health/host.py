@@ -26,6 +26,8 @@ BLOCK_BYTES = 4096
 SHM = Path("/dev/shm")
 MEMINFO = Path("/proc/meminfo")
 _GLOB = frozenset("*?[")
+_CACHES = ("active_file", "inactive_file", "slab_reclaimable")  # what the kernel takes back before it ends a process
+_CACHES_V1 = ("total_active_file", "total_inactive_file")  # there kernel memory is not in memory.stat
 
 
 def directories(config: RunConfig, environ: Mapping[str, str]) -> dict[str, Path]:
@@ -113,13 +115,13 @@ def _cgroup_rooms(counter: OomCounter) -> Iterable[tuple[str, int | None]]:
     if counter.limit is None:
         return
     second = counter.limit.name == "memory.max"
-    usage, cache = ("memory.current", "inactive_file") if second else ("memory.usage_in_bytes", "total_inactive_file")
+    usage, caches = ("memory.current", _CACHES) if second else ("memory.usage_in_bytes", _CACHES_V1)
     for directory in (counter.limit.parent, *counter.limit.parent.parents):
         if not (directory / usage).is_file():
             return
         limit = OomCounter(None, directory / counter.limit.name).limit_bytes()
         if limit is not None:
-            used = _number(directory / usage) - _number(directory / "memory.stat", cache)
+            used = _number(directory / usage) - sum(_number(directory / "memory.stat", cache) for cache in caches)
             yield f"its control group {directory}, whose limit is {format_size(limit)}", limit - max(0, used)
 
 
