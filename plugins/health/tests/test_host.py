@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,25 @@ def test_sizes_are_written(size: int, text: str) -> None:
     assert format_size(size) == text
 
 
-def test_the_directories_are_those_that_the_run_writes_to(tmp_path: Path) -> None:
+def test_the_directories_are_those_that_the_run_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     for place in (logs, saved):
         place.mkdir()
     run = config(log_dir=logs, checkpoint_path=f"{saved}/step_*/model.pt")
-    environ = {"TMPDIR": str(tmp_path)}
-    assert directories(run, environ) == {"temporary files": tmp_path, "--log_dir": logs, "--checkpoint_path": saved}
-    assert directories(config(checkpoint_path=f"{saved}/later"), environ) == {"temporary files": tmp_path}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert directories(run, "1K") == {"temporary files": tmp_path, "--log_dir": logs, "--checkpoint_path": saved}
+    assert directories(run) == {"temporary files": tmp_path, "--log_dir": logs}, "the agent only reads checkpoints"
+    assert directories(config(checkpoint_path=f"{saved}/later"), "1K") == {"temporary files": tmp_path}
+
+
+def test_a_tmpdir_that_cannot_be_written_is_passed_over_as_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", "/proc")
+    monkeypatch.setenv("TEMP", str(tmp_path))
+    assert directories(config()) == {"temporary files": tmp_path}
+    assert check_disk(directories(config())) is None
 
 
 def test_a_healthy_directory_has_nothing_to_say_and_keeps_no_file(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _may_have_gpus() -> bool:
 def _disk(config: RunConfig, least: str) -> Finding | None:
     from elastic_health.host import check_disk, directories
 
-    return check_disk(directories(config, os.environ), least)
+    return check_disk(directories(config, least), least)
 
 
 def _memory(least: str) -> Finding | None:
