@@ -196,6 +196,15 @@ def test_checks_run_before_a_foreign_handler_is_asked(stage: Stage, tmp_path: Pa
     assert "this node is healthy: disk, memory, shm, true" in healthy.output
 
 
+def test_over_a_foreign_handler_failed_checks_are_run_again_for_its_join_timeout(stage: Stage) -> None:
+    flags = ["--nnodes=1", "--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
+    flags += ["--rdzv_conf=join_timeout=1", "--health_check=false", "--health_retry=0.3"]
+    agent = stage.run(*flags, "--no_python", "true")
+    assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
+    assert "its checks run again in 0.3 s" in agent.output
+    assert "because of the health check false, which ran again for 1 s at most." in agent.output
+
+
 @pytest.mark.parametrize(
     ("flag", "message", "hint"),
     [
