@@ -196,6 +196,15 @@ def test_checks_run_before_a_foreign_handler_is_asked(stage: Stage, tmp_path: Pa
     assert "this node is healthy: disk, memory, shm, true" in healthy.output
 
 
+def test_over_a_foreign_handler_failed_checks_are_run_again_for_its_join_timeout(stage: Stage) -> None:
+    flags = ["--nnodes=1", "--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
+    flags += ["--rdzv_conf=join_timeout=1", "--health_check=false", "--health_retry=0.3"]
+    agent = stage.run(*flags, "--no_python", "true")
+    assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
+    assert "its checks run again in 0.3 s" in agent.output
+    assert "because of the health check false, which ran again for 1 s at most." in agent.output
+
+
 @pytest.mark.parametrize(
     ("flag", "message", "hint"),
     [
@@ -240,14 +249,19 @@ def test_workers_wait_for_gpu_memory_that_another_process_holds_and_it_is_named(
     """With an nvidia-smi that answers in its form: there is no GPU here."""
     (tmp_path / "bin").mkdir()
     script(tmp_path / "bin" / "nvidia-smi", SMI.format(folder=tmp_path))
-    holder = subprocess.Popen(["sleep", "3600"])
+    holder = subprocess.Popen(["sleep", "3600"], env={**os.environ, "ELASTIC_RUN_UID": "another"})
     gpu = "GPU-d0180485-9584-433c-6782-c335d5df2cb3"
     (tmp_path / "apps").write_text("")
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     flags = ["--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"] if foreign else ["--standalone"]
-    agent = stage.run(*flags, "--max_restarts=1", WORKERS / "sleeper.py", env={"PATH": path})
+    flags += [
+        "--nproc_per_node=2",
+        "--max_restarts=1",
+        "--shutdown_timeout=1",
+    ]  # the other worker takes --failure_grace to stop
+    agent = stage.run(*flags, WORKERS / "stubborn.py", env={"PATH": path})
     try:
-        agent.wait_for_report("started")
+        agent.wait_for_report("started", count=2)
         (tmp_path / "apps").write_text(f"{gpu}, {holder.pid}, 78430, python\n")
         agent.kill_worker(0)
         told = agent.wait_for("the workers of round 2 wait for up to 10 s")
@@ -255,7 +269,7 @@ def test_workers_wait_for_gpu_memory_that_another_process_holds_and_it_is_named(
         assert f"holds 76.6 GiB of {gpu}" in told
         (tmp_path / "apps").write_text("")
         agent.wait_for("the workers of round 2 start after a wait of")
-        agent.wait_for_report("started", count=2)
+        agent.wait_for_report("started", count=4)
     finally:
         holder.kill()
         holder.wait()

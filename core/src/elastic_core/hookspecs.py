@@ -298,14 +298,15 @@ def elastic_node_checks(config: RunConfig) -> Mapping[str, NodeCheck] | None:
 
 
 @hookspec
-def elastic_workers_wait(round: int, run_uid: str) -> str | None:
+def elastic_workers_wait(round: int, run_uid: str, waited: float) -> str | None:
     """Return why the workers of a round should not be started here yet, in one sentence; None if they need not wait.
 
     Called on every node, on a separate thread, while the workers of the last round are being stopped, and before the
     first round. If all return None, as after an ordinary failure, the workers start at once. Otherwise the plugins are
-    asked again every quarter of a second, and the workers start once all return None, or after 10 s (rule L18). A start
-    waits for the first answer for 1 s at most.
+    asked again every quarter of a second, and the workers start once all return None, or after 10 s (rule L18). The
+    first start on a node waits for the first answer for 1 s at most, a later one not at all.
 
     ``round`` is the number of the round that follows, or a lower one before it is known, and ``run_uid`` the run's.
+    ``waited`` says for how many seconds the workers of this round have waited for plugins; 0 before they are to start.
     Return None at once where there is nothing to look at. A plugin that raises is reported once, and not asked again.
     """

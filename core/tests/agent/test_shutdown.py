@@ -12,11 +12,11 @@ import pytest
 from views import info, live, settings
 
 from elastic_core.agent.event_loop import Depart, HostEnds
-from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure
+from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure, settle_exit
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.protocol.node import NodeState, step
-from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
+from elastic_core.protocol.node_events import Exit, Leaving, NodeEvent, Work
 
 DRAINED = "asked to leave by elastic drain on desk"
 
@@ -201,3 +201,17 @@ def test_a_host_that_ends_sooner_shortens_a_drain_and_one_that_ends_later_does_n
     node.departing.on_host_ends(HostEnds("AWS terminates it", 100.0, 0.0))
     node.asked.pop()(False)
     assert node.grace == 7.0
+
+
+@pytest.mark.parametrize(
+    ("rejoin", "received", "found"),
+    [
+        (True, None, Exit(1, "excluded", rejoin=True)),
+        (True, signal.SIGTERM, Exit(143, "received SIGTERM")),
+        (False, signal.SIGTERM, Exit(1, "excluded")),
+    ],
+)
+def test_a_signal_while_the_node_leaves_to_enter_again_ends_the_agent(
+    rejoin: bool, received: int | None, found: Exit
+) -> None:
+    assert settle_exit(Exit(1, "excluded", rejoin=rejoin), received) == found

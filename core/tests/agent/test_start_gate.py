@@ -21,7 +21,8 @@ class Loop:
         self.began: list[int] = []
 
     def gate(self, ask: Callable[[int], str] | None) -> StartGate:
-        return StartGate(ask, self.loop, lambda: self.time, self.events.append)
+        asked = None if ask is None else lambda number, _: ask(number)
+        return StartGate(asked, self.loop, lambda: self.time, self.events.append)
 
     def take(self, gate: StartGate) -> list[object]:
         """Wait for the next answers or timers, and give them to the gate."""
@@ -65,7 +66,7 @@ def test_a_start_waits_for_an_answer_that_has_not_come_but_not_for_long(loop: Lo
     assert (loop.began, loop.events) == ([1], [])
     gate.prepare(2)
     gate.start(2, lambda: loop.began.append(2))
-    assert loop.began == [1, 2], "a plugin that has not answered yet holds up no other round"
+    assert loop.began == [1, 2], "a restart waits for no answer"
     held.set()
     loop.take(gate)
     assert (loop.began, loop.events) == ([1, 2], [])
@@ -126,6 +127,47 @@ def test_after_the_longest_wait_the_workers_start_and_the_reason_is_told(loop: L
     assert loop.began == [2]
     assert loop.names() == ["start_waits", "started_regardless"]
     assert loop.events[-1].message == "the workers of round 2 start after 10.0 s, although pid 7 holds memory"
+
+
+def test_plugins_are_told_for_how_long_the_workers_have_waited(loop: Loop) -> None:
+    told: list[tuple[int, float]] = []
+
+    def ask(number: int, waited: float) -> str:
+        told.append((number, waited))
+        return "pid 7 holds memory" if len(told) < 3 else ""
+
+    gate = StartGate(ask, loop.loop, lambda: loop.time, loop.events.append)
+    gate.prepare(1)
+    loop.take(gate)
+    loop.time += 60.0  # this node joins a job that runs
+    gate.start(7, lambda: loop.began.append(7))
+    for _ in range(2):
+        loop.time += 1.0
+        loop.take(gate)  # the timer, which asks again
+        loop.take(gate)  # the answer
+    assert loop.began == [7]
+    assert told == [(1, 0.0), (7, 1.0), (7, 2.0)]
+
+
+def test_a_restart_does_not_wait_for_an_answer(loop: Loop) -> None:
+    held, answers = threading.Event(), [""]
+
+    def ask(_: int) -> str:
+        if answers:
+            return answers.pop()
+        held.wait()
+        return "too late"
+
+    gate = loop.gate(ask)
+    gate.prepare(1)
+    loop.take(gate)
+    gate.start(1, lambda: loop.began.append(1))
+    gate.prepare(2)
+    gate.start(2, lambda: loop.began.append(2))
+    assert loop.began == [1, 2]
+    held.set()
+    loop.take(gate)
+    assert (loop.began, loop.events) == ([1, 2], [])
 
 
 def test_a_round_that_ends_while_its_workers_wait_starts_none(loop: Loop) -> None:

@@ -51,6 +51,11 @@ def test_loglevel_holds_from_python_too(monkeypatch: pytest.MonkeyPatch, text: s
         ({"checkpoint_pattern": 5}, "checkpoint_pattern=5 is of the type int, not a text."),
         ({"checkpoint_path": 5}, "checkpoint_path=5 is of the type int, not a path."),
         ({"nan_stop": True}, "nan_stop True is not a whole number of at least 0."),
+        ({"health_checks": "gpu"}, "health_checks='gpu' is not a list of texts."),
+        ({"health_checks": ["--fast"]}, "health_checks='--fast' has '--fast', which is neither the name of a check"),
+        ({"health_timeout": None}, "health_timeout=None is of the type NoneType, not a number of seconds."),
+        ({"health_timeout": 0}, "health_timeout 0 is not a number of seconds."),
+        ({"health_retry": "5"}, "health_retry '5' is not a number of seconds."),
         ({"min_nodes": 3, "max_nodes": 2}, "min_nodes=3 is greater than max_nodes=2."),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
@@ -95,6 +100,14 @@ def test_hangs_and_progress_are_looked_for_as_the_flags_of_the_command_line_say(
     assert config.checkpoint_path == "/checkpoints"
     plain = configure(LaunchConfig())
     assert (plain.hang_window, plain.hang_timeout, plain.progress_pattern, plain.nan_stop) == (None, None, None, 0)
+
+
+def test_health_checks_are_those_of_the_flags() -> None:
+    config = configure(LaunchConfig(health_checks=["gpu=90%,matmul", "/opt/check --fast"], health_retry=5))
+    assert config.health_checks == ("gpu=90%", "matmul", "/opt/check --fast")
+    assert (config.health_timeout, config.health_retry) == (60.0, 5)
+    plain = configure(LaunchConfig(health_timeout=1.5))
+    assert (plain.health_checks, plain.health_timeout, plain.health_retry) == ((), 1.5, None)
 
 
 def untyped(value: object) -> Any:

@@ -27,7 +27,7 @@ def ran(*command: str) -> tuple[int, object]:
 def test_elastic_plugins_lists_the_plugin() -> None:
     (row,) = [row for row in inventory(Catalogue.read()) if row.distribution == "elastic-health"]
     assert (row.group, row.name, row.error) == ("elastic.autoload", "health", None)
-    assert row.hooks == ("elastic_node_checks", "elastic_workers_wait")
+    assert row.hooks == ("elastic_node_checks", "elastic_run_starts", "elastic_workers_wait")
 
 
 def test_the_plugin_imports_nothing_else_of_its_distribution() -> None:

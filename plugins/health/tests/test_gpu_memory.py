@@ -6,14 +6,22 @@ answers in public issues (NVIDIA/dcgm-exporter 94, wookayin/gpustat 18); the num
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from elastic_core.events import Event
+from elastic_core.host.devices.device import Device
+from elastic_core.host.devices.machine import Machine
+from elastic_core.warden.linux import state_of
+from elastic_health import gpu_memory
 from elastic_health.gpu import findings
 from elastic_health.gpu_memory import (
     Amd,
@@ -26,7 +34,8 @@ from elastic_health.gpu_memory import (
     find_source,
     visible_uuids,
 )
-from elastic_health.holders import MemoryWait, is_of_round
+from elastic_health.holders import MemoryWait, is_ending, is_of_round, no_nvml
+from elastic_health.plugin import NodeHealth
 
 ONE, TWO = "GPU-d0180485-9584-433c-6782-c335d5df2cb3", "GPU-777ead31-954e-837f-590f-6c4974d8e571"
 GPUS = f"0, {ONE}, 81559, 80994\n1, {TWO}, 81559, 1024\n"
@@ -84,11 +93,34 @@ def test_the_error_of_nvidia_smi_is_told(smi: Path) -> None:
 
 def test_only_the_visible_gpus_count(smi: Path) -> None:
     gpus = source(smi).gpus()
-    assert visible_uuids(gpus, {}) == {ONE, TWO}
-    assert visible_uuids(gpus, {"CUDA_VISIBLE_DEVICES": "1"}) == {TWO}
-    assert visible_uuids(gpus, {"CUDA_VISIBLE_DEVICES": "GPU-d018"}) == {ONE}
+    none = Machine(smi / "none", nvml=no_nvml)
+    assert visible_uuids(gpus, {}, none) == {ONE, TWO}
+    assert visible_uuids(gpus, {"CUDA_VISIBLE_DEVICES": "1"}, none) == {TWO}
+    assert visible_uuids(gpus, {"CUDA_VISIBLE_DEVICES": "GPU-d018"}, none) == {ONE}
+    assert visible_uuids(gpus, {"CUDA_VISIBLE_DEVICES": "all"}, none) == {ONE, TWO}
+    assert visible_uuids(gpus, {"CUDA_VISIBLE_DEVICES": "MIG-1e1c"}, none) == {ONE, TWO}, "it cannot be mapped"
     assert findings(source(smi), {"CUDA_VISIBLE_DEVICES": "0"}, "90%") == []
     assert findings(source(smi), {"CUDA_VISIBLE_DEVICES": ""}) == ["no visible GPU of 2, with CUDA_VISIBLE_DEVICES=''"]
+
+
+def test_amds_gpus_are_chosen_by_hip_and_rocr(tmp_path: Path) -> None:
+    for number in (1, 2):
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"simd_count 4\nlocation_id {number << 8}\nunique_id {number}\n")
+    one, two = Gpu("renderD128", 1, 1, "0000:01:00.0"), Gpu("renderD129", 1, 1, "0000:02:00.0")
+    machine = Machine(tmp_path, nvml=no_nvml)
+    assert visible_uuids([one, two], {}, machine) == {one.uuid, two.uuid}
+    assert visible_uuids([one, two], {"HIP_VISIBLE_DEVICES": "1"}, machine) == {two.uuid}
+    assert visible_uuids([one, two], {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}, machine) == {two.uuid}
+
+
+def test_the_gpu_of_a_mig_device_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, parts = Machine(tmp_path, nvml=no_nvml), (Device("0", ONE), Device("1", TWO, ("MIG-77aa",)))
+    for module in (gpu_memory, gpu_memory.visible):
+        monkeypatch.setattr(module, "nvidia", lambda _: parts)
+    gpus = [Gpu(ONE, 1, 1), Gpu(TWO, 1, 1)]
+    assert visible_uuids(gpus, {"CUDA_VISIBLE_DEVICES": "MIG-77aa"}, machine) == {TWO}
 
 
 def test_a_gpu_with_too_little_memory_is_named_with_who_holds_it(smi: Path) -> None:
@@ -151,25 +183,95 @@ def holding(*pids: int) -> SimpleNamespace:
     )
 
 
-def wait_for(*pids: int, environ: dict[str, str] | None = None) -> MemoryWait:
-    return MemoryWait(environ or {}, lambda _: holding(*pids))
+def wait_for(*pids: int, environ: dict[str, str] | None = None, note: list[str] | None = None) -> MemoryWait:
+    return MemoryWait(environ or {}, lambda _: holding(*pids), [].append if note is None else note.append)
 
 
-def test_workers_wait_for_a_foreign_process_once_and_not_for_the_agents_own() -> None:
-    own = subprocess.Popen(["sleep", "60"])
+@pytest.fixture
+def orphan() -> Iterator[int]:
+    """A process of another run of Elastic's, which is no descendant of this process."""
+    code = "import os, subprocess; print(subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3).pid)"
+    environ = {**os.environ, "ELASTIC_RUN_UID": "other", "ELASTIC_ROUND": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    pid = int(done.stdout)
+    while not Path(f"/proc/{pid}/environ").read_bytes():  # it is still being started
+        pass
+    yield pid
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_workers_do_not_wait_for_the_agents_own_processes() -> None:
+    own = subprocess.Popen(["sleep", "60"], env={**os.environ, "ELASTIC_RUN_UID": "run"})
     try:
-        assert wait_for(os.getpid(), own.pid).reason(2, "run") is None
-        foreign = wait_for(1)
-        assert "pid 1 (" in str(foreign.reason(2, "run"))
-        assert foreign.reason(2, "run") is not None, "as long as this round waits"
-        assert foreign.reason(3, "run") is None, "it has outlasted one wait"
+        assert wait_for(os.getpid(), own.pid).reason(2, "run", 0.0) is None
     finally:
         own.kill()
         own.wait()
 
 
-def test_gpus_that_the_workers_do_not_see_are_not_waited_for() -> None:
-    assert wait_for(1, environ={"CUDA_VISIBLE_DEVICES": "1"}).reason(2, "run") is None
+def test_workers_wait_for_a_process_of_another_run_once(orphan: int) -> None:
+    wait = wait_for(orphan)
+    assert f"pid {orphan} (" in str(wait.reason(1, "run", 0.0))
+    assert wait.reason(7, "run", 0.0) is not None, "no worker has waited for it yet"
+    assert wait.reason(7, "run", 9.8) is not None, "as long as this round waits"
+    assert wait.reason(8, "run", 0.0) is None, "it has outlasted one wait"
+
+
+def test_short_waits_for_a_process_add_up(orphan: int) -> None:
+    wait = wait_for(orphan)
+    for round in (1, 2, 3):
+        for waited in (0.0, 2.0, 4.0):
+            assert wait.reason(round, "run", waited) is not None
+    assert wait.reason(4, "run", 0.0) is None
+
+
+def test_a_foreign_process_is_named_once_and_not_waited_for() -> None:
+    notes: list[str] = []
+    wait = wait_for(1, note=notes)
+    assert [wait.reason(round, "run", 0.0) for round in (1, 2)] == [None, None]
+    assert len(notes) == 1
+    assert notes[0].startswith("pid 1 (")
+
+
+def test_the_memory_of_a_process_that_has_ended_is_waited_for_but_not_a_pid_that_was_never_here(orphan: int) -> None:
+    absent = (1 << 22) + 1  # more than the kernel's greatest
+    wait = wait_for(orphan, absent)
+    wait.reason(2, "run", 0.0)
+    os.kill(orphan, signal.SIGKILL)
+    while Path(f"/proc/{orphan}/stat").exists() and state_of(orphan) != "Z":
+        pass
+    told = str(wait.reason(2, "run", 1.0))
+    assert f"pid {orphan} " in told
+    assert str(absent) not in told
+    assert is_ending(orphan)
+
+
+def test_the_gpus_are_asked_for_once(orphan: int) -> None:
+    asked: list[str] = []
+    held = holding(orphan)
+    source = SimpleNamespace(
+        gpus=lambda: asked.append("gpus") or held.gpus(), holders=lambda: asked.append("holders") or held.holders()
+    )
+    wait = MemoryWait({}, lambda _: source)
+    for waited in (0.0, 1.0):
+        wait.reason(1, "run", waited)
+    assert asked == ["gpus", "holders", "holders"]
+
+
+def test_the_plugin_publishes_whom_workers_share_gpus_with_once_it_can() -> None:
+    published: list[Event] = []
+    plugin = NodeHealth()
+    plugin._wait = MemoryWait({}, lambda _: holding(1), plugin._notes.append)
+    assert plugin.elastic_workers_wait(1, "run", 0.0) is None
+    plugin.elastic_run_starts(published.append)
+    plugin.elastic_workers_wait(2, "run", 0.0)
+    (event,) = published
+    assert event.message.startswith("workers share GPUs with processes that are not waited for: pid 1 (")
+
+
+def test_gpus_that_the_workers_do_not_see_are_not_waited_for(orphan: int) -> None:
+    assert wait_for(orphan, environ={"CUDA_VISIBLE_DEVICES": "1"}).reason(2, "run", 0.0) is None
 
 
 def test_a_node_without_gpus_is_looked_at_once() -> None:
@@ -179,7 +281,7 @@ def test_a_node_without_gpus_is_looked_at_once() -> None:
         looks.append(environ)
 
     wait = MemoryWait({}, find)
-    assert [wait.reason(number, "run") for number in (1, 2, 3)] == [None] * 3
+    assert [wait.reason(number, "run", 0.0) for number in (1, 2, 3)] == [None] * 3
     assert len(looks) == 1
 
 
@@ -190,6 +292,8 @@ def test_workers_of_the_same_round_on_another_agent_of_this_host_are_not_waited_
     """Of the round itself, or a later one; those of an earlier round should be gone."""
     worker = subprocess.Popen(["sleep", "60"], env={**os.environ, "ELASTIC_RUN_UID": "r", "ELASTIC_ROUND": "3"})
     try:
+        while not Path(f"/proc/{worker.pid}/environ").read_bytes():  # it is still being started
+            pass
         assert is_of_round(worker.pid, run, round) is same
     finally:
         worker.kill()

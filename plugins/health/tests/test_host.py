@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from elastic_health.host import check_disk, check_memory, check_shm, directories
 from elastic_health.sizes import format_size, parse_share, parse_size
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
+SLAB = f"slab_reclaimable {4 << 20}\nslab_unreclaimable {900 << 20}"
 MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    {} kB\nSwapTotal:      0 kB\nSwapFree:       {} kB\n"
 ON_A_TMPFS = """
 import sys
@@ -66,14 +68,25 @@ def test_sizes_are_written(size: int, text: str) -> None:
     assert format_size(size) == text
 
 
-def test_the_directories_are_those_that_the_run_writes_to(tmp_path: Path) -> None:
+def test_the_directories_are_those_that_the_run_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     for place in (logs, saved):
         place.mkdir()
     run = config(log_dir=logs, checkpoint_path=f"{saved}/step_*/model.pt")
-    environ = {"TMPDIR": str(tmp_path)}
-    assert directories(run, environ) == {"temporary files": tmp_path, "--log_dir": logs, "--checkpoint_path": saved}
-    assert directories(config(checkpoint_path=f"{saved}/later"), environ) == {"temporary files": tmp_path}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert directories(run, "1K") == {"temporary files": tmp_path, "--log_dir": logs, "--checkpoint_path": saved}
+    assert directories(run) == {"temporary files": tmp_path, "--log_dir": logs}, "the agent only reads checkpoints"
+    assert directories(config(checkpoint_path=f"{saved}/later"), "1K") == {"temporary files": tmp_path}
+
+
+def test_a_tmpdir_that_cannot_be_written_is_passed_over_as_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", "/proc")
+    monkeypatch.setenv("TEMP", str(tmp_path))
+    assert directories(config()) == {"temporary files": tmp_path}
+    assert check_disk(directories(config())) is None
 
 
 def test_a_healthy_directory_has_nothing_to_say_and_keeps_no_file(tmp_path: Path) -> None:
@@ -132,7 +145,7 @@ def test_the_limit_of_each_control_group_above_counts(tmp_path: Path, limited: s
     for group in (own, own.parent):
         (group / "memory.max").write_text(f"{1 << 30}\n" if str(group).endswith(limited) else "max\n")
         (group / "memory.current").write_text(f"{1 << 30}\n")
-        (group / "memory.stat").write_text(f"anon 5\ninactive_file {32 << 20}\n")
+        (group / "memory.stat").write_text(f"anon 5\ninactive_file {20 << 20}\nactive_file {8 << 20}\n{SLAB}\n")
     counter = OomCounter(own / "memory.events", own / "memory.max")
     found = check_memory(counter=counter)
     assert found is not None
@@ -141,6 +154,16 @@ def test_the_limit_of_each_control_group_above_counts(tmp_path: Path, limited: s
         "less than 64.0 MiB"
     )
     assert check_memory("16M", counter=counter) is None
+
+
+def test_the_page_cache_of_a_control_group_of_version_1_is_available(tmp_path: Path) -> None:
+    (tmp_path / "memory.limit_in_bytes").write_text(f"{64 << 30}\n")
+    (tmp_path / "memory.usage_in_bytes").write_text(f"{64 << 30}\n")
+    counter = OomCounter(tmp_path / "memory.oom_control", tmp_path / "memory.limit_in_bytes")
+    (tmp_path / "memory.stat").write_text(f"active_file 0\ntotal_active_file {60 << 30}\ntotal_inactive_file 0\n")
+    assert check_memory("59G", counter=counter, meminfo=tmp_path / "none") is None
+    (tmp_path / "memory.stat").write_text(f"active_file {60 << 30}\ntotal_active_file 0\ntotal_inactive_file 0\n")
+    assert check_memory(counter=counter, meminfo=tmp_path / "none") is not None
 
 
 def test_a_host_without_shm_is_healthy_unless_shm_is_asked_for(tmp_path: Path) -> None:

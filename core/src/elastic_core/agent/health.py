@@ -6,6 +6,7 @@ if the agent is killed. Nothing here runs while the node has workers.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
@@ -42,18 +43,24 @@ class HealthChecks:
         """Whether a job may end while they run."""
         return self._retry is not None or any(one.check.look is None for one in self._checks)
 
-    def run(self, lookout: Lookout | None = None) -> None:
+    def run(self, lookout: Lookout | None = None, *, patience: float = math.inf) -> None:
         """Run all checks, again after each pause of ``--health_retry``; end early if ``lookout`` has a verdict.
+
+        Args:
+            lookout: Tells whether the job has ended; None if nothing tells that.
+            patience: For how many seconds failed checks are run again.
 
         Raises:
             UnhealthyNodeError: A check has failed.
         """
+        began = time.monotonic()
         while failed := self._failed_checks():
             names = ", ".join(failed)
-            if self._retry is None:
+            if self._retry is None or time.monotonic() - began + self._retry > patience:
+                tried = "" if self._retry is None else f", which ran again for {patience:g} s at most"
                 raise UnhealthyNodeError(
                     f"This node does not enter job {self._job!r}, because of the health check{'s' * (len(failed) > 1)} "
-                    f"{names}.",
+                    f"{names}{tried}.",
                     hint=" ".join(dict.fromkeys(finding.advice for finding in failed.values() if finding.advice))
                     or f"Run the command of the check on this host: {names}",
                 )

@@ -65,7 +65,7 @@ class Resources:
     def start_gate(self, now: Callable[[], float]) -> StartGate:
         """Return the wait before the start of workers."""
         ask, run_uid = self.plugins.workers_wait, self.group.run_uid
-        asked = None if ask is None else lambda number: ask(number, run_uid)
+        asked = None if ask is None else lambda number, waited: ask(number, run_uid, waited)
         return StartGate(asked, self.loop, now, self.publish)
 
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:

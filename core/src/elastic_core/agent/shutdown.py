@@ -10,13 +10,20 @@ from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.resources import Resources, kill_workers
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.node import NodeState
-from elastic_core.protocol.node_events import Leaving, NodeEvent, Work
+from elastic_core.protocol.node_events import Exit, Leaving, NodeEvent, Work
 from elastic_core.session.runtime import Runtime
 
 HOST_RESERVE_SHARE = 0.3  # of the time until the host is taken away: for a stop in any case, when the grace is over
 HOST_RESERVE_MAX_SECONDS = 10.0  # this is enough
 BY_HAND = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a person ends the run: it is not preempted
 STORE_MAX_SECONDS = 0.5  # for the store's answer whether other nodes have finished
+
+
+def settle_exit(end: Exit, received: int | None) -> Exit:
+    """Return how the agent ends: after a signal it does not enter the job again, whatever it was leaving for."""
+    if not end.rejoin or received is None:
+        return end
+    return Exit(signalled(received), f"received {signal_name(received)}")
 
 
 @dataclass

@@ -15,7 +15,9 @@ from elastic_core.events import Event, Field, Level
 
 WAIT_MAX_SECONDS = 10.0  # from the wanted start of the workers to their start
 ASK_INTERVAL_SECONDS = 0.25
-ANSWER_MAX_SECONDS = 1.0  # from the wanted start of the workers to the first answer; then they start without one
+ANSWER_MAX_SECONDS = 1.0
+"""From the first wanted start of workers on this node to an answer; then they start without one. Later starts wait for
+no answer: the question was put when the last workers began to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class StartGate:
     """The wait before the start of workers. All methods run on the agent's loop.
 
     Args:
-        ask: Asks the plugins about the round of this number; blocks. None if no plugin implements the hook.
+        ask: Asks the plugins about the round of this number, with the seconds that its workers have waited; blocks.
+            None if no plugin implements the hook.
         loop: The agent's loop, whose owner passes a :class:`StartAnswer` and a :class:`StartDue` to :meth:`receive`.
         now: The monotonic clock.
         publish: Tells the observers.
@@ -45,7 +48,7 @@ class StartGate:
 
     def __init__(
         self,
-        ask: Callable[[int], str] | None,
+        ask: Callable[[int, float], str] | None,
         loop: EventLoop,
         now: Callable[[], float],
         publish: Callable[[Event], None],
@@ -58,6 +61,7 @@ class StartGate:
         self._start: Callable[[], None] | None = None  # what waits
         self._since = 0.0
         self._reported = False  # whether it was reported that it waits
+        self._started = False  # whether workers have been started here
 
     def prepare(self, round: int) -> None:
         """Ask about the next round, whose number is at least ``round``."""
@@ -65,11 +69,11 @@ class StartGate:
         self._question()
 
     def start(self, round: int, start: Callable[[], None]) -> None:
-        """Call ``start`` once the workers of this round need not wait; at once if an older question has no answer."""
+        """Call ``start`` once the workers of this round need not wait; at once where nothing is known of a wait."""
         self._start, self._since, self._round, self._reported = start, self._now(), round, False
         if self._why:
             self._wait()
-        elif self._pending and self._pending == self._serial:
+        elif self._pending and self._pending == self._serial and not self._started:
             self._loop.at(self._since + ANSWER_MAX_SECONDS, StartDue(self._serial))
         else:
             self._go()
@@ -102,7 +106,7 @@ class StartGate:
         self._loop.at(self._now() + ASK_INTERVAL_SECONDS, StartDue(self._serial))
 
     def _go(self) -> None:
-        start, self._start = self._start, None
+        start, self._start, self._started = self._start, None, True
         waited = round(self._now() - self._since, 3)
         fields: dict[str, Field] = {"round": self._round, "waited_s": waited, "why": self._why}
         if self._why:
@@ -123,8 +127,9 @@ class StartGate:
             return
         self._pending = serial = self._serial
         number, ask, post = self._round, self._ask, self._loop.post
+        waited = 0.0 if self._start is None else self._now() - self._since
 
         def run() -> None:
-            post(StartAnswer(serial, ask(number)))
+            post(StartAnswer(serial, ask(number, waited)))
 
         Thread(target=run, name="elastic-start", daemon=True).start()

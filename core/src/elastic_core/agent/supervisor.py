@@ -18,7 +18,7 @@ from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, handle_warden_death
 from elastic_core.agent.run_summary import RunSummary
-from elastic_core.agent.shutdown import Departure
+from elastic_core.agent.shutdown import Departure, settle_exit
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import Status, describe_node
 from elastic_core.agent.worker_incidents import start_failure
@@ -450,6 +450,7 @@ class Supervisor:
             # Before the first round every node was needed, although none has started a worker.
             idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
             return finish(self._publish, closed, self._summary(), idle=idle)
+        end = settle_exit(end, self._departure.received)
         if end.rejoin:
             return Ending(end.code, end.why, rejoin=True)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None

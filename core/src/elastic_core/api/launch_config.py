@@ -16,6 +16,7 @@ from elastic_core.config import parse, rdzv_conf
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import (
     DEFAULT_ID,
+    HEALTH_TIMEOUT,
     LINE_PREFIX,
     MAX_RESTARTS,
     MONITOR_INTERVAL,
@@ -38,13 +39,13 @@ _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "a text", "event_log_handler signals_to_handle failure_policy notices progress_pattern"),
     ((str,), "a text", "checkpoint_pattern"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
-    ((Real,), "a number of seconds", "rdzv_timeout"),
+    ((Real,), "a number of seconds", "rdzv_timeout health_timeout"),
     ((bool,), "True or False", "virtual_local_rank"),
     ((Sequence,), "a list of numbers", "node_sizes"),
     ((str, os.PathLike), "a path", "log_dir checkpoint_path"),
 )
 """The types of :class:`LaunchConfig`'s fields, in words, and the fields; other numbers are RunConfig's to check."""
-_LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
+_LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins", "health_checks")
 _MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")  # None stands for another default
 _T = TypeVar("_T")
 
@@ -97,6 +98,9 @@ class LaunchConfig:
     ``min_nodes`` and ``max_nodes`` where these are not given."""
     spares: int = field(default=0, kw_only=True)  # ``--spares``
     notices: str | None = field(default=None, kw_only=True)  # ``--notices``
+    health_checks: Sequence[str] = field(default=(), kw_only=True)  # each as ``--health_check``
+    health_timeout: float = field(default=HEALTH_TIMEOUT, kw_only=True)  # for each check
+    health_retry: float | None = field(default=None, kw_only=True)  # None for an end of the agent after a failed check
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +186,16 @@ def configure(config: LaunchConfig) -> RunConfig:
         nan_stop=config.nan_stop,
         plugins=config.plugins,
         failure_policy=config.failure_policy,
+        health_checks=health_checks_of(config),
+        health_timeout=config.health_timeout,
+        health_retry=config.health_retry,
         least_level=least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
     )
+
+
+def health_checks_of(config: LaunchConfig) -> tuple[str, ...]:
+    """Return the checks of all texts; raise a UsageError for one that is neither the name of a check nor a command."""
+    return tuple(one for text in config.health_checks for one in read("health_checks", text, parse.health_checks) or ())
 
 
 def node_range_of(config: LaunchConfig) -> parse.NodeRange:

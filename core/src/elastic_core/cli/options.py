@@ -246,7 +246,8 @@ class Flags:
         fills="health_timeout",
     )
     health_retry: float | None = HEALTH.flag(
-        "Run failed checks again after this pause, until they pass or the job has ended.",
+        "Run failed checks again after this pause, until they pass or the job has ended (with a handler of others: "
+        "for join_timeout).",
         parse=parse.positive_seconds,
         metavar="SECONDS",
         fills="health_retry",

@@ -26,6 +26,7 @@ UNLIMITED_RESTARTS = 1_000_000  # the limit where a budget of ``--failure_policy
 MAX_FAILURE_POLICY = 500  # characters of ``--failure_policy``, at most: an OPEN carries it (``protocol/limits.py``)
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
+HEALTH_TIMEOUT = 60.0  # seconds
 EXIT_BARRIER = 300.0
 LINE_PREFIX = "[rank${rank}]:"
 MAX_ROLE = 64  # characters, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)
@@ -155,7 +156,7 @@ class RunConfig:
     ten times the longest step if that is longer."""
     hang_timeout: float | None = None  # the same, after which a job that hangs also loses the round; None for never
     health_checks: tuple[str, ...] = ()  # the checks of ``--health_check``, besides those that are on by themselves
-    health_timeout: float = 60.0  # seconds that each check may take
+    health_timeout: float = HEALTH_TIMEOUT  # seconds that each check may take
     health_retry: float | None = None  # the pause after which failed checks are run again; None for an end of the agent
     log_dir: Path | None = None
     redirects: StreamMap = field(default_factory=StreamMap)

@@ -7,10 +7,11 @@ It works as torchrun's agent does: requests a round from the handler, starts the
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -113,7 +114,7 @@ def run(
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
         health = HealthChecks(config, plugins.node_checks(config), warden, publish)
-        health.run()
+        health.run(patience=_retry_patience(config))
         run, heard = runtime.new_id(), health.heard
         resources = stack.enter_context(
             open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
@@ -121,6 +122,17 @@ def run(
         agent = HandlerAgent(resources, runtime, handler)
         show_state(agent.describe)
         return snapshot_rescue.run(agent, resources)
+
+
+def _retry_patience(config: RunConfig) -> float:
+    """Return for how many seconds failed health checks are run again: a handler does not tell whether the job ended.
+
+    It is the handler's ``join_timeout``, after which the others do not wait for this node any more.
+    """
+    with suppress(KeyError, ValueError):
+        if math.isfinite(seconds := float(config.rdzv_conf["join_timeout"])):
+            return seconds
+    return config.timing.join_timeout
 
 
 class HandlerAgent:

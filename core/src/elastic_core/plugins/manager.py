@@ -203,15 +203,15 @@ class Plugins:
         return choose(config.health_checks, offered)
 
     @property
-    def workers_wait(self) -> Callable[[int, str], str] | None:
+    def workers_wait(self) -> Callable[[int, str, float], str] | None:
         """Asks all plugins of the hook ``elastic_workers_wait``; None where none implements it. Raises nothing."""
         waiting = self.implementations("elastic_workers_wait")
 
-        def ask(round: int, run_uid: str) -> str:
+        def ask(round: int, run_uid: str, waited: float) -> str:
             said = []
             for impl in [*waiting]:
                 try:
-                    said.append(impl(round=round, run_uid=run_uid))
+                    said.append(impl(round=round, run_uid=run_uid, waited=waited))
                 except Exception as exc:
                     waiting.remove(impl)
                     for event in failure_events("plugin_failed", impl, exc, "It is not asked again; workers start."):

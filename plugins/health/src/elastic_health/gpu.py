@@ -9,23 +9,29 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from elastic_core.host.devices.machine import Machine
 from elastic_health.answer import answer
-from elastic_health.gpu_memory import GpuError, Source, describe_holder, find_source, visible_uuids
+from elastic_health.gpu_memory import LISTS, GpuError, Source, describe_holder, find_source, visible_uuids
 from elastic_health.sizes import format_size, parse_share
 
+MACHINE = Machine()
 
-def findings(source: Source | None, environ: Mapping[str, str], least: str = "") -> list[str]:
+
+def findings(
+    source: Source | None, environ: Mapping[str, str], least: str = "", machine: Machine = MACHINE
+) -> list[str]:
     """Return what is wrong with the GPUs."""
     if source is None:
         return ["no GPU: there is neither NVML nor nvidia-smi nor AMD's driver"]
     try:
         gpus = source.gpus()
-        visible = visible_uuids(gpus, environ)
+        visible = visible_uuids(gpus, environ, machine)
         holders = source.holders()
     except GpuError as exc:
         return [str(exc)]
     if not visible:
-        return [f"no visible GPU of {len(gpus)}, with CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r}"]
+        lists = ", ".join(f"{name}={environ[name]!r}" for name in LISTS if name in environ)
+        return [f"no visible GPU of {len(gpus)}" + (f", with {lists}" if lists else "")]
     size, share = parse_share(least) if least else (0, 0.0)
     found = []
     for number, gpu in enumerate(gpus):

@@ -17,15 +17,18 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from elastic_core.host.devices import visible
 from elastic_core.host.devices.device import Device
-from elastic_core.host.devices.visible import select
+from elastic_core.host.devices.inventory import amd, nvidia
+from elastic_core.host.devices.machine import Machine
 from elastic_health.sizes import format_size
 
 SMI_MAX_SECONDS = 20.0  # for one answer of nvidia-smi; it takes a second where the driver is not persistent
+LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # each may choose GPUs
 KFD = Path("/sys/class/kfd/kfd")
 DRM = Path("/sys/class/drm")
 COMMAND_CHARACTERS = 80  # of a holder's command line that are shown
@@ -42,6 +45,7 @@ class Gpu:
     uuid: str  # ``GPU-…``, or the name of AMD's device
     total: int
     free: int
+    address: str = field(default="", compare=False)  # on the PCI bus; '' where its UUID is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ class Amd:
         for device in sorted(self.drm.glob("renderD*/device")):
             total, used = (_number(device / f"mem_info_vram_{name}") for name in ("total", "used"))
             if total is not None and used is not None:
-                found.append(Gpu(device.parent.name, total, total - used))
+                found.append(Gpu(device.parent.name, total, total - used, device.resolve().name))
         return found
 
     def holders(self) -> list[Holder]:
@@ -189,10 +193,25 @@ def _number(file: Path) -> int | None:
     return None
 
 
-def visible_uuids(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the UUIDs of the GPUs that the workers of this agent see."""
-    devices = [Device(address="", uuid=gpu.uuid) for gpu in gpus]
-    return frozenset(one.device.uuid for one in select(environ.get("CUDA_VISIBLE_DEVICES"), devices))
+def visible_uuids(gpus: Sequence[Gpu], environ: Mapping[str, str], machine: Machine) -> frozenset[str]:
+    """Return the UUIDs of the GPUs that the workers of this agent see, or see a part of.
+
+    They are those of ``visible.gpus`` where the machine's devices are those of the source, else those that the list
+    names by number or UUID. A list of MIG devices that cannot be mapped to their GPUs stands for all GPUs, as ``all``.
+    """
+    given = {name: text for name, text in environ.items() if name not in LISTS or text.strip().lower() != "all"}
+    devices = (*nvidia(machine), *amd(machine))
+    known = {name for device in devices for name in (device.address, device.uuid) if name}
+    if known & {name for gpu in gpus for name in (gpu.uuid, gpu.address)}:
+        seen = {name for one in visible.gpus(given, machine) for name in (one.device.address, one.device.uuid) if name}
+        found = {gpu.uuid for gpu in gpus if gpu.uuid in seen or gpu.address in seen}
+    else:
+        unknown = [Device(address="", uuid=gpu.uuid) for gpu in gpus]
+        listed = next((given[name] for name in LISTS if name in given), None)
+        found = {one.device.uuid for one in visible.select(listed, unknown)}
+    if not found and any(given.get(name, "").strip().startswith("MIG-") for name in LISTS):
+        found = {gpu.uuid for gpu in gpus}
+    return frozenset(found)
 
 
 def describe_holder(holder: Holder, proc: Path = Path("/proc")) -> str:

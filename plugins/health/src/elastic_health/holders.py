@@ -1,7 +1,8 @@
-"""Which processes the next workers wait for: those that hold memory of this node's GPUs and are not the agent's.
+"""Which processes the next workers wait for: those of Elastic runs that still hold memory of this node's GPUs.
 
 The warden has seen all processes of the last round end before the next one starts. What is left are processes that
-escaped to another parent, of an earlier job, or of another user.
+escaped to another parent, of an earlier job, or of another user. Those of another run, zombies, and those that have
+ended are about to let the memory go; others share the GPU, and are only named.
 """
 
 from __future__ import annotations
@@ -11,47 +12,100 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from elastic_core.warden.linux import Process, descendants, running_process
-from elastic_health.gpu_memory import GpuError, Holder, Source, describe_holder, find_source, visible_uuids
+from elastic_core.host.devices.machine import Machine
+from elastic_core.warden.linux import Process, descendants, running_process, state_of
+from elastic_health.gpu_memory import Gpu, GpuError, Source, describe_holder, find_source, visible_uuids
 
 SHOWN = 8  # holders that are named, at most
+WAITED_SECONDS = 9.0  # a process for which workers have waited for so long, in all, holds up no other round
+
+
+def no_nvml() -> None:
+    """Load no library of the driver: a call to it that hangs would keep the agent from its end."""
+
+
+MACHINE = Machine(nvml=no_nvml)
 
 
 class MemoryWait:
     """Says for whom workers wait; called on one thread at a time.
 
-    A process for which one round has waited is not waited for again: it stays, or shares the GPU on purpose.
+    A process that outlasts one wait is not waited for again: it stays, or shares the GPU on purpose.
     """
 
     def __init__(
         self,
         environ: Mapping[str, str] = os.environ,
         find: Callable[[Mapping[str, str]], Source | None] = find_source,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._environ, self._find = environ, find
+        """Make one with no knowledge yet; ``note`` is told once of the processes that are not waited for."""
+        self._environ, self._find, self._note = environ, find, note
         self._source: Source | None = None
         self._looked = False
-        self._since: dict[Process, int] = {}  # for which round each process was first waited for
+        self._gpus: list[Gpu] = []  # they are asked for once
+        self._seen: dict[int, Process] = {}  # holders that were alive here: others are pids of the host
+        self._noted: set[Process] = set()
+        self._waited: dict[Process, tuple[int, float]] = {}  # the last round that waited, and the seconds of all
+        self._asked = (0, 0.0)  # the round of the last question, and how long its workers had waited
 
-    def reason(self, round: int, run_uid: str) -> str | None:
-        """Return who holds memory that the workers of a round may need; None if they need not wait."""
+    def reason(self, round: int, run_uid: str, waited: float) -> str | None:
+        """Return who holds memory that the workers of a round may need; None if they need not wait.
+
+        ``waited`` says for how many seconds the workers of this round have waited; 0 before they are to start.
+        """
         if not self._looked:
             self._source, self._looked = self._find(self._environ), True
         if self._source is None:
             return None
         try:
-            visible = visible_uuids(self._source.gpus(), self._environ)
+            self._gpus = self._gpus or self._source.gpus()
+            visible = visible_uuids(self._gpus, self._environ, MACHINE)
             holders = [one for one in self._source.holders() if one.gpu in visible or not one.gpu.startswith("GPU-")]
         except GpuError:
             return None  # the check ``gpu`` says so before a node enters; here no process holds memory
-        own = {pid for pid, _ in descendants(os.getpid())} | {os.getpid()}
-        held = [one for one in holders if one.pid not in own and not is_of_round(one.pid, run_uid, round)]
-        waited_for = [one for one in held if self._since.setdefault(_process(one), round) == round]
-        return "; ".join(describe_holder(one) for one in waited_for[:SHOWN]) or None
+        last_round, before = self._asked
+        more, self._asked = max(0.0, waited - (before if last_round == round else 0.0)), (round, waited)
+        own, found = {pid for pid, _ in descendants(os.getpid())} | {os.getpid()}, []
+        for one in holders:
+            seen = self._process(one.pid)
+            if seen is None or one.pid in own or is_of_round(one.pid, run_uid, round):
+                continue
+            if not is_ending(one.pid):
+                if seen not in self._noted:
+                    self._noted.add(seen)
+                    self._note(describe_holder(one))
+            elif self._is_waited_for(seen, round, more):
+                found.append(one)
+        return "; ".join(describe_holder(one) for one in found[:SHOWN]) or None
+
+    def _process(self, pid: int) -> Process | None:
+        """Return the process that has, or had, this pid; None if none was ever seen here: in a container, a host's."""
+        if (process := running_process(pid)) is not None:
+            self._seen[pid] = process
+        elif state_of(pid):  # a zombie
+            self._seen.setdefault(pid, (pid, 0))
+        return self._seen.get(pid)
+
+    def _is_waited_for(self, process: Process, round: int, more: float) -> bool:
+        """Count ``more`` seconds of waiting for a process, unless earlier rounds have waited long enough for it."""
+        last, seconds = self._waited.get(process, (round, 0.0))
+        if seconds >= WAITED_SECONDS and last != round:
+            return False
+        self._waited[process] = (round, seconds + more) if more else (last, seconds)
+        return True
 
 
-def _process(holder: Holder) -> Process:
-    return running_process(holder.pid) or (holder.pid, 0)
+def is_ending(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has ended, or is of a run of Elastic's, so that its memory may soon be free."""
+    try:
+        environ = (proc / str(pid) / "environ").read_bytes()
+        stat = (proc / str(pid) / "stat").read_bytes()
+    except PermissionError:
+        return False
+    except OSError:  # it is gone
+        return True
+    return b"\0ELASTIC_RUN_UID=" in b"\0" + environ or stat.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])
 
 
 def is_of_round(pid: int, run_uid: str, round: int, proc: Path = Path("/proc")) -> bool:

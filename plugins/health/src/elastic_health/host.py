@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,18 +27,32 @@ BLOCK_BYTES = 4096
 SHM = Path("/dev/shm")
 MEMINFO = Path("/proc/meminfo")
 _GLOB = frozenset("*?[")
+_CACHES = ("active_file", "inactive_file", "slab_reclaimable")  # what the kernel takes back before it ends a process
+_CACHES_V1 = ("total_active_file", "total_inactive_file")  # there kernel memory is not in memory.stat
 
 
-def directories(config: RunConfig, environ: Mapping[str, str]) -> dict[str, Path]:
-    """Return the directories that a run writes to, each by what it is for; only those that exist."""
-    found = {"temporary files": Path(environ.get("TMPDIR") or "/tmp")}
+def directories(config: RunConfig, least: str = "") -> dict[str, Path]:
+    """Return the directories that a run writes to, each by what it is for; only those that exist.
+
+    The agent only reads the one of ``--checkpoint_path``, and not every node needs to write there, so it counts only
+    where ``least`` asks for room.
+    """
+    found = {"temporary files": _temporary()}
     if config.log_dir is not None:
         found["--log_dir"] = config.log_dir
-    if config.checkpoint_path is not None:
+    if least and config.checkpoint_path is not None:
         parts = Path(config.checkpoint_path).parts
         fixed = [part for index, part in enumerate(parts) if not any(_GLOB & set(one) for one in parts[: index + 1])]
         found["--checkpoint_path"] = Path(*fixed)
     return {use: path for use, path in found.items() if path.is_dir()}
+
+
+def _temporary() -> Path:
+    """Return the directory that Python takes: of $TMPDIR, /tmp and others, the first that can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # there is none
+        return Path("/tmp")
 
 
 def check_disk(places: Mapping[str, Path], least: str = "") -> Finding | None:
@@ -113,13 +128,13 @@ def _cgroup_rooms(counter: OomCounter) -> Iterable[tuple[str, int | None]]:
     if counter.limit is None:
         return
     second = counter.limit.name == "memory.max"
-    usage, cache = ("memory.current", "inactive_file") if second else ("memory.usage_in_bytes", "total_inactive_file")
+    usage, caches = ("memory.current", _CACHES) if second else ("memory.usage_in_bytes", _CACHES_V1)
     for directory in (counter.limit.parent, *counter.limit.parent.parents):
         if not (directory / usage).is_file():
             return
         limit = OomCounter(None, directory / counter.limit.name).limit_bytes()
         if limit is not None:
-            used = _number(directory / usage) - _number(directory / "memory.stat", cache)
+            used = _number(directory / usage) - sum(_number(directory / "memory.stat", cache) for cache in caches)
             yield f"its control group {directory}, whose limit is {format_size(limit)}", limit - max(0, used)
 
 

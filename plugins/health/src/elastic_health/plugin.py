@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from elastic_core import hookimpl
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
+    from elastic_core.events import Event
     from elastic_core.node_checks import Finding, NodeCheck
 
 
@@ -25,6 +26,8 @@ class NodeHealth:
 
     def __init__(self) -> None:
         self._wait: Any = None
+        self._publish: Callable[[Event], None] | None = None  # None until this node has joined a run
+        self._notes: list[str] = []  # what is to be published then
 
     @hookimpl
     def elastic_node_checks(self, config: RunConfig) -> Mapping[str, NodeCheck]:
@@ -47,16 +50,31 @@ class NodeHealth:
         }
 
     @hookimpl
-    def elastic_workers_wait(self, round: int, run_uid: str) -> str | None:
+    def elastic_run_starts(self, publish: Callable[[Event], None]) -> None:
+        """Keep the function that publishes events."""
+        self._publish = publish
+        self._publish_notes()
+
+    @hookimpl
+    def elastic_workers_wait(self, round: int, run_uid: str, waited: float) -> str | None:
         """Return which other processes hold memory of this node's GPUs; None at once on a node without GPUs."""
         if self._wait is None:
             if not _may_have_gpus():
                 return None
             from elastic_health.holders import MemoryWait
 
-            self._wait = MemoryWait()
-        reason: str | None = self._wait.reason(round, run_uid)
+            self._wait = MemoryWait(note=self._notes.append)
+        reason: str | None = self._wait.reason(round, run_uid, waited)
+        self._publish_notes()
         return reason
+
+    def _publish_notes(self) -> None:
+        from elastic_core.events import Event, Level
+
+        while self._publish is not None and self._notes:
+            why, self._notes[:] = "; ".join(self._notes), []
+            message = f"workers share GPUs with processes that are not waited for: {why}"
+            self._publish(Event("gpu_shared", message, Level.WARNING, {"why": why}))
 
 
 def _may_have_gpus() -> bool:
@@ -67,7 +85,7 @@ def _may_have_gpus() -> bool:
 def _disk(config: RunConfig, least: str) -> Finding | None:
     from elastic_health.host import check_disk, directories
 
-    return check_disk(directories(config, os.environ), least)
+    return check_disk(directories(config, least), least)
 
 
 def _memory(least: str) -> Finding | None:
