@@ -248,6 +248,15 @@ def test_the_memory_of_a_process_that_has_ended_is_waited_for_but_not_a_pid_that
     assert is_ending(orphan)
 
 
+def test_gpus_that_do_not_answer_are_given_up_and_it_is_told_once(smi: Path) -> None:
+    (smi / "code").write_text("9")
+    told: list[str] = []
+    wait = MemoryWait({}, lambda _: source(smi), give_up=told.append)
+    assert [wait.reason(round, "run", 0.0) for round in range(1, 6)] == [None] * 5
+    assert len(told) == 1
+    assert told[0].startswith("nvidia-smi exited with code 9")
+
+
 def test_the_gpus_are_asked_for_once(orphan: int) -> None:
     asked: list[str] = []
     held = holding(orphan)
