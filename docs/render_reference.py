@@ -64,6 +64,7 @@ USES = {
 SOURCES = [
     DOCS.parent / "core" / "src" / "elastic_core",
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
+    DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
 ]
 WHEN = {
     "joining": "The agent looks for the job.",
@@ -92,6 +93,8 @@ WHEN = {
     "start_waits": "The workers of a round wait, as a plugin says that something must happen first (rule L18).",
     "start_waited": "They start, as it has happened.",
     "started_regardless": "They start although it has not, after 10 s.",
+    "gpu_shared": "Processes that are no run of Elastic's hold memory of this node's GPUs; nothing waits for them.",
+    "gpu_silent": "The GPUs did not say three times in a row who holds their memory, and are not asked any more.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `verdict` is the policy that allowed a restart, and its reason. `cause` is "
     "`None` for the first round.",

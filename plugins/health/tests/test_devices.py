@@ -59,10 +59,11 @@ def test_three_ranks_add_up_over_the_loopback_interface() -> None:
 
 def test_a_rank_that_dies_is_named_and_the_others_are_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text(
-        "import os, signal\nimport elastic_health.allreduce as check\nrun = check.run_rank\n"
+        "import os, signal, sys\nimport elastic_health.allreduce as check\nrun = check.run_rank\n"
         "def dies(rank, *rest):\n    if rank == 1:\n        os.kill(os.getpid(), signal.SIGSEGV)\n"
         "    return run(rank, *rest)\n"
-        "check.run_rank = dies\nraise SystemExit(check.answer(check.findings(3)))\n"
+        "check.run_rank = dies\nif sys.argv[1:]:\n    sys.exit(check.main(sys.argv[1:]))\n"
+        "raise SystemExit(check.answer(check.findings(3, (sys.executable, __file__))))\n"
     )
     code, answer = ran(str(tmp_path / "dies.py"))
     assert (code, answer) == (1, {"fail_count": 1, "messages": ["rank 1 of 3 was killed by SIGSEGV"]})

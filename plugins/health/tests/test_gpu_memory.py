@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastic_core.events import Event
+from elastic_core.host.devices import visible
 from elastic_core.host.devices.device import Device
 from elastic_core.host.devices.machine import Machine
 from elastic_core.warden.linux import state_of
@@ -117,7 +118,7 @@ def test_amds_gpus_are_chosen_by_hip_and_rocr(tmp_path: Path) -> None:
 
 def test_the_gpu_of_a_mig_device_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, parts = Machine(tmp_path, nvml=no_nvml), (Device("0", ONE), Device("1", TWO, ("MIG-77aa",)))
-    for module in (gpu_memory, gpu_memory.visible):
+    for module in (gpu_memory, visible):
         monkeypatch.setattr(module, "nvidia", lambda _: parts)
     gpus = [Gpu(ONE, 1, 1), Gpu(TWO, 1, 1)]
     assert visible_uuids(gpus, {"CUDA_VISIBLE_DEVICES": "MIG-77aa"}, machine) == {TWO}
@@ -184,7 +185,7 @@ def holding(*pids: int) -> SimpleNamespace:
 
 
 def wait_for(*pids: int, environ: dict[str, str] | None = None, note: list[str] | None = None) -> MemoryWait:
-    return MemoryWait(environ or {}, lambda _: holding(*pids), [].append if note is None else note.append)
+    return MemoryWait(environ or {}, lambda _: holding(*pids), ([] if note is None else note).append)
 
 
 @pytest.fixture
@@ -247,12 +248,24 @@ def test_the_memory_of_a_process_that_has_ended_is_waited_for_but_not_a_pid_that
     assert is_ending(orphan)
 
 
+def test_gpus_that_do_not_answer_are_given_up_and_it_is_told_once(smi: Path) -> None:
+    (smi / "code").write_text("9")
+    told: list[str] = []
+    wait = MemoryWait({}, lambda _: source(smi), give_up=told.append)
+    assert [wait.reason(round, "run", 0.0) for round in range(1, 6)] == [None] * 5
+    assert len(told) == 1
+    assert told[0].startswith("nvidia-smi exited with code 9")
+
+
 def test_the_gpus_are_asked_for_once(orphan: int) -> None:
     asked: list[str] = []
     held = holding(orphan)
-    source = SimpleNamespace(
-        gpus=lambda: asked.append("gpus") or held.gpus(), holders=lambda: asked.append("holders") or held.holders()
-    )
+
+    def ask(what: str) -> object:
+        asked.append(what)
+        return getattr(held, what)()
+
+    source = SimpleNamespace(gpus=lambda: ask("gpus"), holders=lambda: ask("holders"))
     wait = MemoryWait({}, lambda _: source)
     for waited in (0.0, 1.0):
         wait.reason(1, "run", waited)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from elastic_core.host.devices.smi import ask_smi
+
 COMMAND = "nvidia-smi"
 ARGUMENTS = "pmon", "-c", "1", "-s", "u"  # the use by each process, over the last second or so
 LIMIT_SECONDS = 10.0  # for one run
@@ -82,15 +84,8 @@ class GpuUse:
 
     def _run(self, command: str) -> None:
         try:
-            done = subprocess.run(
-                [command, *ARGUMENTS],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=LIMIT_SECONDS,
-                check=True,
-            )
+            done = ask_smi([command, *ARGUMENTS], LIMIT_SECONDS)
+            done.check_returncode()
         except (OSError, subprocess.SubprocessError):
             self._failures += 1
         else:

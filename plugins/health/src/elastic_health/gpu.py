@@ -46,7 +46,7 @@ def findings(
 
 def main(arguments: Sequence[str]) -> int:
     """Print what was found, and return the exit code."""
-    return answer(findings(find_source(), os.environ, *arguments[:1]))
+    return answer(findings(find_source(), os.environ, arguments[0] if arguments else ""))
 
 
 if __name__ == "__main__":

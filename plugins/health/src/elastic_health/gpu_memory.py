@@ -25,6 +25,7 @@ from elastic_core.host.devices import visible
 from elastic_core.host.devices.device import Device
 from elastic_core.host.devices.inventory import amd, nvidia
 from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.smi import ask_smi
 from elastic_health.sizes import format_size
 
 SMI_MAX_SECONDS = 20.0  # for one answer of nvidia-smi; it takes a second where the driver is not persistent
@@ -148,9 +149,7 @@ class Smi:
     def _ask(self, query: str) -> list[list[str]]:
         command = [self.program, query, "--format=csv,noheader,nounits"]
         try:
-            asked = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=SMI_MAX_SECONDS, check=False
-            )
+            asked = ask_smi(command, SMI_MAX_SECONDS)
         except subprocess.TimeoutExpired as exc:
             raise GpuError(f"nvidia-smi gave no answer within {SMI_MAX_SECONDS:g} s") from exc
         except OSError as exc:

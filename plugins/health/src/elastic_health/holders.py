@@ -19,6 +19,8 @@ from elastic_health.gpu_memory import Gpu, GpuError, Source, describe_holder, fi
 SHOWN = 8  # holders that are named, at most
 WAITED_SECONDS = 9.0  # a process for which workers have waited for so long, in all, holds up no other round
 
+MOST_FAILURES = 3  # after so many in a row the GPUs are not asked any more
+
 
 def no_nvml() -> None:
     """Load no library of the driver: a call to it that hangs would keep the agent from its end."""
@@ -38,9 +40,18 @@ class MemoryWait:
         environ: Mapping[str, str] = os.environ,
         find: Callable[[Mapping[str, str]], Source | None] = find_source,
         note: Callable[[str], None] = lambda _: None,
+        give_up: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Make one with no knowledge yet; ``note`` is told once of the processes that are not waited for."""
-        self._environ, self._find, self._note = environ, find, note
+        """Make one with no knowledge yet.
+
+        Args:
+            environ: The environment of the agent.
+            find: Returns what tells of the GPUs.
+            note: Told once of each process that is not waited for.
+            give_up: Told why the GPUs are not asked any more.
+        """
+        self._environ, self._find, self._note, self._give_up = environ, find, note, give_up
+        self._failures = 0  # in a row
         self._source: Source | None = None
         self._looked = False
         self._gpus: list[Gpu] = []  # they are asked for once
@@ -62,8 +73,13 @@ class MemoryWait:
             self._gpus = self._gpus or self._source.gpus()
             visible = visible_uuids(self._gpus, self._environ, MACHINE)
             holders = [one for one in self._source.holders() if one.gpu in visible or not one.gpu.startswith("GPU-")]
-        except GpuError:
-            return None  # the check ``gpu`` says so before a node enters; here no process holds memory
+        except GpuError as exc:  # here no process is known to hold memory
+            self._failures += 1
+            if self._failures == MOST_FAILURES:
+                self._source = None
+                self._give_up(str(exc))
+            return None
+        self._failures = 0
         last_round, before = self._asked
         more, self._asked = max(0.0, waited - (before if last_round == round else 0.0)), (round, waited)
         own, found = {pid for pid, _ in descendants(os.getpid())} | {os.getpid()}, []

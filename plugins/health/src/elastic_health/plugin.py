@@ -27,7 +27,8 @@ class NodeHealth:
     def __init__(self) -> None:
         self._wait: Any = None
         self._publish: Callable[[Event], None] | None = None  # None until this node has joined a run
-        self._notes: list[str] = []  # what is to be published then
+        self._notes: list[str] = []  # what is to be published then: processes that are not waited for
+        self._silent: list[str] = []  # and why the GPUs are not asked any more
 
     @hookimpl
     def elastic_node_checks(self, config: RunConfig) -> Mapping[str, NodeCheck]:
@@ -63,7 +64,7 @@ class NodeHealth:
                 return None
             from elastic_health.holders import MemoryWait
 
-            self._wait = MemoryWait(note=self._notes.append)
+            self._wait = MemoryWait(note=self._notes.append, give_up=self._silent.append)
         reason: str | None = self._wait.reason(round, run_uid, waited)
         self._publish_notes()
         return reason
@@ -75,6 +76,10 @@ class NodeHealth:
             why, self._notes[:] = "; ".join(self._notes), []
             message = f"workers share GPUs with processes that are not waited for: {why}"
             self._publish(Event("gpu_shared", message, Level.WARNING, {"why": why}))
+        while self._publish is not None and self._silent:
+            why = self._silent.pop()
+            message = f"workers do not wait for GPU memory any more: {why}"
+            self._publish(Event("gpu_silent", message, Level.WARNING, {"why": why}))
 
 
 def _may_have_gpus() -> bool:
