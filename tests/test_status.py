@@ -70,6 +70,8 @@ def test_ranks_are_shown_with_their_pids_steps_and_what_is_saved(stage: Stage, t
     pattern = "--checkpoint_pattern=at step (?P<step>\\d+)"
     command = ["--nnodes=2", "--nproc_per_node=2", pattern, *rendezvous, str(script)]
     agents = [stage.run(*command), stage.run(*command)]
+    for agent in agents:
+        agent.wait_for("round 1: 4 worker")
     watching = stage.start([sys.executable, "-m", "elastic_core", "status", "--watch", "--json", *rendezvous])
     shown = json.loads(watching.wait_for('"step": 7,.*"snapshot": {.*"checkpoint": {.*"step": 10,'))
     ranks = [worker["step"] for node in shown["nodes"] for worker in node["workers"]]
