@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import PATIENCE, WORKERS, Stage, over
+from stage import WORKERS, Stage, over
 
 
 def elastic_status(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,16 +70,12 @@ def test_ranks_are_shown_with_their_pids_steps_and_what_is_saved(stage: Stage, t
     pattern = "--checkpoint_pattern=at step (?P<step>\\d+)"
     command = ["--nnodes=2", "--nproc_per_node=2", pattern, *rendezvous, str(script)]
     agents = [stage.run(*command), stage.run(*command)]
-    shown: dict[str, Any] = {}
-
-    def complete() -> bool:
-        done = elastic_status("--json", *rendezvous)
-        shown.update(json.loads(done.stdout) if done.returncode == 0 else {})
-        ranks = [worker for node in shown.get("nodes", ()) for worker in node["workers"]]
-        saved = [node["snapshot"] and node["checkpoint"] for node in shown.get("nodes", ())]
-        return [worker["step"] for worker in ranks] == [7, 8, 9, 10] and any(saved)
-
-    assert stage.wait_until(complete, 3 * PATIENCE), shown
+    for agent in agents:
+        agent.wait_for("round 1: 4 worker")
+    watching = stage.start([sys.executable, "-m", "elastic_core", "status", "--watch", "--json", *rendezvous])
+    shown = json.loads(watching.wait_for('"step": 7,.*"snapshot": {.*"checkpoint": {.*"step": 10,'))
+    ranks = [worker["step"] for node in shown["nodes"] for worker in node["workers"]]
+    assert ranks == [7, 8, 9, 10]
     pids = {worker["rank"]: worker["pid"] for node in shown["nodes"] for worker in node["workers"]}
     assert pids == {**agents[0].workers(), **agents[1].workers()}
     [snapshot] = [node["snapshot"] for node in shown["nodes"] if node["snapshot"]]
