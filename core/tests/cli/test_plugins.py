@@ -87,10 +87,10 @@ def test_the_list_is_for_people_by_default() -> None:
 
 def test_core_s_own_plugins_stand_first() -> None:
     lines = CliRunner().invoke(command, []).output.splitlines()
-    assert lines[:3] == [
-        "built in",
-        f"  max-restarts  elastic-core {__version__}",
-        "                elastic_judge_failure",
+    assert [line.split() for line in lines[:3]] == [
+        ["built", "in"],
+        ["max-restarts", "elastic-core", __version__],
+        ["elastic_judge_failure"],
     ]
 
 
