@@ -44,7 +44,9 @@ def check(world: World, entry: Entry, body: Stacks) -> None:
     if halted and not (before is not None and isinstance(before.body, Resume) and before.body.halt is None):
         world.truth.violated("L14", f"{entry.author} {kind} where the ranks are, and no round is live")
     question = None if asked is None or not isinstance(asked.body, Stacks) or asked.body.answers else asked
-    if not body.answers and question is not None:
+    # A leader that has joined since does not know of the question, and asks again.
+    known = question is not None and world.truth.joined_at.get(entry.author, 0) < question.index
+    if not body.answers and question is not None and known:
         world.truth.violated("L14", f"{entry.author} asks while question {question.index} is open")
     if body.answers and (question is None or question.index != body.answers):
         world.truth.violated("L14", f"{entry.author} reports what {body.answers} has asked, which is not open")

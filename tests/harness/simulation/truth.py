@@ -96,6 +96,8 @@ class Truth:
     """When each HALT was written, by the entry's id."""
     uncharged: set[str] = field(default_factory=set)
     """Rounds in which something failed that spends no restart; they go by their offers here."""
+    joined_at: dict[str, int] = field(default_factory=dict)
+    """The newest entry that each node had read when it joined, by its index."""
     heartbeats: dict[str, int] = field(default_factory=dict)
     """What the heartbeat of each node was when its workers had last finished."""
     _failures: Counter[str] = field(default_factory=Counter)
@@ -254,6 +256,7 @@ class Truth:
         """Record that an agent has joined."""
         node = self._node(agent)
         node.newest = ledger.round
+        self.joined_at[agent.node_id] = ledger.head.index
         self.forgeries.check_read(agent, ledger.head)
         rules.check_joined(self.world, agent, ledger)
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
