@@ -66,7 +66,7 @@ def check_round(world: World, entry: Entry, members: set[str], earlier: Round | 
         and not is_lost(watch, row.info.node_id, timing, now)
     ]
     new = members - earlier.group_ranks.keys()
-    spares = [row for row in ready if row.info.node_id in new and row.info.host_id not in known]
+    spares = [row for row in ready if row.info.node_id in new and row.info.host_id not in before.losses]
     kept_out = [row for row in ready if row.info.node_id not in members and row.info.host_id in known]
     if kept_out and not spares:
         return
