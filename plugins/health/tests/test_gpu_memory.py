@@ -7,6 +7,7 @@ answers in public issues (NVIDIA/dcgm-exporter 94, wookayin/gpustat 18); the num
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -192,6 +193,7 @@ def wait_for(*pids: int, environ: dict[str, str] | None = None, note: list[str] 
 def orphan() -> Iterator[int]:
     """A process of another run of Elastic's, which is no descendant of this process."""
     code = "import os, subprocess; print(subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3).pid)"
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: other tests may have made this process one
     environ = {**os.environ, "ELASTIC_RUN_UID": "other", "ELASTIC_ROUND": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     pid = int(done.stdout)

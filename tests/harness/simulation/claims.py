@@ -128,7 +128,7 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "a second job of one node joins one without a name",
         "_Joining._check_single",
-        "self.applicant.unnamed and self.applicant.settings.agreement.max_nodes == 1",
+        "self.applicant.unnamed and agreement.max_nodes == 1 and not agreement.spares",
         "False",
         "programs",
     ),
