@@ -35,7 +35,7 @@ PARITY := tests/parity plugins/torchrun/tests $(patsubst %,tests/test_%.py,error
     failure_stories hangs launchers migrating python_api surface tcp_init terminals torchrun watchdog)
 STATE := plugins/torch/tests $(patsubst %,tests/test_%.py,examples fsdp_example full_disk rank_state rescue \
     sharded_state train_state)
-CLUSTERS := plugins/slurm/tests tests/test_slurm.py
+CLUSTERS := plugins/slurm/tests plugins/kubernetes/tests tests/test_slurm.py tests/test_kubernetes.py
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
 QUICK := core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py tests/simulator/test_simulator.py
 ARGS ?=
