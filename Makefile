@@ -7,7 +7,7 @@
 #   make test    core, backends and whole jobs: twelve minutes; `make test ARGS="-k leader -x"` passes arguments to pytest
 #   make test-parity  torchrun and Elastic side by side: command lines, callers, handlers, terminals, launchers, and the stories of failures
 #   make test-state   what elastic-torch keeps over failures: samplers, training state, checkpoints
-#   make test-clusters  jobs on a real Slurm of four nodes on this machine (root, slurmctld, slurmd, slurm-client, munge)
+#   make test-clusters  jobs on a real Slurm of four nodes, and pods as processes, on this machine (root, slurmctld, slurmd, slurm-client, munge)
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
 #   make mutants changes the rendezvous in every small way, and lists the changes that neither unit tests nor the simulator notice;
