@@ -57,7 +57,7 @@ def cluster(stage: Stage, tmp_path: Path, done: Path) -> Iterator[Cluster]:
 
 
 def store(cluster: Cluster, name: str) -> None:
-    cluster.serve(documents(DEPLOY / f"{name}.yaml"))
+    cluster.serve(documents(DEPLOY / f"{name}.yaml")).agent.wait_for("eady to (serve client|accept conn)")
 
 
 def start(cluster: Cluster, job: Job) -> list[Pod]:
