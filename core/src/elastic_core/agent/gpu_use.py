@@ -4,7 +4,7 @@ Nothing is run where there is no ``nvidia-smi``, or while workers show other sig
 since it takes seconds on a busy machine, and does not return where the driver is stuck.
 
 The kernels of NCCL count too, while they wait for a peer: a rank that only waits for others uses its GPU. A hang is
-found all the same, by the rank that they wait for.
+found by the rank that they wait for.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class HangWatch:
         progress: Knows how far they have come.
         cpu: Returns the CPU seconds that a process has used or waited for; 0 of one that is gone.
         written: Returns how many bytes a process has written, to anything. Counts as output of a worker that has the
-            agent's own stdout, where the agent does not see what it prints.
+            agent's own stdout, whose text the agent does not read.
         now: Seconds, monotonic.
         gpus: Finds out which workers use a GPU; asked once a worker has shown no other sign for half a window.
     """

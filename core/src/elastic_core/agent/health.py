@@ -70,7 +70,7 @@ class HealthChecks:
                 return
 
     def _failed_checks(self) -> dict[str, Finding]:
-        """Run each check once; return what was found, by the names of the checks."""
+        """Run each check once; return the findings of the failed checks, by their names."""
         began, failed = time.monotonic(), dict[str, Finding]()
         for one in self._checks:
             at = time.monotonic()
@@ -157,7 +157,7 @@ class HealthChecks:
                 return None
 
     def _end_all(self, reading: dict[int, bytearray]) -> str:
-        """Kill what is left of the check; return which of its processes cannot be killed, or ''."""
+        """Kill the check's remaining processes; return a text that names those that survive, or ''."""
         from elastic_core.warden import messages
 
         self._warden.stop(grace=0.0)
@@ -202,7 +202,7 @@ class HealthChecks:
 
 
 def _read(readable: list[Any], reading: dict[int, bytearray]) -> bool:
-    """Read what has come on these descriptors, and keep the end of it; return whether anything was read."""
+    """Read from these descriptors without blocking, and keep the last bytes; return whether there were any."""
     for descriptor in [one for one in readable if one in reading]:
         if part := os.read(descriptor, OUTPUT_BYTES):
             kept = reading[descriptor]

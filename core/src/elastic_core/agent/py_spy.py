@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 LIMIT_SECONDS = 2.0  # for all processes together
 MOST_PROCESSES = 16  # that are read at the same time, the others not at all
 COMMAND = "py-spy"
-_DENIED = "ermission"  # in what it says where it lacks the permission to read another process's memory
+_DENIED = "ermission"  # py-spy's error has this part of a word when it may not read another process's memory
 
 
 @dataclass(slots=True)

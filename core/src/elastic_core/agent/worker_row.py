@@ -1,4 +1,4 @@
-"""What a node's row says of its workers, for ``elastic status``: pids, steps and what was saved."""
+"""The part of a node's row about its workers, for ``elastic status``: pids, steps and saved states."""
 
 from __future__ import annotations
 
