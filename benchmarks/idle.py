@@ -21,6 +21,8 @@ CALM = 4.0
 """Seconds from the last import to the first look: first heartbeats are over."""
 WINDOW = 10.0
 """Seconds that an idle agent is watched."""
+MOST_WINDOWS = 10
+"""Windows in a row in which a process may be replaced; they do not count."""
 CPU, CPU_FORK_SERVER = "agent and warden", "its fork server"
 RSS_AGENT, RSS_WARDEN, RSS_FORK_SERVER, RSS_OTHERS = "agent", "warden", "fork_server", "stores (PSS)"
 CPUS, RSSES = (CPU, CPU_FORK_SERVER), (RSS_AGENT, RSS_WARDEN, RSS_FORK_SERVER, RSS_OTHERS)
@@ -74,17 +76,26 @@ def watch(kinds: Sequence[Kind], times: int) -> Iterator[dict[str, dict[str, flo
                 if kind.grows:
                     agents[kind.name].wait_for("the fork server has imported .* besides")
             time.sleep(CALM)
-            casts = {name: _cast(agent) for name, agent in agents.items()}
             for _ in range(times):
-                yield _window(casts)
+                yield _window(agents)
         finally:
             stage.destroy()
 
 
-def _window(casts: Mapping[str, Cast]) -> dict[str, dict[str, float]]:
-    before = {name: _spent(cast) for name, cast in casts.items()}
-    begin = time.monotonic()
-    time.sleep(WINDOW)
+def _window(agents: Mapping[str, Agent]) -> dict[str, dict[str, float]]:
+    """Return the figures of one window in which no process ended or started.
+
+    A fork server is replaced by a successor that has imported more, up to twice in the first half minute.
+    """
+    for _ in range(MOST_WINDOWS):
+        casts = {name: _cast(agent) for name, agent in agents.items()}
+        before = {name: _spent(cast) for name, cast in casts.items()}
+        begin = time.monotonic()
+        time.sleep(WINDOW)
+        if {name: _cast(agent) for name, agent in agents.items()} == casts:
+            break
+    else:
+        raise RuntimeError(f"in each of {MOST_WINDOWS} windows of {WINDOW:g} s a process of an idle agent was replaced")
     after = {name: _spent(cast) for name, cast in casts.items()}
     hours = (time.monotonic() - begin) / 3600
     return {
