@@ -24,7 +24,7 @@ WINDOW = 10.0
 MOST_WINDOWS = 10
 """Windows in a row in which a process may be replaced; they do not count."""
 CPU, CPU_FORK_SERVER = "agent and warden", "its fork server"
-RSS_AGENT, RSS_WARDEN, RSS_FORK_SERVER, RSS_OTHERS = "agent", "warden", "fork_server", "stores (PSS)"
+RSS_AGENT, RSS_WARDEN, RSS_FORK_SERVER, RSS_OTHERS = "agent", "warden", "fork server", "stores (PSS)"
 CPUS, RSSES = (CPU, CPU_FORK_SERVER), (RSS_AGENT, RSS_WARDEN, RSS_FORK_SERVER, RSS_OTHERS)
 
 
