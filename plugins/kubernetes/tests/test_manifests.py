@@ -15,7 +15,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_kubernetes.command import TARGETS, read_jobs
 from elastic_kubernetes.documents import write
 from elastic_kubernetes.elastic_job import ElasticJob
-from elastic_kubernetes.manifests import TARGETS as RENDERED
+from elastic_kubernetes.manifests import REPLACEMENTS, TARGETS as RENDERED
 from elastic_kubernetes.pod_template import AGENT_SECONDS, PodOptions
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
@@ -107,10 +107,8 @@ def test_every_exit_code_has_its_consequence(manifest: dict[str, Any]) -> None:
         codes.USAGE: "FailJob",
         codes.TOO_FEW_NODES: "FailJob",
         codes.REQUEUE: "FailJob",
-        codes.INTERNAL: "FailIndex",
-        codes.REFUSED: "FailIndex",
     }
-    assert "backoffLimitPerIndex" in spec, "FailIndex needs it"
+    assert spec["backoffLimitPerIndex"] == REPLACEMENTS, "a Job fails with the first index that is given up"
 
 
 @pytest.mark.parametrize("manifest", [param for param in EVERY_MANIFEST if policies(param.values[0])])

@@ -13,7 +13,13 @@ from elastic_kubernetes.pod_template import LAUNCHER, Launch, PodOptions, find_l
 
 Manifest = dict[str, Any]
 
-REPLACEMENTS = 6  # how often the pod of one index may fail for reasons of its own before the index is given up
+REPLACEMENTS = 1000
+"""How often the pod of one index may fail for reasons of its own before the index is given up.
+
+A Job that has given up an index fails, although the other pods have trained to the end: the Job controller looks at
+failed indexes before it looks at ``successPolicy``. The wait before a replacement grows to ten minutes, so that 1000 of
+them take a week.
+"""
 JOBSET_RESTARTS = 3  # how often a JobSet begins anew after a failure that was not the program's
 NODE = "node"  # the name that Kubeflow Trainer knows: of the replicated job, and of its container
 ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
@@ -23,8 +29,6 @@ PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|[?&]password=.")  # in an endpoint tha
 WORTH_RUNNING_AGAIN = (ExitCode.TOO_FEW_NODES, ExitCode.REQUEUE)
 JOB_IS_OVER = (ExitCode.JOB_FAILED, ExitCode.USAGE, *WORTH_RUNNING_AGAIN)
 """All pods end with these, or would: none is replaced."""
-NODE_IS_OUT = (ExitCode.INTERNAL, ExitCode.REFUSED)
-"""The pod would end so again; the others may go on."""
 
 
 def as_job(job: ElasticJob, options: PodOptions) -> list[Manifest]:
@@ -198,7 +202,6 @@ def _job_policies(job: ElasticJob, container: str) -> Manifest:
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {"action": "Ignore", "onExitCodes": _codes(container, signalled(15))},
                 {"action": "FailJob", "onExitCodes": _codes(container, *JOB_IS_OVER)},
-                {"action": "FailIndex", "onExitCodes": _codes(container, *NODE_IS_OUT)},
             ]
         },
     }
