@@ -163,6 +163,33 @@ def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_node_that_is_preempted_while_it_is_checked_again_does_not_enter(stage: Stage, tmp_path: Path) -> None:
+    second = f"#!/bin/sh\n[ -e {tmp_path}/again ] || exit 0\ntouch {tmp_path}/began\nexec sleep 3600\n"
+    check = script(tmp_path / "check", second)
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    flags = ["--nnodes=1:2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
+    flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30"]
+    with hosts(2) as (one, two):
+        commands = [
+            host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job]))
+            for host, more in ((one, []), (two, [f"--health_check={check}"]))
+        ]
+        healthy, suspected = (stage.start(command) for command in commands)
+        for agent in (healthy, suspected):
+            agent.wait_for_report("training", world_size=2)
+        (tmp_path / "again").touch()
+        (rank,) = suspected.workers()
+        suspected.kill_worker(rank)
+        suspected.wait_for("this host was excluded: this node leaves, and enters again through its health checks")
+        suspected.signal(signal.SIGTERM)
+        code = suspected.exit_code()
+        assert code in (128 + signal.SIGTERM, -signal.SIGTERM), suspected.output
+        assert "waiting as long as nodes of other hosts are enough" not in suspected.output.partition("excluded: ")[2]
+        (tmp_path / "done").touch()
+        assert healthy.exit_code() == 0, healthy.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_a_host_in_quarantine_that_the_job_needs_stays_in_it_unchecked(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "mended").touch()
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))

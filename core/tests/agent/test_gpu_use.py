@@ -65,9 +65,10 @@ def test_a_look_tells_what_the_last_run_has_found_and_begins_another(tmp_path: P
 
 
 @pytest.mark.parametrize("program", ["sys.exit('No devices were found')", "raise OSError"])
-def test_after_three_failures_it_is_not_run_any_more(tmp_path: Path, program: str) -> None:
+def test_after_three_failures_it_is_not_run_any_more_and_says_so_once(tmp_path: Path, program: str) -> None:
     now = [0.0]
-    gpus = GpuUse(lambda: smi(tmp_path, program), lambda: now[0])
+    told: list[str] = []
+    gpus = GpuUse(lambda: smi(tmp_path, program), lambda: now[0], told.append)
     for _ in range(MOST_FAILURES):
         now[0] += 10.0
         gpus.look(1.0)
@@ -75,6 +76,8 @@ def test_after_three_failures_it_is_not_run_any_more(tmp_path: Path, program: st
     now[0] += 10.0
     gpus.look(1.0)
     assert gpus.thread is None
+    assert len(told) == 1, "the reason is told once"
+    assert "exit status 1" in told[0]
 
 
 def test_nothing_is_run_where_there_is_no_nvidia_smi() -> None:

@@ -15,6 +15,7 @@ from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure, settle_exit
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
+from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.node import NodeState, step
 from elastic_core.protocol.node_events import Exit, Leaving, NodeEvent, Work
 
@@ -215,3 +216,26 @@ def test_a_signal_while_the_node_leaves_to_enter_again_ends_the_agent(
     rejoin: bool, received: int | None, found: Exit
 ) -> None:
     assert settle_exit(Exit(1, "excluded", rejoin=rejoin), received) == found
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        (lambda node: node.departing.on_drain(DRAINED), DRAINED),
+        (lambda node: node.departing.on_host_ends(HostEnds("AWS terminates it", 30.0, 0.0)), "AWS terminates it"),
+    ],
+)
+def test_a_drain_or_a_notice_while_the_node_leaves_for_its_checks_ends_the_agent(
+    order: Callable[[Node], None], why: str
+) -> None:
+    node = Node(work=Work.NONE)
+    node.step(Leaving("this host was excluded", ExitCode.WITHDRAWN, rejoin=True))
+    order(node)
+    _, effects = step(node.state, Leaving("this host was excluded", ExitCode.WITHDRAWN, rejoin=True))
+    assert effects == (Exit(143, why),)
+
+
+def test_a_node_that_leaves_for_its_checks_enters_again() -> None:
+    node = Node(work=Work.NONE)
+    _, effects = step(node.state, Leaving("this host was excluded", ExitCode.WITHDRAWN, rejoin=True))
+    assert effects == (Exit(ExitCode.WITHDRAWN, "this host was excluded", rejoin=True),)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from elastic_core.errors import in_one_line
 from elastic_core.host.devices.smi import ask_smi
 
 COMMAND = "nvidia-smi"
@@ -63,9 +64,11 @@ class GpuUse:
 
     find: Callable[[], str | None] = lambda: shutil.which(COMMAND)
     now: Callable[[], float] = time.monotonic
+    give_up: Callable[[str], None] = lambda _: None  # told once, by a look, why it is not run any more
     thread: threading.Thread | None = None  # of the run that is under way
     _uses: tuple[Use, ...] = ()
     _failures: int = 0
+    _why: str = ""  # the error of the last failure
     _next_at: float = 0.0
 
     def look(self, interval: float) -> tuple[Use, ...]:
@@ -73,10 +76,13 @@ class GpuUse:
         if self.thread is not None and self.thread.is_alive():
             return ()
         told, self._uses, self.thread = self._uses, (), None
+        if self._failures == MOST_FAILURES and self._why:
+            self.give_up(self._why)
+            self._why = ""
         if self._failures < MOST_FAILURES and self.now() >= self._next_at:
             self._next_at = self.now() + max(LEAST_INTERVAL_SECONDS, interval)
             if (command := self.find()) is None:
-                self._failures = MOST_FAILURES
+                self._failures, self._why = MOST_FAILURES, ""
             else:
                 self.thread = threading.Thread(target=self._run, args=(command,), name="elastic-gpu", daemon=True)
                 self.thread.start()
@@ -86,7 +92,8 @@ class GpuUse:
         try:
             done = ask_smi([command, *ARGUMENTS], LIMIT_SECONDS)
             done.check_returncode()
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, subprocess.SubprocessError) as exc:
+            self._why = in_one_line(exc)
             self._failures += 1
         else:
             self._failures, self._uses = 0, parse(done.stdout)

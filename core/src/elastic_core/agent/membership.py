@@ -14,6 +14,7 @@ from elastic_core.agent.probing import Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import open_resources
+from elastic_core.agent.shutdown import settle_exit
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.supervisor import Supervisor
@@ -25,6 +26,7 @@ from elastic_core.host.ports import own_address
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
+from elastic_core.protocol.node_events import Exit
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import persist, silent_store, store_awaited
 from elastic_core.session.join import arrive, join
@@ -136,4 +138,8 @@ def join_and_run(
         if door is not None:
             resources.loop.watch(door, door.greet)
         show_state(supervisor.describe)
-        return snapshot_rescue.run(supervisor, resources)
+        ending = snapshot_rescue.run(supervisor, resources)
+        if ending.rejoin and (late := resources.loop.untaken_signals()):  # received while the supervisor was closed
+            end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
+            return report.leave(publish, end.code, end.why, None)
+        return ending

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.resources import Resources, kill_workers
 from elastic_core.exit_codes import signal_name, signalled
-from elastic_core.protocol.node import NodeState
+from elastic_core.protocol.node import NodeState, supersedes
 from elastic_core.protocol.node_events import Exit, Leaving, NodeEvent, Work
 from elastic_core.session.runtime import Runtime
 
@@ -53,7 +53,8 @@ class Departure:
 
     def on_drain(self, why: str) -> None:
         """Leave after a drain was requested."""
-        if self.received is None and self.state().leaving is None:
+        leaving = self.state().leaving
+        if self.received is None and (leaving is None or leaving.rejoin):
             self._ask(Depart(signal.SIGTERM, why=why))
 
     def on_host_ends(self, event: HostEnds) -> None:
@@ -65,7 +66,7 @@ class Departure:
         """Leave. If other nodes have finished, first give the workers here a grace to finish too (rule L7)."""
         state, ours = self.state(), self.resources.config.shutdown_timeout
         grace = 0.0 if order.final or state.work is not Work.RUNNING else self._grace(order)
-        if state.leaving is not None and grace >= state.leaving.grace:
+        if not supersedes(state.leaving, grace):
             return  # it already leaves at least as soon
         why = order.why or f"received {signal_name(order.signum)}"
         busy = state.work in (Work.RUNNING, Work.STOPPING)

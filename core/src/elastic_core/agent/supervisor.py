@@ -74,7 +74,6 @@ class Supervisor:
         self._row = joined.row
         self._workers: LocalWorkers | None = None  # the part of the row for ``elastic status``
         self._no_place: Event | None = None
-        self._enters_again = False  # whether this agent leaves to enter the job again through its health checks
         self._since = runtime.now()  # when the node's state last changed
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._incident: Incident | None = None  # the newest failure that is known here
@@ -347,7 +346,7 @@ class Supervisor:
                 newest = self._state.ledger.round
                 self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
             case Exit():
-                self._exit = replace(effect, rejoin=True) if self._enters_again else effect
+                self._exit = effect
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
@@ -426,8 +425,7 @@ class Supervisor:
             return
         why = "this host was excluded: this node leaves, and enters again through its health checks"
         self._say("checked_again", why)
-        self._enters_again = True
-        self._step(Leaving(why, ExitCode.WITHDRAWN))
+        self._step(Leaving(why, ExitCode.WITHDRAWN, rejoin=True))
 
     def _has_slow_checks(self) -> bool:
         """Whether a check of the run is a process: only such a check says anything of a host that has failed."""

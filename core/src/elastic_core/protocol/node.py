@@ -93,6 +93,14 @@ def row_of(state: NodeState) -> NodeRow:
     )
 
 
+def supersedes(leaving: Leave | None, grace: float) -> bool:
+    """Return whether a new reason to leave within ``grace`` seconds replaces the one that the node has.
+
+    A node that leaves only to enter again then leaves for good, as one that was drained or preempted (rule L17).
+    """
+    return leaving is None or leaving.rejoin or grace < leaving.grace
+
+
 def known_failure(state: NodeState) -> Incident | None:
     """Return the failure that ended the node's round, as far as the node knows: its own, or the one of the HALT."""
     halt = state.ledger.halt
@@ -159,8 +167,8 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return replace(state, stacks=None)
         case node_events.SteppedDown() if state.work is Work.RUNNING:
             return replace(state, stepped_down=True)
-        case node_events.Leaving(why, code, grace) if state.leaving is None or grace < state.leaving.grace:
-            return replace(state, leaving=Leave(why, code, grace))
+        case node_events.Leaving(why, code, grace, rejoin) if supersedes(state.leaving, grace):
+            return replace(state, leaving=Leave(why, code, grace, rejoin))
         case node_events.StoreLost():
             return replace(state, store_lost=True)
         case node_events.RunReplaced(why):
@@ -317,7 +325,7 @@ def _find_exit(state: NodeState) -> Exit | None:
     if state.ledger.closed is not None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
     if state.leaving is not None and not _may_be_needed(state, state.leaving):
-        return Exit(state.leaving.exit_code, state.leaving.why)
+        return Exit(state.leaving.exit_code, state.leaving.why, rejoin=state.leaving.rejoin)
     if state.run_replaced and state.phase is not Phase.FINISHED:
         return Exit(ExitCode.STORE_LOST, state.run_replaced, rejoin=True)
     if state.store_lost or state.run_replaced:

@@ -30,6 +30,7 @@ class Leave:
     why: str
     exit_code: int
     grace: float = 0.0  # seconds that the workers have to stop together with all others; 0 if they are stopped at once
+    rejoin: bool = False  # whether it leaves only to enter again; any other reason to leave replaces this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ class Leaving:
     why: str
     exit_code: int
     grace: float = 0.0
+    rejoin: bool = False
 
     @classmethod
     def signalled(cls, signum: int, name: str, grace: float = 0.0) -> Leaving:

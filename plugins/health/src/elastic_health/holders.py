@@ -112,16 +112,17 @@ class MemoryWait:
         return True
 
 
-def is_ending(pid: int, proc: Path = Path("/proc")) -> bool:
+def is_ending(pid: int) -> bool:
     """Whether a process has ended, or is of a run of Elastic's, so that its memory may soon be free."""
+    if state_of(pid) in ("", "Z", "X"):
+        return True
     try:
-        environ = (proc / str(pid) / "environ").read_bytes()
-        stat = (proc / str(pid) / "stat").read_bytes()
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
     except PermissionError:
         return False
     except OSError:  # it is gone
         return True
-    return b"\0ELASTIC_RUN_UID=" in b"\0" + environ or stat.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])
+    return b"\0ELASTIC_RUN_UID=" in b"\0" + environ
 
 
 def is_of_round(pid: int, run_uid: str, round: int, proc: Path = Path("/proc")) -> bool:
