@@ -162,9 +162,9 @@ WHEN = {
     "policy_failed": "A failure policy raised, or gave no proper verdict.",
     "policy_failed_traceback": "The traceback of `policy_failed`.",
     "policy_timed_out": "A failure policy gave no verdict in time.",
-    "plugin_failed": "A plugin that was asked whether a node is gone raised.",
+    "plugin_failed": "A plugin raised that was asked whether a node is gone, why a job hangs, or before workers start.",
     "plugin_failed_traceback": "The traceback of `plugin_failed`.",
-    "plugin_timed_out": "A plugin that was asked whether a node is gone gave no answer in time.",
+    "plugin_timed_out": "A plugin that was asked whether a node is gone, or why a job hangs, gave no answer in time.",
     "node_gone": "A plugin vouches that a node is gone for good.",
     "observer_switched_off": "An observer raised, and is switched off.",
     "observer_switched_off_traceback": "The traceback of `observer_switched_off`.",
@@ -266,6 +266,12 @@ def published(source: str) -> Iterator[tuple[str, str, str]]:
             case ast.Call(func=ast.Name(id="failure_events"), args=[ast.Constant(value=str(name)), *_]):
                 yield name, "WARNING", "`plugin`, `hook`"
                 yield f"{name}_traceback", "DEBUG", "`plugin`, `hook`"
+            case ast.Call(
+                func=ast.Name(id="_answers"), args=[ast.Constant(value=str(kind)), *_]
+            ):  # plugins/verdicts.py
+                yield f"{kind}_timed_out", "WARNING", "`plugin`, `timeout_s`"
+                yield f"{kind}_failed", "WARNING", "`plugin`, `hook`"
+                yield f"{kind}_failed_traceback", "DEBUG", "`plugin`, `hook`"
             case ast.Call(
                 func=ast.Name(id="Event") | ast.Attribute(attr="_say"), args=[ast.Constant(value=str(name)), *rest]
             ):

@@ -170,10 +170,10 @@ class Reports:
         return {channel.tag for channel in self._channels.values() if channel.over}
 
     def drain(self) -> list[Stepped | Advanced] | None:
-        """Read all reports, and return the progress that they tell; None if the reports do not end.
+        """Read all reports that have arrived, and return the newest progress of each worker.
 
-        Of each worker the newest is returned, also what was received before and may still be queued on the loop. Other
-        reports are delivered as if they came now.
+        Progress that was read before counts too, since the loop may not have handled it yet. Reports of other kinds
+        are put on the loop. Return None if a worker has more than DRAINED_PACKETS_MAX reports to read.
         """
         steps: list[Stepped | Advanced] = []
         for channel in self._channels.values():

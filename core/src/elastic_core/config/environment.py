@@ -81,7 +81,8 @@ VARIABLES = (
         TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=(
             "The prefix of a teed line, with ${role_name}, ${rank} and ${local_rank}; [rank${rank}]: by default."
         ),
-        NO_COLOR="Set to anything: no colours on a terminal.",
+        NO_COLOR="Set to anything: no colours. It precedes FORCE_COLOR.",
+        FORCE_COLOR="Set to anything: colours also where the output is no terminal, or TERM is dumb.",
         TERM="dumb: no colours on a terminal.",
         LOGLEVEL="The least level of the events that the agent prints: DEBUG, INFO, WARNING or ERROR.",
         TORCHELASTIC_ENABLE_FILE_TIMER="1: processes whose torch.distributed.elastic.timer expires are ended.",

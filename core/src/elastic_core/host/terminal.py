@@ -1,4 +1,4 @@
-"""What is printed on a terminal: foreign text made safe, and colours, which go to terminals only."""
+"""What is printed on a terminal: foreign text made safe, and colours."""
 
 from __future__ import annotations
 
@@ -22,10 +22,18 @@ def plain(text: str, colour: int) -> str:
     return text
 
 
+def has_colours(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether text for a stream is coloured: on a terminal, or with FORCE_COLOR; not with NO_COLOR or on TERM=dumb.
+
+    NO_COLOR and FORCE_COLOR count unless empty (https://no-color.org, https://force-color.org); NO_COLOR precedes.
+    """
+    if stream is None or stream.closed or environ.get("NO_COLOR"):
+        return False
+    return bool(environ.get("FORCE_COLOR")) or (stream.isatty() and environ.get("TERM") != "dumb")
+
+
 def painter(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> Paint:
-    """Return what colours text for a stream: nothing if it is no terminal, with NO_COLOR, and on TERM=dumb."""
-    if stream is None or stream.closed or not stream.isatty():
-        return plain
-    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
+    """Return what colours text for a stream, if it is to have colours."""
+    if not has_colours(stream, environ):
         return plain
     return lambda text, colour: f"\x1b[{colour}m{text}\x1b[0m"

@@ -7,11 +7,12 @@ another type or takes too long is reported, and its answer does not count.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from elastic_core.events import Event, Level
 from elastic_core.incidents import (
@@ -26,6 +27,8 @@ from elastic_core.incidents import (
 from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import asked
+
+T = TypeVar("T")
 
 LONGEST_REASON = 500  # characters of a verdict's reason, which is written to the ledger and printed by every node
 LONGEST_EXPLANATION = 2000  # characters of what a plugin says of a hang
@@ -49,19 +52,11 @@ def judge(
         ValueError: No policy gave a verdict. (Core's own always does.)
     """
     ask = partial(_verdict_of, incident=incident, history=history)
-    answers = {policy: asked(partial(ask, policy), name=f"policy {policy.plugin}") for policy in policies}
-    wait(answers.values(), timeout=timeout)
-    verdicts = []
-    for policy, answer in answers.items():
-        if not answer.done():
-            message = f"The plugin {policy.plugin!r} gave no verdict within {timeout:g} s. It abstains."
-            report(Event("policy_timed_out", message, Level.WARNING, {"plugin": policy.plugin, "timeout_s": timeout}))
-        elif (exc := answer.exception()) is not None:
-            for event in failure_events("policy_failed", policy, exc, "It abstains."):
-                report(event)
-        elif (verdict := answer.result()) is not None:
-            verdicts.append(replace(verdict, policy=verdict.policy or policy.plugin))
-    return strictest(verdicts)
+    late, failed = f"gave no verdict within {timeout:g} s. It abstains.", "It abstains."
+    given = _answers("policy", _ask("policy", policies, ask), timeout, report, late=late, failed=failed)
+    return strictest(
+        [replace(verdict, policy=verdict.policy or policy.plugin) for policy, verdict in given if verdict is not None]
+    )
 
 
 def node_gone(
@@ -78,19 +73,12 @@ def node_gone(
     another node, is not asked again before it has; ``unanswered`` keeps these plugins from one call to the next.
     """
     free = [plugin for plugin in plugins if plugin not in unanswered or unanswered[plugin].done()]
-    answers = {plugin: asked(partial(_is_gone, plugin, node), name=f"plugin {plugin.plugin}") for plugin in free}
-    wait(answers.values(), timeout=timeout)
+    questions = _ask("plugin", free, partial(_is_gone, node=node))
+    unanswered.update(questions)  # the next call drops those that have been answered by then
+    late, failed = f"did not say within {timeout:g} s whether {node} is gone.", f"Whether {node} is gone is not known."
     vouches = False
-    for plugin, answer in answers.items():
-        unanswered.pop(plugin, None)
-        if not answer.done():
-            unanswered[plugin] = answer
-            message = f"The plugin {plugin.plugin!r} did not say within {timeout:g} s whether {node} is gone."
-            report(Event("plugin_timed_out", message, Level.WARNING, {"plugin": plugin.plugin, "timeout_s": timeout}))
-        elif (exc := answer.exception()) is not None:
-            for event in failure_events("plugin_failed", plugin, exc, f"Whether {node} is gone is not known."):
-                report(event)
-        elif answer.result() is True:
+    for plugin, gone in _answers("plugin", questions, timeout, report, late=late, failed=failed):
+        if gone:
             message = f"The plugin {plugin.plugin!r} vouches that {node} is gone for good."
             report(Event("node_gone", message, fields={"plugin": plugin.plugin, "node": node.node_id}))
             vouches = True
@@ -110,20 +98,49 @@ def explain_hang(
 
     ``report`` is called for each plugin that failed.
     """
-    ask = partial(_explain, ranks=ranks, world_size=world_size, directory=directory)
-    answers = {plugin: asked(partial(ask, plugin), name=f"plugin {plugin.plugin}") for plugin in plugins}
-    wait(answers.values(), timeout=timeout)
-    said = []
-    for plugin, answer in answers.items():
+    questions = _ask("plugin", plugins, partial(_explain, ranks=ranks, world_size=world_size, directory=directory))
+    late, failed = f"did not explain the hang within {timeout:g} s.", "It does not explain the hang."
+    answers = _answers("plugin", questions, timeout, report, late=late, failed=failed)
+    texts = ((text or "").strip() for _, text in answers)
+    return "\n".join(text[:LONGEST_EXPLANATION] for text in texts if text)
+
+
+def _ask(
+    kind: str, plugins: Sequence[Implementation], question: Callable[[Implementation], T]
+) -> dict[Implementation, Future[T]]:
+    return {plugin: asked(partial(question, plugin), name=f"{kind} {plugin.plugin}") for plugin in plugins}
+
+
+def _answers(
+    kind: str,
+    questions: Mapping[Implementation, Future[T]],
+    timeout: float,
+    report: Callable[[Event], None],
+    *,
+    late: str,
+    failed: str,
+) -> Iterator[tuple[Implementation, T]]:
+    """Yield what each plugin has answered within ``timeout`` seconds, in order; report each that failed.
+
+    Args:
+        kind: With what the names of the events begin: ``policy`` or ``plugin``.
+        questions: The plugins that were asked.
+        timeout: Seconds for all of them together.
+        report: Called for each failure.
+        late: What a plugin has not done in time.
+        failed: What follows if a plugin has raised.
+    """
+    wait(questions.values(), timeout=timeout)
+    for plugin, answer in questions.items():
         if not answer.done():
-            message = f"The plugin {plugin.plugin!r} did not explain the hang within {timeout:g} s."
-            report(Event("plugin_timed_out", message, Level.WARNING, {"plugin": plugin.plugin, "timeout_s": timeout}))
+            message = f"The plugin {plugin.plugin!r} {late}"
+            event = Event(f"{kind}_timed_out", message, Level.WARNING, {"plugin": plugin.plugin, "timeout_s": timeout})
+            report(event)
         elif (exc := answer.exception()) is not None:
-            for event in failure_events("plugin_failed", plugin, exc, "It does not explain the hang."):
+            for event in failure_events(f"{kind}_failed", plugin, exc, failed):
                 report(event)
-        elif text := (answer.result() or "").strip():
-            said.append(text[:LONGEST_EXPLANATION])
-    return "\n".join(said)
+        else:
+            yield plugin, answer.result()
 
 
 def _explain(plugin: Implementation, ranks: Mapping[int, int], world_size: int, directory: Path) -> str | None:

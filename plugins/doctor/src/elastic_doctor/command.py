@@ -17,6 +17,7 @@ from elastic_core.cli.run import hints_with_sources, meeting_place, plugins_name
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.rdzv_conf import NUMBERED, check_reach, parse
 from elastic_core.exit_codes import signalled
+from elastic_core.host.terminal import has_colours
 
 if TYPE_CHECKING:
     from elastic_doctor.examination import Subject
@@ -82,7 +83,7 @@ def doctor(*, as_json: bool, **given: Any) -> int:
                     if (under := report.section(finding)) != heading:
                         heading = under
                         click.echo(f"\n{heading}")
-                    click.echo(report.line(finding, width), color=_colour())
+                    click.echo(report.line(finding, width), color=has_colours(sys.stdout))
     except Signalled as told:
         return signalled(told.signum)
     click.echo(report.as_json(findings, backend, endpoint) if as_json else f"\n{report.summary(findings, backend)}")
@@ -131,11 +132,6 @@ def subject_of(flags: Flags) -> Subject:
         source=installed[0].source if installed else "",
         needs_torch=needs_torch(backend, catalogue),
     )
-
-
-def _colour() -> bool | None:
-    """Whether to colour; None where click knows, which asks whether it writes to a terminal."""
-    return False if os.environ.get("NO_COLOR") else None
 
 
 command = DoctorCommand()
