@@ -244,7 +244,8 @@ def test_elastic_stacks_shows_the_ranks_of_this_host(
         "round 1: where the ranks are:",
         in_gate,
         "2 of 3 ranks run on this host. The custom backend is a rendezvous handler of others, so there is no store in "
-        "which other processes find the job. Run elastic stacks on each of its hosts.",
+        "which other processes find the job. Run elastic stacks on each host of the job, as the user who runs it, "
+        "with the job's id. If the job has a store, name it: --rdzv_backend, --rdzv_endpoint and --rdzv_id.",
     ]
     assert "rank 1\n" in stacks(job, "--full").stdout
     missing = stacks("nothing")
