@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Agent, Stage, free_port, variable
+from stage import COLD, WARM, WORKERS, Agent, Stage, free_port, variable
 
 COST = "with a rendezvous handler of others"
 
@@ -202,6 +203,57 @@ def test_a_hang_is_named_on_its_node_and_ended_over_torchs_own_handler(stage: St
         assert len(agent.reports("done")) == 2
         agent.wait_for(r"round 1: no progress for 3 s:$")
     assert sum("lock_twice (hang.py:" in agent.output for agent in agents) == 1, "the node of rank 1 names it"
+
+
+WAITS = """
+import os, subprocess, sys
+from report import report
+def wait_for_gate():
+    report("started")
+    open(os.environ["GATE"]).read()
+with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE):
+    wait_for_gate()
+"""
+
+
+@pytest.mark.parametrize("env", [COLD, WARM], ids=["cold", "warm"])
+def test_elastic_stacks_shows_the_ranks_of_this_host(
+    stage: Stage, custom: Callable[..., Agent], installed: dict[str, str], tmp_path: Path, env: dict[str, str]
+) -> None:
+    """Rank 2 has no process any more, as on another host. A process that a worker started is not shown."""
+    script, gate, job = tmp_path / "waits.py", tmp_path / "gate", f"job-{tmp_path.name}-{os.getpid()}"
+    script.write_text(WAITS)
+    os.mkfifo(gate)
+    installed |= {**env, "GATE": str(gate), "PYTHONPATH": os.pathsep.join([installed["PYTHONPATH"], str(WORKERS)])}
+    agent = custom(0, f"--rdzv_id={job}", "--nproc_per_node=2", script)
+    other = custom(1, f"--rdzv_id={job}", "--no_python", "true")
+    agent.wait_for_report("started", count=2)
+    other.wait_for("all local workers of round 1 exited")
+    flags = ["--plugin=my-handlers", "--rdzv_backend=custom", f"--rdzv_endpoint={tmp_path}"]
+    environment = stage.environment(installed)
+
+    def stacks(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "elastic_core", "stacks", *flags, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    in_gate = f"  ranks 0-1 are in wait_for_gate ({script.name}:6)"
+    assert stage.wait_until(lambda: in_gate in stacks(job).stdout), stacks(job)
+    found = stacks(job)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines() == [
+        "round 1: where the ranks are:",
+        in_gate,
+        "2 of 3 ranks run on this host. The custom backend is a rendezvous handler of others, so there is no store in "
+        "which other processes find the job. Run elastic stacks on each host of the job, as the user who runs it, "
+        "with the job's id. If the job has a store, name it: --rdzv_backend, --rdzv_endpoint and --rdzv_id.",
+    ]
+    assert "rank 1\n" in stacks(job, "--full").stdout
+    missing = stacks("nothing")
+    assert missing.returncode == 2
+    assert "No worker of job 'nothing' was found on this host" in missing.stderr
+    assert "Run elastic stacks on each host of the job" in missing.stderr
+    gate.open("w").close()
+    assert [agent.exit_code(), other.exit_code()] == [0, 0], agent.output
 
 
 FAILS_ALIKE = """

@@ -21,12 +21,17 @@ STORE_FLAGS = tuple(flag for flag in FLAGS if flag.name in _NAMES)  # those of `
 _SEVERAL = NodeRange(1, 2)
 
 
+class NoStoreError(UsageError):
+    """The backend that the flags name has no store in which other processes find a job."""
+
+
 @contextmanager
 def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str]]:
     """Yield a connection to the store that ``given``, the values of :data:`STORE_FLAGS`, names, and the job's id.
 
     Raises:
-        UsageError: The flags name no job's store.
+        NoStoreError: The backend has no such store.
+        UsageError: A flag is wrong.
         PluginError: The backend's plugin cannot be loaded.
         RendezvousConnectionError: The store cannot be reached.
     """
@@ -43,7 +48,7 @@ def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str
         options = loaded.rendezvous_options()
         if options.handler or options.single_node:
             why = "is a rendezvous handler of others" if options.handler else "serves one node"
-            raise UsageError(
+            raise NoStoreError(
                 f"The {backend} backend {why}, so there is no store in which other processes find the job.",
                 hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. An agent leaves on SIGTERM.",
             )

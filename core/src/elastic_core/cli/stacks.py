@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.job_store import STORE_FLAGS, job_store
+from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, job_store
 from elastic_core.cli.option import FlagCommand
+from elastic_core.config.run import DEFAULT_ID
 from elastic_core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -16,14 +17,19 @@ if TYPE_CHECKING:
 
 
 def stacks(*, job: str | None, full: bool, **given: Any) -> int:
-    """Ask all nodes, print where their ranks are, and return the exit code."""
+    """Ask all nodes, or look on this host if the job has no store; print where ranks are, and return the exit code."""
     from elastic_core.session.stacks_request import ask  # not for --help
 
     if job is not None:
         given["rdzv_id"] = job
-    with job_store(given) as (store, job_id):
-        found = ask(store, job_id, full=full)
-    click.echo("\n".join(describe(found, full=full)))
+    try:
+        with job_store(given) as (store, job_id):
+            found, note = ask(store, job_id, full=full), ""
+    except NoStoreError as exc:
+        from elastic_core.cli.local_ranks import locate_local
+
+        found, note = locate_local(given.get("rdzv_id") or DEFAULT_ID, exc, full=full)
+    click.echo("\n".join([*describe(found, full=full), *filter(None, [note])]))
     return int(ExitCode.SUCCESS)
 
 
@@ -53,6 +59,7 @@ command = FlagCommand(
     ],
     help="Say where the ranks of JOB are, without stopping them: the line of the script, and what it waits "
     "for.\n\nJOB is the job's --rdzv_id. The flags of `elastic run` name its store.",
-    epilog="It takes a second or two, and write access to the job's store. A process that does not answer is shown "
-    "with its state and where in the kernel it waits.",
+    epilog="It takes a second or two, and write access to the job's store. A job that has none, over the local backend "
+    "or a rendezvous handler of others, is looked for on this host, and the ranks here are shown. A process that does "
+    "not answer is shown with its state and where in the kernel it waits.",
 )
