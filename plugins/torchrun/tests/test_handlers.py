@@ -27,12 +27,13 @@ from elastic_core.errors import (
 from elastic_core.handlers.exchange import parse_answer
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.entries import Offer
+from elastic_core.protocol.entries import Leader, Offer
+from elastic_core.protocol.ledger import compose
 from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.ledger_reader import load
-from elastic_core.session.runtime import Runtime
+from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_testing.race import PATIENCE, background
 from elastic_torchrun import handlers
 from elastic_torchrun.handlers import TorchrunHandler, errors, stores
@@ -63,16 +64,26 @@ class RoundStore:
 
 
 @pytest.fixture(autouse=True)
-def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kept: dict[str, dict[str, int]] = defaultdict(dict)
+    served: dict[str, threading.Event] = defaultdict(threading.Event)
     lock = Lock()
 
-    def open_store(offer: Offer, port: HeldPort | None) -> RoundStore:
-        if port is not None:
-            port.close()
-        return RoundStore(offer, port is not None, kept[offer.id], lock)
+    def serve(offer: Offer, port: HeldPort) -> RoundStore:
+        port.close()
+        served[offer.id].set()
+        return RoundStore(offer, True, kept[offer.id], lock)
 
-    monkeypatch.setattr(stores, "open_store", open_store)
+    def connect(offer: Offer) -> RoundStore:
+        if not served[offer.id].wait(PATIENCE):
+            raise RuntimeError("The client socket has timed out")
+        return RoundStore(offer, False, kept[offer.id], lock)
+
+    monkeypatch.setattr(stores, "serve", serve)
+    monkeypatch.setattr(stores, "connect", connect)
+    yield
+    for event in served.values():
+        event.set()  # a client that was given up still waits
 
 
 @pytest.fixture
@@ -110,6 +121,16 @@ def told_to_stop(handler: TorchrunHandler) -> None:
         assert not asking.wait(0.01)
 
 
+def make_leader(memory: MemoryStore, handler: TorchrunHandler) -> None:
+    """Let the agent's node be the leader, and wait until it knows."""
+    store, author = LocalBackend(memory), handler._state.info.node_id
+    while (ledger := load(store, RUNTIME.now())) is not None and ledger.leader != author:
+        entry = compose(ledger, Leader(why="a test"), entry_id=RUNTIME.new_id(), author=author, now=RUNTIME.now())
+        store.append(ledger.head.link, entry.link, RUNTIME.codec.encode_entry(entry))
+    with handler._changed:
+        assert handler._changed.wait_for(lambda: handler._state.ledger.leader == author, PATIENCE)
+
+
 def verdict(store: RendezvousBackend) -> tuple[bool, str]:
     ledger = load(store, 0.0)
     assert ledger is not None
@@ -139,12 +160,17 @@ def test_a_failure_on_one_node_ends_the_round_on_all_and_the_next_one_has_anothe
     assert {info.store.offer.port for info in after}.isdisjoint(info.store.offer.port for info in before)
 
 
-def test_an_agent_that_does_not_come_to_its_round_is_not_waited_for(node: Callable[..., TorchrunHandler]) -> None:
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_agent_that_does_not_come_to_its_round_is_not_waited_for(
+    node: Callable[..., TorchrunHandler], memory: MemoryStore, lost: int
+) -> None:
+    """The other one is the leader, which restarts both nodes before it can know that one is lost."""
     handlers = [node(min_nodes=1, beat_interval=0.2, lost_after=0.6, last_call_timeout=PATIENCE) for _ in range(2)]
-    leader = min(zip(round_of(handlers), handlers, strict=True), key=lambda pair: pair[0].rank)[1]
-    [other] = [handler for handler in handlers if handler is not leader]
-    other._shut.set()  # it gives no sign of life any more
-    assert [info.world_size for info in round_of([leader])] == [1]
+    ranks = {info.rank: handler for info, handler in zip(round_of(handlers), handlers, strict=True)}
+    left = ranks[1 - lost]
+    make_leader(memory, left)
+    ranks[lost]._shut.set()  # it gives no sign of life any more
+    assert [info.world_size for info in round_of([left])] == [1]
 
 
 def test_the_job_is_closed_well_once_all_have_entered_the_exit_barrier(

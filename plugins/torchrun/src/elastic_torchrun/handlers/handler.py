@@ -75,8 +75,6 @@ TICK = 1.0
 """Seconds between two signs of life of this process. (Of the agent's loop there are none while it stops workers.)"""
 SILENT_PROGRESS = 30.0
 """Seconds for which a round's workers must be alive to count as progress (rule L4)."""
-LOOK = 0.05
-"""Seconds between two looks whether all agents of a round are at its store."""
 FAREWELL = 10.0
 """Seconds that the end may take: for others to close the job, and for this node to leave."""
 
@@ -379,7 +377,9 @@ class TorchrunHandler(RendezvousHandler):
     def _over(self, current: Round) -> bool:
         """Whether there is no waiting for this round any more; waits a moment for that."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._is_next(current) or bool(self._exit or self._crash), LOOK)
+            return self._changed.wait_for(
+                lambda: not self._is_next(current) or bool(self._exit or self._crash), stores.LOOK
+            )
 
     def _info(self, current: Round) -> RendezvousInfo | None:
         """Return the round as torchrun's agent takes it, once all agents are there; None if it was over before."""
@@ -387,9 +387,12 @@ class TorchrunHandler(RendezvousHandler):
         offer = current.offer
         with self._changed:
             port = self._ports.pop(offer.id, None)
-        store = stores.open_store(offer, port)
+        over = partial(self._over, current)
+        store = stores.open_store(offer, port, over)
+        if store is None:
+            return None
         self._stores = [*self._stores[-1:], store]
-        if not stores.gather(store, len(current.members), lambda: self._over(current)):
+        if not stores.gather(store, len(current.members), over):
             return None
         return RendezvousInfo(
             stores.AgentStore(store, self._finished),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -15,6 +17,8 @@ EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """Prefix of the keys of the barrier that torchrun's agents enter once their workers have finished."""
 ARRIVED, ALL_HERE = "elastic/arrived", "elastic/all_here"
 CONNECT_WITHIN = timedelta(seconds=60)
+LOOK = 0.05
+"""Seconds between two looks whether a round is over, or its store is there."""
 STORE_TIMEOUT = timedelta(seconds=300)
 """How long agents and workers wait for each other in a round's store; torch's own default."""
 
@@ -35,16 +39,30 @@ class AgentStore:
         return getattr(self._store, name)
 
 
-def open_store(offer: Offer, port: HeldPort | None) -> Any:
-    """Open torch's TCPStore at an offer: as its server where the port is held here, else as a client."""
-    distributed = import_module("torch.distributed")
-    if port is None:
-        client = distributed.TCPStore(offer.address, offer.port, is_master=False, timeout=CONNECT_WITHIN)
-        client.set_timeout(STORE_TIMEOUT)
-        return client
+def open_store(offer: Offer, port: HeldPort | None, over: Callable[[], bool]) -> Any:
+    """Open torch's TCPStore at an offer: as its server where the port is held here, else as a client.
+
+    A client gives up and returns None once the round is ``over``, which waits a moment and tells: the server's node may
+    be lost before it answers, and torch then tries to connect for up to 1.5 times ``CONNECT_WITHIN``.
+
+    Raises:
+        RuntimeError: The server does not answer.
+    """
+    if port is not None:
+        return serve(offer, port)
+    client: Future[Any] = Future()
+    threading.Thread(target=_set_result, args=(client, offer), name="elastic-connect", daemon=True).start()
+    while not wait([client], LOOK).done:
+        if over():
+            return None
+    return client.result()
+
+
+def serve(offer: Offer, port: HeldPort) -> Any:
+    """Open the server of a round's store on the port that is held for it."""
     listener, here = os.dup(port.fileno()), port.reached_at
     port.close()
-    return distributed.TCPStore(
+    return import_module("torch.distributed").TCPStore(
         here,
         offer.port,
         is_master=True,
@@ -53,6 +71,26 @@ def open_store(offer: Offer, port: HeldPort | None) -> Any:
         master_listen_fd=listener,
         use_libuv=True,
     )
+
+
+def connect(offer: Offer) -> Any:
+    """Open a client of a round's store. Nothing can interrupt that.
+
+    Raises:
+        RuntimeError: The server does not answer.
+    """
+    client = import_module("torch.distributed").TCPStore(
+        offer.address, offer.port, is_master=False, timeout=CONNECT_WITHIN
+    )
+    client.set_timeout(STORE_TIMEOUT)
+    return client
+
+
+def _set_result(client: Future[Any], offer: Offer) -> None:
+    try:
+        client.set_result(connect(offer))
+    except Exception as exc:
+        client.set_exception(exc)
 
 
 def gather(store: Any, size: int, over: Callable[[], bool]) -> bool:
