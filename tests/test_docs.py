@@ -243,5 +243,12 @@ def test_a_page_that_is_read_first_is_short(page: str, most: int) -> None:
     assert len(text(ROOT / page).splitlines()) <= most
 
 
+def test_the_table_of_packages_is_the_contract_of_import_linter() -> None:
+    contract = text(ROOT / "pyproject.toml").partition("\nlayers = [\n")[2].partition("\n]\n")[0]
+    rows = text(ROOT / "docs" / "architecture.md").partition("\n## Packages\n")[2]
+    shown = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`[^|]*) \|", rows, flags=re.MULTILINE)]
+    assert shown == [line.strip(' ",').split(" | ") for line in contract.splitlines()]
+
+
 def test_the_architecture_has_three_diagrams() -> None:
     assert text(ROOT / "docs" / "architecture.md").count("```mermaid") == 3
