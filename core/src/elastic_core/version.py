@@ -1,3 +1,3 @@
-"""The release of elastic-core. It is not in ``__init__``, which imports every other package for its types."""
+"""The version of elastic-core. All layers may import this module; ``__init__`` names all layers, for type checkers."""
 
 __version__ = "0.1.0"

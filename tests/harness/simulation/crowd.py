@@ -65,7 +65,7 @@ class Crowd:
 
 
 def bound(world: World) -> float:
-    """Seconds from the last heartbeat until a leader must have found it: the limit, a heartbeat, and three looks."""
+    """Seconds from the last heartbeat until a leader must have found it: L1's limit, and two heartbeat intervals."""
     wait, look = TIMING.beat_interval, world.plan.look
     return DRIFT * (TIMING.lost_after + wait + 2 * (wait + look) + look) + 1.0
 

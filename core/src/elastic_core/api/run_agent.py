@@ -1,8 +1,8 @@
-"""An agent's first steps, in the order of how long each takes: the warden, the fork server, all others.
+"""Starts an agent: first the warden, then the fork server, then the rest of the agent.
 
-The fork server imports modules for seconds, so it is started before plugins are known, and before most of the agent is
-imported here (a quarter of a second). The warden, which starts it, is started while the command line is read. The
-imports at the top of this file delay every launch, and are few.
+The fork server imports modules for seconds, so it starts before plugins are loaded and before most of the agent is
+imported here, which takes a quarter of a second. The warden starts the fork server, so it is started first, while the
+command line is read. The imports at the top of this file delay every launch, so they are few.
 """
 
 from __future__ import annotations

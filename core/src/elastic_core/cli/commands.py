@@ -24,6 +24,7 @@ OF_PLUGINS: Mapping[str, str] = {
     "audit-data": "Prove from a sampler's audit log that no sample was skipped or repeated.",
     "doctor": "Say whether nodes can meet, and what is wrong if they cannot.",
     "exec": "Run a command, below which torchrun is `elastic run`.",
+    "policy": "Say what other failure policies would have decided about the failures of a run.",
     "render": "Print the manifests of Kubernetes that stand for an ElasticJob.",
 }
 """The help, in one line, of the commands that our own plugins bring: they are not imported for it."""

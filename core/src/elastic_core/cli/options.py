@@ -1,8 +1,9 @@
 """The click command ``elastic run`` and its flags, each declared once, as a field of :class:`Flags`.
 
-The help, the environment variable ``PET_<FLAG>``, the page ``docs/flags.md`` and the field of RunConfig that the flag
-fills follow from the declaration. To add a flag, add a field here; :func:`elastic_core.cli.run.configure` reads it,
-unless ``fills`` names a field of RunConfig. Both spellings of a flag work, ``--rdzv_id`` and ``--rdzv-id``.
+The declaration gives the flag its help, its environment variable ``PET_<FLAG>`` and its row in ``docs/flags.md``. A
+flag whose value is a field of RunConfig as it is names that field in ``fills``. Any other flag has to be read in
+:mod:`elastic_core.cli.run`, by ``outline`` if the fork server needs it, else by ``configure``. CONTRIBUTING.md lists
+what else a new flag needs. Both spellings of a flag work, ``--rdzv_id`` and ``--rdzv-id``.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Timing:
     join_timeout: float = 600.0  # how long the job waits for the minimum of nodes, at first and after a loss
     last_call_timeout: float = 1.0  # how long the first round waits for one more node than the minimum
     beat_interval: float = 2.0
-    lost_after: float = 6.0  # a node without a heartbeat for this long is lost
+    lost_after: float = 6.0  # a node whose heartbeat and row do not change for this long is lost (rule L1)
     fence_after: float = 600.0
     """How long a round with unreachable members blocks the next one; such members stop their workers at 80 % of it."""
     plan_timeout: float = 300.0  # how long workers get to reach the agreed step of should_checkpoint()

@@ -1,5 +1,6 @@
-"""Changes that make a fork of the fork server the requested worker. The rest is as in a fresh interpreter: see the
-package.
+"""Turns a fork of the fork server into the requested worker: streams, environment, arguments, CPUs, ``__main__``.
+
+The rest is as in a fresh interpreter; the package's docstring says why.
 """
 
 from __future__ import annotations

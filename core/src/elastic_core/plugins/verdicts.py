@@ -1,6 +1,6 @@
-"""Asks all plugins that implement a hook of family 2, and combines their answers into one.
+"""Asks plugins for a verdict on a failure, whether a node is gone, or why a job hangs, and combines their answers.
 
-A plugin is foreign code. All are called at once, each on a daemon thread. A plugin that raises, returns a value of
+All plugins that implement the hook are called at once, each on a daemon thread. A plugin that raises, returns a value of
 another type or takes too long is reported, and its answer does not count.
 """
 

@@ -1,4 +1,4 @@
-"""Has the server confirmed that takes the heartbeats, where a server can be replaced behind a node's back (rule S4)."""
+"""Asks a store with ``stale_reads`` to confirm that the server which takes the heartbeats is the current one (S4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our ``sitecustomize``, by which a Python process of the warden enters what precedes its program."""
+"""Has Python processes below the warden import our ``sitecustomize`` before their program: fork server and workers."""
 
 from __future__ import annotations
 
