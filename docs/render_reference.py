@@ -42,7 +42,7 @@ Made by `python docs/render_reference.py` from the code and the table in that sc
 programs; the messages are for people, and change. Durations are in seconds, in fields that end with `_s`. Every event
 but those about plugins also has a field `node`, the name of the node that publishes it. With
 `--event_log_handler=console` each event is a JSON line on stderr; [elastic-metrics](../plugins/metrics/README.md)
-writes them to files and counts them.
+counts them, and writes them to files, each of which begins with an entry `run_starts` that names run and node.
 """
 KNOWN_FAILURES_PREFACE = """\
 # Known failures
@@ -162,7 +162,8 @@ WHEN = {
     "policy_failed": "A failure policy raised, or gave no proper verdict.",
     "policy_failed_traceback": "The traceback of `policy_failed`.",
     "policy_timed_out": "A failure policy gave no verdict in time.",
-    "plugin_failed": "A plugin raised that was asked whether a node is gone, why a job hangs, or before workers start.",
+    "plugin_failed": "A plugin raised, or gave no proper answer, when it was asked whether a node is gone, why a job "
+    "hangs, or whether workers should wait before they start.",
     "plugin_failed_traceback": "The traceback of `plugin_failed`.",
     "plugin_timed_out": "A plugin that was asked whether a node is gone, or why a job hangs, gave no answer in time.",
     "node_gone": "A plugin vouches that a node is gone for good.",

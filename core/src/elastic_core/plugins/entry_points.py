@@ -25,7 +25,7 @@ class Group(str, enum.Enum):
 
     RENDEZVOUS = "elastic.rendezvous"  # backends; only the one that a run names is imported
     PLUGINS = "elastic.plugins"  # on when named, by ``--plugin`` or ``ELASTIC_PLUGINS``
-    AUTOLOAD = "elastic.autoload"  # observers and policies: on once installed, off with ``--no_plugin``
+    AUTOLOAD = "elastic.autoload"  # observers, checks, policies: on once installed, off with ``--no_plugin``
     WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called

@@ -1,7 +1,7 @@
 """Asks plugins for a verdict on a failure, whether a node is gone, or why a job hangs, and combines their answers.
 
-All plugins that implement the hook are called at once, each on a daemon thread. A plugin that raises, returns a value of
-another type or takes too long is reported, and its answer does not count.
+All plugins that implement the hook are called at once, each on a daemon thread. A plugin that raises, returns a value
+of another type or takes too long is reported, and its answer does not count.
 """
 
 from __future__ import annotations
