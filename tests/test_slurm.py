@@ -80,10 +80,11 @@ def wait_for_reports(job: Job, event: str, world_size: int, count: int) -> None:
 
 
 def test_no_scontrol(cluster: Cluster, folder: Path) -> None:
+    """A job of fixed size, whose PATH has nothing but ``elastic``."""
     finish(folder)
-    environ = environment(cluster, folder)
-    step = f"srun --export=ALL,PATH={cluster.folder}/bin elastic run {steps(folder)}"
-    job = cluster.submit(step, "--nodes=4", "--gpus-per-node=2", env=environ)
+    script = adapted("fixed", nodes=None).replace("gpus-per-node=8", "gpus-per-node=2")
+    script = script.replace("srun ", f"srun --export=ALL,PATH={cluster.folder}/bin ")
+    job = cluster.submit(with_arguments(script, steps(folder)), env=environment(cluster, folder))
     assert "done" in job.wait_for_state("COMPLETED", "FAILED"), job.output
     assert reports(job, "done").count((8, 0)) == 8
     (line,) = [line for line in job.output.splitlines() if line.startswith("elastic: Slurm job")]
