@@ -1,4 +1,4 @@
-"""Imports go down: the layers of elastic_core, no circle, and what each package may import at all.
+"""The structure of the sources: the layers of elastic_core, what each package may import at all, and its layout.
 
 ``pyproject.toml`` has the layers, for import-linter. What that cannot say is checked here, over the syntax trees:
 imports inside functions and those for type checkers count like all others.
@@ -7,6 +7,7 @@ imports inside functions and those for type checkers count like all others.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,9 @@ IMPURE = {"importlib", "logging", "os", "platform", "socket", "subprocess", "thr
 IN_WARDEN = {
     "elastic_core.exit_codes": "names of exit codes, an enum: the warden says why it could not start a process",
     "elastic_core.warden": "the package, which imports nothing",
-    **{f"elastic_core.warden.{name}": "the process itself" for name in ("process", "spawn", "stop", "linux", "startup")},
+    **{
+        f"elastic_core.warden.{name}": "the process itself" for name in ("process", "spawn", "stop", "linux", "startup")
+    },
     "elastic_core.warden.channel": "what it and the agent send each other",
     "elastic_core.warden.fork_server": "its side of the fork server",
     "elastic_core.worker": "the package, which imports nothing",
@@ -33,6 +36,27 @@ IN_WARDEN = {
 FOR_TORCHRUN = "elastic_torchrun"
 """What backends may import: they register handlers with plain torchrun, which elastic-torchrun makes when asked."""
 DISTRIBUTIONS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
+SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("examples/*/src"))]
+PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
+OTHER_NAMES = {
+    "elastic_core": "elastic leader node options supervisor",  # the command, and modules to begin with
+    "api": "elastic_launch",
+    "forkserver": "__main__ site sitecustomize",  # modules of Python's start
+    "warden": "exit_codes sitecustomize",
+    "host": "ps",
+    "rendezvous": "protocol session",  # packages beside it
+    "worker": "init_process_group",
+    "elastic_rdzv_c10d": "c10d",
+    "elastic_rdzv_etcd": "etcd",
+    "elastic_rdzv_file": "file",
+    "elastic_rdzv_redis": "redis",
+    "elastic_health": "disk memory shm",  # checks
+    "elastic_metrics": "prometheus_client",
+    "elastic_slurm": "scontrol",
+    "elastic_torchrun": "main torchrun",
+    "elastic_torch_save": "elastic_core",
+}
+"""What the layout of a package quotes that is no module of it, in lower case and without a dot."""
 
 
 def modules_below(root: Path) -> dict[str, Path]:
@@ -144,3 +168,33 @@ def test_a_plugin_imports_no_other_plugin(distribution: Path) -> None:
 def test_core_imports_no_plugin(graph: dict[str, set[str]]) -> None:
     imported = {name.partition(".")[0] for names in graph.values() for name in names}
     assert not imported & {"torch", "redis", "etcd", *(path.parent.name for path in DISTRIBUTIONS)}
+
+
+def docstring(init: Path) -> str:
+    return ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+
+
+def layout(init: Path) -> tuple[set[str], set[str]]:
+    """The modules of a package, and the names that the docstring of its ``__init__.py`` quotes."""
+    package = init.parent
+    modules = {path.stem for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    quoted = re.findall(r"``([a-z_][a-z0-9_]*)``|:mod:`(\w+)`", docstring(init))
+    return modules - {"__init__"}, {name for names in quoted for name in names if name}
+
+
+@pytest.mark.parametrize("init", PACKAGES, ids=lambda path: path.parent.name)
+def test_the_docstring_of_a_package_names_its_modules_and_no_other(init: Path) -> None:
+    modules, named = layout(init)
+    others = set(OTHER_NAMES.get(init.parent.name, "").split())
+    assert (sorted(modules - named), sorted(named - modules)) == ([], sorted(others))
+
+
+def test_a_module_that_a_docstring_of_a_package_names_by_its_path_exists() -> None:
+    modules = {name for source in SOURCES for name in modules_below(source)}
+    paths = {path for init in PACKAGES for path in re.findall(r"``([a-z_0-9]+(?:\.[a-z_0-9]+)+)``", docstring(init))}
+    paths |= {f"elastic_core.{path}" for path in paths}
+    ours = {path for path in paths if ".".join(path.split(".")[:2]) in modules}
+    assert "elastic_core.protocol.leader" in ours
+    assert ours <= modules
