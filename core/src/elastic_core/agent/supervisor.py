@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, Tick
-from elastic_core.agent.hangs import HangCheck, HangExplained, look_interval
+from elastic_core.agent.hangs import HangCheck, HangExplained, hang_check_interval
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, handle_warden_death
@@ -272,7 +272,7 @@ class Supervisor:
             return
         if (seconds := self._group.seconds_without_progress()) != self._state.hung:
             self._step(node_events.Hung(number, seconds))
-        self._loop.at(self._runtime.now() + look_interval(watch.window), HangCheck(number))
+        self._loop.at(self._runtime.now() + hang_check_interval(watch.window), HangCheck(number))
 
     def _end_hung(self, found: Stacks) -> None:
         """End the rank for which the others wait, if nothing moves, the user wants that, and it is here."""
