@@ -1,4 +1,4 @@
-"""The structure of the sources: the layers of elastic_core, what each package may import at all, and its layout.
+"""The structure of the sources: layers and layouts of packages, and the lists of this repository's distributions.
 
 ``pyproject.toml`` has the layers, for import-linter. What that cannot say is checked here, over the syntax trees:
 imports inside functions and those for type checkers count like all others.
@@ -11,9 +11,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from elastic_core.plugins.entry_points import BROUGHT_BY, Group
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "src"
@@ -198,3 +207,85 @@ def test_a_module_that_a_docstring_of_a_package_names_by_its_path_exists() -> No
     ours = {path for path in paths if ".".join(path.split(".")[:2]) in modules}
     assert "elastic_core.protocol.leader" in ours
     assert ours <= modules
+
+
+def toml(path: Path) -> Any:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def folders(pattern: str) -> set[str]:
+    """The paths of the repository that match, in which there is something to install, to import or to run."""
+    return {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern) if [*path.glob("*.toml"), *path.rglob("*.py")]}
+
+
+PLUGINS = folders("plugins/*")
+EXAMPLES = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("examples/*/pyproject.toml")}
+PROJECTS = {folder: toml(ROOT / folder / "pyproject.toml") for folder in PLUGINS}
+SETTINGS = toml(ROOT / "pyproject.toml")["tool"]
+HARNESSES = folders("plugins/*/tests/harness")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def tox() -> ConfigParser:
+    found = ConfigParser(interpolation=None)
+    found.read(ROOT / "tox.ini", encoding="utf-8")
+    return found
+
+
+def test_make_installs_every_distribution() -> None:
+    [installed] = re.findall(r"^DISTRIBUTIONS := (.*)$", MAKEFILE, re.MULTILINE)
+    added = re.findall(r"\$\(addprefix (\w+/),([\w ]+)\)", installed)
+    assert {folder + name for folder, names in added for name in names.split()} == PLUGINS | EXAMPLES
+
+
+def test_tox_tests_every_plugin_alone(tox: ConfigParser) -> None:
+    environments = re.split(r",\s*(?![^{]*})", tox["tox"]["env_list"])
+    for plugin in PLUGINS:
+        name = Path(plugin).name
+        assert name in environments
+        settings = tox[f"testenv:{name}"]
+        assert plugin in installed_by(settings["deps"])
+        assert settings["commands"].startswith(f"pytest {plugin}/tests")
+
+
+@pytest.mark.parametrize("environment", ["e2e", "type"])
+def test_tox_has_every_distribution_where_all_are_wanted(tox: ConfigParser, environment: str) -> None:
+    assert installed_by(tox[f"testenv:{environment}"]["deps"]) == {"core"} | PLUGINS | EXAMPLES
+
+
+def installed_by(deps: str) -> set[str]:
+    """The folders of this repository among the lines of a tox environment, without their extras."""
+    return set(re.findall(r"^\./([\w/]+)", deps, re.MULTILINE))
+
+
+def test_tox_and_make_check_the_types_of_one_list(tox: ConfigParser) -> None:
+    [typed] = re.findall(r"^TYPED := (.*)$", MAKEFILE, re.MULTILINE)
+    assert tox["testenv:type"]["commands"] == f"mypy {typed} {{posargs}}"
+
+
+def test_mypy_and_pytest_find_every_plugin_and_what_its_tests_share() -> None:
+    assert folders("plugins/*/src") == {f"{plugin}/src" for plugin in PLUGINS}
+    for listed, wanted in (
+        (SETTINGS["mypy"]["mypy_path"], folders("plugins/*/src") | HARNESSES),
+        (SETTINGS["pytest"]["ini_options"]["pythonpath"], HARNESSES),
+    ):
+        assert {path for path in listed if path.startswith("plugins/")} == wanted
+
+
+def test_the_extra_all_of_core_is_every_plugin_but_the_conformance_kit() -> None:
+    extra = toml(ROOT / "core" / "pyproject.toml")["project"]["optional-dependencies"]["all"]
+    assert {*extra} == {project["project"]["name"] for project in PROJECTS.values()} - {"elastic-testing"}
+
+
+def test_what_is_not_installed_is_known_with_its_distribution() -> None:
+    """But for the handlers, which torchrun asks for; ``--rdzv_backend`` has a backend for each."""
+    groups = {group.value: group for group in Group if group is not Group.HANDLERS}
+    offered = {
+        (groups[group], name): project["project"]["name"]
+        for project in PROJECTS.values()
+        for group, names in project["project"].get("entry-points", {}).items()
+        if group in groups
+        for name in names
+    }
+    assert offered == BROUGHT_BY
