@@ -1,4 +1,4 @@
-"""Imports go down: the layers of elastic_core, no circle, and what each package may import at all.
+"""The structure of the sources: layers and layouts of packages, and the lists of this repository's distributions.
 
 ``pyproject.toml`` has the layers, for import-linter. What that cannot say is checked here, over the syntax trees:
 imports inside functions and those for type checkers count like all others.
@@ -7,12 +7,22 @@ imports inside functions and those for type checkers count like all others.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from elastic_core.plugins.entry_points import BROUGHT_BY, Group
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "src"
@@ -20,14 +30,56 @@ LINT = "from importlinter.cli import lint_imports_command; lint_imports_command(
 
 IMPURE = {"importlib", "logging", "os", "platform", "socket", "subprocess", "threading", "time"}
 """What protocol would need for a thread, a clock, or I/O."""
-OUTSIDE_WARDEN = {
+IN_WARDEN = {
     "elastic_core.exit_codes": "names of exit codes, an enum: the warden says why it could not start a process",
+    "elastic_core.warden": "the package, which imports nothing",
+    **{
+        f"elastic_core.warden.{name}": "the process itself" for name in ("process", "spawn", "stop", "linux", "startup")
+    },
+    "elastic_core.warden.channel": "what it and the agent send each other",
+    "elastic_core.warden.fork_server": "its side of the fork server",
+    "elastic_core.worker": "the package, which imports nothing",
     "elastic_core.worker.channel": "the name of the variable and the form of a packet, which a worker's process shares",
 }
-"""What the warden's process imports besides its own package, and why."""
+"""The modules of core that the warden's process imports, and why; ``client`` and ``messages`` are the agent's."""
 FOR_TORCHRUN = "elastic_torchrun"
 """What backends may import: they register handlers with plain torchrun, which elastic-torchrun makes when asked."""
 DISTRIBUTIONS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
+SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("examples/*/src"))]
+PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
+OTHER_NAMES = {
+    "elastic_core": "elastic leader node options supervisor",  # the command, and modules to begin with
+    "api": "elastic_launch",
+    "forkserver": "__main__ site sitecustomize",  # modules of Python's start
+    "warden": "exit_codes sitecustomize",
+    "host": "ps",
+    "rendezvous": "protocol session",  # packages beside it
+    "worker": "init_process_group",
+    "elastic_rdzv_c10d": "c10d",
+    "elastic_rdzv_etcd": "etcd",
+    "elastic_rdzv_file": "file",
+    "elastic_rdzv_redis": "redis",
+    "elastic_health": "disk memory shm",  # checks
+    "elastic_metrics": "prometheus_client",
+    "elastic_slurm": "scontrol",
+    "elastic_torchrun": "main torchrun",
+    "elastic_torch_save": "elastic_core",
+}
+"""What the layout of a package quotes that is no module of it, in lower case and without a dot."""
+MOST_LINES = 410  # of a module: "about 400" in CONTRIBUTING.md
+LONG = {
+    "elastic_core/agent/workers.py": (530, "the workers of one round share their state; what is pure is elsewhere"),
+    "elastic_core/handlers/agent.py": (470, "an event loop and all its effects"),
+    "elastic_core/known_failures.py": (470, "a table"),
+    "elastic_core/plugins/manager.py": (
+        460,
+        "calls the hooks of a run and loads its plugins, which could be two modules",
+    ),
+    "elastic_core/protocol/leader.py": (450, "the leader's decision in one file, to be read from top to bottom"),
+    "elastic_rdzv_etcd/backend.py": (430, "one method for each operation of a backend"),
+    "elastic_torch/state/train_state.py": (440, "one public class with its documentation"),
+}
+"""The modules that are longer, each with the most lines that it may have, and the reason."""
 
 
 def modules_below(root: Path) -> dict[str, Path]:
@@ -70,12 +122,12 @@ def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
     return found
 
 
-def test_no_layer_imports_one_above_it() -> None:
+def test_the_contracts_of_pyproject_are_kept() -> None:
     """In a process of its own: import-linter sets up logging for itself."""
     command = [sys.executable, "-c", LINT, "--no-cache", "--no-logo", "pyproject.toml"]
     linted = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert linted.returncode == 0, linted.stdout + linted.stderr
-    assert "1 kept, 0 broken" in linted.stdout
+    assert "2 kept, 0 broken" in linted.stdout
 
 
 def test_no_module_imports_itself_by_way_of_others(graph: dict[str, set[str]]) -> None:
@@ -99,11 +151,26 @@ def test_the_protocol_has_no_thread_clock_or_input(graph: dict[str, set[str]]) -
     assert not impure
 
 
-def test_the_wardens_process_imports_the_standard_library_and_itself(graph: dict[str, set[str]]) -> None:
-    process = reachable(graph, "elastic_core.warden.process")
-    assert {name for name in process if not name.startswith("elastic_core.warden")} == set(OUTSIDE_WARDEN)
+def test_the_wardens_process_imports_the_standard_library_and_named_modules(graph: dict[str, set[str]]) -> None:
+    packages = {name: imported | parents(name) for name, imported in graph.items()}
+    process = reachable(packages, "elastic_core.warden.process")
+    assert process == set(IN_WARDEN)
     imported = {name.partition(".")[0] for module in process for name in graph[module]}
     assert imported <= {*sys.stdlib_module_names, "elastic_core"}
+
+
+def parents(name: str) -> set[str]:
+    """The packages that are imported with a module, without the root, which imports nothing by itself."""
+    parts = name.split(".")
+    return {".".join(parts[:count]) for count in range(2, len(parts))}
+
+
+def test_a_process_that_imports_the_warden_has_no_other_module_of_core() -> None:
+    """As the warden runs, without site-packages."""
+    script = f"import sys; sys.path.append({str(CORE)!r}); import elastic_core.warden.process; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    found = {name for name in loaded.stdout.split() if name.partition(".")[0] == "elastic_core"}
+    assert found == {"elastic_core", *IN_WARDEN}
 
 
 def test_the_checks_see_what_they_are_to_see(graph: dict[str, set[str]]) -> None:
@@ -124,3 +191,122 @@ def test_a_plugin_imports_no_other_plugin(distribution: Path) -> None:
 def test_core_imports_no_plugin(graph: dict[str, set[str]]) -> None:
     imported = {name.partition(".")[0] for names in graph.values() for name in names}
     assert not imported & {"torch", "redis", "etcd", *(path.parent.name for path in DISTRIBUTIONS)}
+
+
+def docstring(init: Path) -> str:
+    return ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+
+
+def layout(init: Path) -> tuple[set[str], set[str]]:
+    """The modules of a package, and the names that the docstring of its ``__init__.py`` quotes."""
+    package = init.parent
+    modules = {path.stem for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    quoted = re.findall(r"``([a-z_][a-z0-9_]*)``|:mod:`(\w+)`", docstring(init))
+    return modules - {"__init__"}, {name for names in quoted for name in names if name}
+
+
+@pytest.mark.parametrize("init", PACKAGES, ids=lambda path: path.parent.name)
+def test_the_docstring_of_a_package_names_its_modules_and_no_other(init: Path) -> None:
+    modules, named = layout(init)
+    others = set(OTHER_NAMES.get(init.parent.name, "").split())
+    assert (sorted(modules - named), sorted(named - modules)) == ([], sorted(others))
+
+
+def test_a_module_that_a_docstring_of_a_package_names_by_its_path_exists() -> None:
+    modules = {name for source in SOURCES for name in modules_below(source)}
+    paths = {path for init in PACKAGES for path in re.findall(r"``([a-z_0-9]+(?:\.[a-z_0-9]+)+)``", docstring(init))}
+    paths |= {f"elastic_core.{path}" for path in paths}
+    ours = {path for path in paths if ".".join(path.split(".")[:2]) in modules}
+    assert "elastic_core.protocol.leader" in ours
+    assert ours <= modules
+
+
+def toml(path: Path) -> Any:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def folders(pattern: str) -> set[str]:
+    """The paths of the repository that match, in which there is something to install, to import or to run."""
+    return {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern) if [*path.glob("*.toml"), *path.rglob("*.py")]}
+
+
+PLUGINS = folders("plugins/*")
+EXAMPLES = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("examples/*/pyproject.toml")}
+PROJECTS = {folder: toml(ROOT / folder / "pyproject.toml") for folder in PLUGINS}
+SETTINGS = toml(ROOT / "pyproject.toml")["tool"]
+HARNESSES = folders("plugins/*/tests/harness")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def tox() -> ConfigParser:
+    found = ConfigParser(interpolation=None)
+    found.read(ROOT / "tox.ini", encoding="utf-8")
+    return found
+
+
+def test_make_installs_every_distribution() -> None:
+    [installed] = re.findall(r"^DISTRIBUTIONS := (.*)$", MAKEFILE, re.MULTILINE)
+    added = re.findall(r"\$\(addprefix (\w+/),([\w ]+)\)", installed)
+    assert {folder + name for folder, names in added for name in names.split()} == PLUGINS | EXAMPLES
+
+
+def test_tox_tests_every_plugin_alone(tox: ConfigParser) -> None:
+    environments = re.split(r",\s*(?![^{]*})", tox["tox"]["env_list"])
+    for plugin in PLUGINS:
+        name = Path(plugin).name
+        assert name in environments
+        settings = tox[f"testenv:{name}"]
+        assert plugin in installed_by(settings["deps"])
+        assert settings["commands"].startswith(f"pytest {plugin}/tests")
+
+
+@pytest.mark.parametrize("environment", ["e2e", "type"])
+def test_tox_has_every_distribution_where_all_are_wanted(tox: ConfigParser, environment: str) -> None:
+    assert installed_by(tox[f"testenv:{environment}"]["deps"]) == {"core"} | PLUGINS | EXAMPLES
+
+
+def installed_by(deps: str) -> set[str]:
+    """The folders of this repository among the lines of a tox environment, without their extras."""
+    return set(re.findall(r"^\./([\w/]+)", deps, re.MULTILINE))
+
+
+def test_tox_and_make_check_the_types_of_one_list(tox: ConfigParser) -> None:
+    [typed] = re.findall(r"^TYPED := (.*)$", MAKEFILE, re.MULTILINE)
+    assert tox["testenv:type"]["commands"] == f"mypy {typed} {{posargs}}"
+
+
+def test_mypy_and_pytest_find_every_plugin_and_what_its_tests_share() -> None:
+    assert folders("plugins/*/src") == {f"{plugin}/src" for plugin in PLUGINS}
+    for listed, wanted in (
+        (SETTINGS["mypy"]["mypy_path"], folders("plugins/*/src") | HARNESSES),
+        (SETTINGS["pytest"]["ini_options"]["pythonpath"], HARNESSES),
+    ):
+        assert {path for path in listed if path.startswith("plugins/")} == wanted
+
+
+def test_the_extra_all_of_core_is_every_plugin_but_the_conformance_kit() -> None:
+    extra = toml(ROOT / "core" / "pyproject.toml")["project"]["optional-dependencies"]["all"]
+    assert {*extra} == {project["project"]["name"] for project in PROJECTS.values()} - {"elastic-testing"}
+
+
+def test_what_is_not_installed_is_known_with_its_distribution() -> None:
+    """But for the handlers, which torchrun asks for; ``--rdzv_backend`` has a backend for each."""
+    groups = {group.value: group for group in Group if group is not Group.HANDLERS}
+    offered = {
+        (groups[group], name): project["project"]["name"]
+        for project in PROJECTS.values()
+        for group, names in project["project"].get("entry-points", {}).items()
+        if group in groups
+        for name in names
+    }
+    assert offered == BROUGHT_BY
+
+
+def test_modules_are_short_but_for_those_with_a_reason() -> None:
+    paths = {str(path.relative_to(source)): path for source in SOURCES for path in source.rglob("*.py")}
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in paths.items()}
+    assert {name for name, count in lines.items() if count > MOST_LINES} == {*LONG}, "split it, or take it off the list"
+    assert {name: lines[name] for name, (most, _) in LONG.items() if lines[name] > most} == {}

@@ -142,9 +142,9 @@ def test_wanted_lines_are_copied_to_a_file(stage: Stage, tmp_path: Path) -> None
         assert sorted(copied.read_text().splitlines()) == lines
 
 
-def test_the_prefix_of_teed_lines_is_torchruns_fork_server(stage: Stage) -> None:
-    fork_server = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank} ${local_rank} ${else}> "}
-    agent = stage.run("--standalone", "--tee=1", "--role=trainer", *SAYS, env=fork_server)
+def test_the_prefix_of_teed_lines_follows_torchruns_template(stage: Stage) -> None:
+    template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank} ${local_rank} ${else}> "}
+    agent = stage.run("--standalone", "--tee=1", "--role=trainer", *SAYS, env=template)
     assert agent.exit_code() == 0
     assert "<trainer 0 0 ${else}> apple 0" in agent.lines
 

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import elastic_core
 from elastic_core.incidents import (
     Action,
     Incident,
@@ -150,3 +154,13 @@ def test_a_rank_that_exited_early_is_described_with_the_failure_of_its_peer() ->
     )
     silent = incident(exit_code=-15, rank=2)
     assert describe_early_exit(silent).endswith("lost a connection (was killed by SIGTERM)")
+
+
+def test_incidents_of_each_kind_are_made() -> None:
+    """A kind that only tables know is dead."""
+    tables = {"incidents.py", "known_failures.py", "report.py"}
+    modules = [path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path.name not in tables]
+    named = {
+        kind for path in modules for kind in re.findall(r"\bIncidentKind\.(\w+)", path.read_text(encoding="utf-8"))
+    }
+    assert named == {kind.name for kind in IncidentKind}

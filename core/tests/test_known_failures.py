@@ -697,7 +697,6 @@ def test_two_hundred_kilobytes_of_near_matches_is_searched_at_once(unit: str) ->
     ("facts", "failure_class"),
     [
         ({"kind": IncidentKind.NODE_LOST}, FailureClass.INFRASTRUCTURE),
-        ({"kind": IncidentKind.NODE_LEFT}, FailureClass.PREEMPTION),
         ({"kind": IncidentKind.STORE_DIED}, FailureClass.INFRASTRUCTURE),
         ({"kind": IncidentKind.PORT_TAKEN}, FailureClass.INFRASTRUCTURE),
         ({"kind": IncidentKind.START_FAILED, "message": "no such program"}, FailureClass.UNKNOWN),

@@ -35,8 +35,6 @@ class IncidentKind(str, enum.Enum):
     """Rank 0 could not listen on the port that it was given: spends none, another port is taken."""
     NODE_LOST = "node_lost"
     """A node's heartbeats stopped, or its row is gone: spends none."""
-    NODE_LEFT = "node_left"
-    """A node announced that it leaves (preemption, Ctrl-C): spends none."""
 
 
 SPENDS_A_RESTART = frozenset({IncidentKind.WORKER_FAILED, IncidentKind.EXITED_EARLY, IncidentKind.START_FAILED})

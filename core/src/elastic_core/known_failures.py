@@ -341,7 +341,6 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
 
 _BY_KIND: Mapping[IncidentKind, FailureClass] = {
     IncidentKind.NODE_LOST: FailureClass.INFRASTRUCTURE,
-    IncidentKind.NODE_LEFT: FailureClass.PREEMPTION,
     IncidentKind.EXITED_EARLY: FailureClass.SCRIPT,
     IncidentKind.STORE_DIED: FailureClass.INFRASTRUCTURE,
     IncidentKind.PORT_TAKEN: FailureClass.INFRASTRUCTURE,

@@ -12,7 +12,7 @@ from elastic_core.agent.gpu_use import Use
 from elastic_core.agent.hangs import (
     HangWatch,
     Signs,
-    look_interval,
+    hang_check_interval,
     makes_progress,
     steps_advance,
     uses_cpu,
@@ -67,7 +67,7 @@ def test_whether_steps_advance(age: float, window: float, longest: float | None,
 
 @pytest.mark.parametrize(("window", "seconds"), [(2.0, 0.2), (100.0, 2.0), (300.0, 5.0), (3000.0, 5.0)])
 def test_the_interval_of_looks(window: float, seconds: float) -> None:
-    assert look_interval(window) == seconds
+    assert hang_check_interval(window) == seconds
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from elastic_core.agent.directories import MARK
-from elastic_core.agent.resources import Resources, leave_signals, open_resources
+from elastic_core.agent.resources import Resources, leave_signals, open_resources, stop_workers
 from elastic_core.agent.slot import Slot
 from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
@@ -21,6 +22,8 @@ from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event
 from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
+from elastic_core.protocol.entries import Stacks
+from elastic_core.protocol.node_events import Grace, Stop
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 from elastic_core.warden.linux import descendants
@@ -106,3 +109,60 @@ def as_under_nohup() -> Iterator[None]:
 def test_signals_that_are_ignored_at_the_start_stay_ignored_unless_they_are_named() -> None:
     assert leave_signals(config()) == set(SIGNALS) - {signal.SIGHUP}
     assert leave_signals(config(signals=(signal.SIGHUP,))) == {signal.SIGHUP}
+
+
+class Called:
+    """A worker group, or plugins, of which only the calls matter."""
+
+    def __init__(self, step: int | None = None) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self._step = step
+
+    def newest_step(self) -> int | None:
+        return self._step
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: object, **named: object) -> str:
+            self.calls.append((name, *arguments, *named.values()))
+            return name
+
+        return call
+
+
+HANG = Stacks(round=3, why="", window=300.0, answers=3, report="rank 2 is in f", hang=True, culprit=2, step=9)
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "limit", "ended"),
+    [
+        pytest.param(3, 9, 5.0, True, id="it hangs, and the user wants its end"),
+        pytest.param(3, None, 5.0, True, id="no step is known here"),
+        pytest.param(3, 10, 5.0, False, id="the workers have gone on"),
+        pytest.param(4, 9, 5.0, False, id="another round"),
+        pytest.param(3, 9, None, False, id="no end is wanted"),
+    ],
+)
+def test_a_rank_that_hangs_is_ended(number: int, step: int | None, limit: float | None, ended: bool) -> None:
+    resources: Any = SimpleNamespace(config=config(hang_timeout=limit), group=Called(step))
+    found: object = Resources.end_hung(resources, HANG, number)
+    assert (found == "end_hung") is ended
+    assert resources.group.calls == ([("end_hung", HANG)] if ended else [])
+
+
+@pytest.mark.parametrize(
+    ("grace", "received", "told", "stopped"),
+    [
+        (Grace.PLANNED, None, [("stop_planned", 3, 30.0, "why")], ("stop", 30.0, signal.SIGTERM)),
+        (Grace.PLANNED, signal.SIGUSR1, [], ("stop", 30.0, signal.SIGUSR1)),
+        (Grace.BROKEN, None, [], ("stop", 3.0, True)),
+        (Grace.BROKEN, signal.SIGUSR1, [], ("stop", 3.0, True)),
+    ],
+)
+def test_how_workers_are_stopped(grace: Grace, received: int | None, told: object, stopped: object) -> None:
+    """After a failure a worker that exited early is looked for first, while it is known how the others ended."""
+    resources: Any = SimpleNamespace(config=config(), group=Called(), plugins=Called())
+    broken = grace is Grace.BROKEN
+    early: object = stop_workers(resources, Stop(grace, "why"), 3, received, None)
+    assert early == ("early_exit" if broken else None)
+    assert resources.plugins.calls == told
+    assert resources.group.calls == [*([("early_exit", None)] if broken else []), stopped]

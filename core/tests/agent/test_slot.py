@@ -78,7 +78,7 @@ def test_a_slot_that_was_given_up_is_the_next_to_be_taken(job: str) -> None:
     second.close()
 
 
-def test_of_processes_that_sit_down_at_once_each_has_a_slot_of_its_own(job: str) -> None:
+def test_of_processes_that_take_slots_at_once_each_has_a_slot_of_its_own(job: str) -> None:
     reading, writing = os.pipe()
     script = TAKE.format(job=job, before=f"import os; os.read({reading}, 1)", after="")
     command = [sys.executable, "-c", script]

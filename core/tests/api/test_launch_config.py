@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,19 @@ from elastic_core.api.agent import LocalElasticAgent, WorkerSpec
 from elastic_core.api.launch import elastic_launch
 from elastic_core.api.launch_config import LaunchConfig, configure
 from elastic_core.api.multiprocessing import start_processes
+from elastic_core.cli.options import FLAGS
 from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
+
+
+def test_the_flags_without_a_field_are_named() -> None:
+    """Of those that fill a field of the run by themselves."""
+    tree = ast.parse(inspect.getsource(configure))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "RunConfig"]
+    given = {keyword.arg for call in calls for keyword in call.keywords}
+    missing = {f"--{flag.name}" for flag in FLAGS if flag.fills and flag.fills not in given}
+    assert {*re.findall(r"``(--\w+)``", LaunchConfig.__doc__ or "")} == missing
 
 
 @pytest.mark.parametrize(("text", "level"), [("", Level.INFO), ("WARNING", Level.WARNING), ("loud", Level.INFO)])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,10 +14,10 @@ import pytest
 import elastic_core.api
 from elastic_core.agent.report import Ending
 from elastic_core.cli import run
-from elastic_core.cli.options import Flags
+from elastic_core.cli.options import FLAGS, Flags, RunCommand
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import RunConfig, Stream, StreamMap, Timing
+from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
 from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
 from elastic_core.events import Event, Level
 from elastic_core.plugins.local_backend import elastic_rendezvous_options
@@ -35,8 +37,10 @@ OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").touch()
+    for name in ("train.py", "this"):
+        (tmp_path / name).touch(mode=0o755)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", ".", prepend=os.pathsep)
 
 
 def configure(environ: Mapping[str, str] | None = None, /, **flags: object) -> RunConfig:
@@ -53,38 +57,112 @@ def test_scripts_may_be_told_their_local_rank_by_an_argument() -> None:
     assert configure(use_env=False, arguments=("--lr", "1")).program.args == ("--local-rank=${local_rank}", "--lr", "1")
 
 
-def test_every_flag_reaches_the_config() -> None:
-    config = configure(
-        arguments=("--lr", "1"),
-        nnodes=NodeRange(1, 4),
-        nproc_per_node=8,
-        rdzv_backend="c10d",
-        rdzv_endpoint="host:1",
-        rdzv_id="job42",
-        rdzv_conf="is_host=true,join_timeout=9,run_uid=u",
-        log_dir="logs",
-        redirects=StreamMap(default=Stream.ALL),
-        plugin=("mine",),
-        no_plugin=("theirs",),
-        verbose=True,
-    )
-    assert config == RunConfig(
-        program=Program(ProgramKind.SCRIPT, "train.py", ("--lr", "1")),
-        min_nodes=1,
-        max_nodes=4,
-        nproc_per_node=8,
-        rdzv_backend="c10d",
-        rdzv_endpoint="host:1",
-        rdzv_id="job42",
-        rdzv_conf={"is_host": "true"},
-        timing=Timing(join_timeout=9),
-        run_uid="u",
-        log_dir=Path("logs"),
-        redirects=StreamMap(default=Stream.ALL),
-        plugins=("mine",),
-        no_plugins=("theirs",),
-        least_level=Level.DEBUG,
-    )
+NODES = "--nnodes=1:4 --rdzv_backend=c10d --rdzv_endpoint=host:1"  # a job of several nodes
+FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "nnodes": (NODES, "--nnodes=2:6:2", {"min_nodes": 2, "max_nodes": 6, "sizes": (2, 4, 6)}),
+    "spares": (NODES, "--spares=2", {"spares": 2}),
+    "nproc_per_node": ("", "--nproc_per_node=8", {"nproc_per_node": 8}),
+    "role": ("", "--role=trainer", {"role": "trainer"}),
+    "standalone": (
+        "--rdzv_backend=c10d --rdzv_endpoint=host:1",
+        "--standalone",
+        {"rdzv_backend": "local", "rdzv_endpoint": ""},
+    ),
+    "rdzv_backend": (NODES, "--rdzv_backend=file", {"rdzv_backend": "file"}),
+    "rdzv_endpoint": (NODES, "--rdzv_endpoint=other:2", {"rdzv_endpoint": "other:2"}),
+    "rdzv_id": (NODES, "--rdzv_id=job42", {"rdzv_id": "job42"}),
+    "rdzv_conf": (
+        NODES,
+        "--rdzv_conf=is_host=true,join_timeout=9,run_uid=u",
+        {"rdzv_conf": {"is_host": "true"}, "timing": Timing(join_timeout=9), "run_uid": "u"},
+    ),
+    "node_rank": ("--nnodes=2 --rdzv_backend=static --rdzv_endpoint=host:1", "--node_rank=1", {"node_rank": 1}),
+    "master_addr": ("", "--master_addr=host", {"local_addr": "host"}),
+    "master_port": ("--nnodes=2 --node_rank=0", "--master_port=7", {"rdzv_endpoint": "127.0.0.1:7"}),
+    "local_addr": ("", "--local_addr=host", {"local_addr": "host"}),
+    "allow_version_mismatch": ("", "--allow_version_mismatch", {"allow_version_mismatch": True}),
+    "module": ("", "--module", {"program": Program(ProgramKind.MODULE, "this")}),
+    "no_python": ("", "--no_python", {"program": Program(ProgramKind.EXECUTABLE, "./this")}),
+    "run_path": ("", "--run_path", {"program": Program(ProgramKind.RUN_PATH, "this")}),
+    "use_env": ("", "--pass_local_rank", {"program": Program(ProgramKind.SCRIPT, "this", (run.LOCAL_RANK_ARGUMENT,))}),
+    "warm_start": ("", "--no_warm_start", {"warm_start": False}),
+    "preload": ("", "--preload=numpy", {"preload": ("numpy",)}),
+    "numa_binding": ("", "--numa_binding=node", {"numa_binding": "node"}),
+    "max_restarts": ("", "--max_restarts=7", {"max_restarts": 7}),
+    "failure_policy": ("", "--failure_policy=backoff=1s", {"failure_policy": "backoff=1s"}),
+    "notices": ("", "--notices=aws", {"notices": "aws"}),
+    "on_node_loss": ("", "--on_node_loss=fail", {"on_node_loss": OnNodeLoss.FAIL}),
+    "shutdown_timeout": ("", "--shutdown_timeout=7", {"shutdown_timeout": 7.0}),
+    "failure_grace": ("", "--failure_grace=7", {"failure_grace": 7.0}),
+    "preemption_grace": ("", "--preemption_grace=7", {"preemption_grace": 7.0}),
+    "hang_window": ("", "--hang_window=7", {"hang_window": 7.0}),
+    "hang_timeout": ("", "--hang_timeout=7", {"hang_timeout": 7.0}),
+    "signals_to_handle": ("", "--signals_to_handle=SIGUSR1", {"signals": (signal.SIGUSR1,)}),
+    "health_check": ("", "--health_check=gpu --health_check=matmul", {"health_checks": ("gpu", "matmul")}),
+    "health_timeout": ("", "--health_timeout=7", {"health_timeout": 7.0}),
+    "health_retry": ("", "--health_retry=7", {"health_retry": 7.0}),
+    "log_dir": ("", "--log_dir=logs", {"log_dir": Path("logs")}),
+    "redirects": ("", "--redirects=3", {"redirects": StreamMap(default=Stream.ALL)}),
+    "tee": ("", "--tee=0:1", {"tee": StreamMap(by_rank={0: Stream.OUT})}),
+    "local_ranks_filter": ("", "--local_ranks_filter=0", {"local_ranks_filter": frozenset({0})}),
+    "duplicate_stdout_filters": ("", "--duplicate_stdout_filters=a,b", {"stdout_filters": ("a", "b")}),
+    "duplicate_stderr_filters": ("", "--duplicate_stderr_filters=a", {"stderr_filters": ("a",)}),
+    "event_log_handler": ("", "--event_log_handler=console", {"event_log": True}),
+    "verbose": ("", "--verbose", {"least_level": Level.DEBUG}),
+    "progress_pattern": ("", r"--progress_pattern=(?P<step>\d+)", {"progress_pattern": r"(?P<step>\d+)"}),
+    "checkpoint_pattern": ("", "--checkpoint_pattern=saved", {"checkpoint_pattern": "saved"}),
+    "checkpoint_path": ("", "--checkpoint_path=saved", {"checkpoint_path": "saved"}),
+    "nan_stop": ("", "--nan_stop=7", {"nan_stop": 7}),
+    "plugin": ("", "--plugin=mine --plugin=ours", {"plugins": ("mine", "ours")}),
+    "no_plugin": ("", "--no_plugin=theirs", {"no_plugins": ("theirs",)}),
+    "monitor_interval": ("", "--monitor_interval=7", {"monitor_interval": 7.0}),
+}
+"""For each flag, the flags beside it, itself, and the fields of the run that it changes."""
+ELSEWHERE = {
+    "start_method": "taken from torchrun's command lines, without effect: a warning says so",
+    "logs_specs": "taken from torchrun's command lines, without effect: a warning says so",
+    "virtual_local_rank": "is refused where there is no GPU: only the outline of the run has it",
+}
+
+
+def read(line: str) -> Flags:
+    """The flags of a command line that names the job."""
+    found: list[dict[str, Any]] = []
+
+    def keep(**values: Any) -> int:
+        found.append(values)
+        return 0
+
+    RunCommand(keep).main(["--rdzv_id=job", *line.split(), "this"], standalone_mode=False)
+    return Flags(**found[0])
+
+
+def configured(line: str) -> RunConfig:
+    flags = read(line)
+    return run.configure(run.outline(flags, {}), flags, {}, OPTIONS.__getitem__)
+
+
+def test_every_declared_flag_is_tried() -> None:
+    assert sorted({*FLAGS_GIVEN, *ELSEWHERE}) == sorted(flag.name for flag in FLAGS)
+
+
+@pytest.mark.parametrize("flag", FLAGS_GIVEN)
+def test_a_flag_reaches_the_config(flag: str) -> None:
+    beside, given, changed = FLAGS_GIVEN[flag]
+    without, with_it = configured(beside), configured(f"{beside} {given}")
+    assert with_it == replace(without, **changed) != without
+
+
+@pytest.mark.parametrize("flag", ["start_method=fork", "logs_specs=mine"])
+def test_a_flag_without_effect_is_said_to_have_none(flag: str) -> None:
+    name = flag.partition("=")[0]
+    [said] = run.without_effect(read(f"--{flag}"), "local")
+    assert said.startswith(f"--{name}")
+    assert name in ELSEWHERE
+
+
+def test_the_outline_of_the_run_has_virtual_local_rank() -> None:
+    assert run.outline(read("--virtual_local_rank"), {}).virtual_local_rank
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,14 @@ def test_a_name_that_is_not_installed_is_refused(
     assert refused.value.message == message
 
 
+@pytest.mark.parametrize(("name", "distribution"), [("torch", "elastic-torch"), ("prometheus", "elastic-metrics")])
+def test_a_plugin_of_ours_that_is_not_installed_is_named_with_its_distribution(name: str, distribution: str) -> None:
+    with pytest.raises(PluginError) as refused:
+        load(config(plugins=(name,)), Catalogue([]))
+    assert refused.value.message == f"The plugin {name!r} is not installed."
+    assert refused.value.hint == f"Install the distribution that brings it: pip install {distribution}"
+
+
 def test_a_backend_that_two_distributions_offer_is_refused_naming_both(install: Install) -> None:
     install("dist-a", {"elastic.rendezvous": {"named": "one"}})
     install("dist-b", {"elastic.rendezvous": {"named": "other"}})

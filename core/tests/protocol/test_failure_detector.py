@@ -22,9 +22,9 @@ from elastic_core.protocol.failure_detector import (
     forget_older_epochs,
     is_lost,
     is_proved_gone,
-    look_interval,
     mark_interrupted,
     observe,
+    roster_read_interval,
     vouch,
 )
 from elastic_core.protocol.roster import SLOTS, NodeInfo, NodeRow, Slots, find_gone_nodes
@@ -106,7 +106,7 @@ def test_the_leader_looks_four_times_in_a_silence_and_once_a_heartbeat(
     """A heartbeat is seen one distance of looks late at most, so a silence is found after 5/4 of ``lost_after`` at
     most.
     """
-    assert look_interval(Timing(beat_interval=heartbeat, lost_after=lost_after)) == seconds
+    assert roster_read_interval(Timing(beat_interval=heartbeat, lost_after=lost_after)) == seconds
 
 
 def test_a_look_that_always_takes_long_is_no_gap() -> None:
@@ -266,7 +266,7 @@ def test_what_one_look_has_shown_stands_when_the_next_one_finds_the_slot_taken_o
     assert forget(watch, "a").gone == set()
 
 
-def test_who_sits_beyond_the_slots_that_are_looked_at_is_gone_when_another_has_its_slot() -> None:
+def test_a_node_beyond_the_slots_that_are_looked_at_is_gone_when_another_has_its_slot() -> None:
     far = NodeRow(info=info("a", host="h", slot=SLOTS, slots=Slots(100)))
     near = NodeRow(info=info("b", host="h", slot=0, slots=Slots(101)))
     same = NodeRow(info=info("b", host="h", slot=SLOTS, slots=Slots(101)))

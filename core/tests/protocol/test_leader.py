@@ -85,7 +85,7 @@ class TestForming:
             ("has taken its row out", replace(seen("b"), listed=False)),
         ],
     )
-    def test_does_not_slot_a_node_that(self, why: str, stranger: NodeView) -> None:
+    def test_gives_no_place_to_a_node_that(self, why: str, stranger: NodeView) -> None:
         ledger = start(settings(max_nodes=2))
         assert ids(body(decide(view(ledger, seen("a"), stranger)))) == "a", why
 
@@ -579,7 +579,7 @@ def test_a_closed_run_is_left_alone() -> None:
     assert decide(view(ledger, running("a", incident=incident("a")))) == LookAgain(None)
 
 
-def test_a_new_leader_slots_only_who_has_seen_that_it_is_leader() -> None:
+def test_a_new_leader_gives_a_place_only_to_nodes_that_have_read_its_entry() -> None:
     ledger = then(start(settings(max_nodes=2)), Leader(why="the old one is gone"), at=1.0, author="b")
     assert ids(body(decide(view(ledger, seen("a", head=1), seen("b", head=2))))) == "b"
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from test_repair import resumed
-from views import entry, incident, info, members, offer, start, then
+from views import entry, incident, info, live, members, offer, start, then, with_counters
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import IncidentKind
-from elastic_core.protocol.entries import Body, Closed, Halt, HaltReason, Leader, Plan, Round, StopAt
+from elastic_core.protocol.entries import Body, Closed, Exclusion, Halt, HaltReason, Leader, Plan, Round, StopAt
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
+from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
     Effect,
@@ -20,6 +20,7 @@ from elastic_core.protocol.node_events import (
     Exit,
     Grace,
     HistoryReplaced,
+    Leave,
     Leaving,
     MakeOffer,
     NodeEvent,
@@ -625,3 +626,29 @@ class TestGracefulStops:
         node = self.answered()
         after, _ = step(node.state, SteppedDown())
         assert failed_round(node.state, after) is None
+
+
+def excluding(ledger: Ledger, host: str = "a", until: int | None = None) -> Ledger:
+    return with_counters(ledger, excluded=(Exclusion(f"id-host-{host}", until),))
+
+
+CLOSED = then(live("bc"), Closed(success=True, why="done", exit_code=0), at=50.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "excluded"),
+    [
+        pytest.param(live("bc"), excluding(live("bc")), True, id="just now"),
+        pytest.param(live("bc"), excluding(live("bc"), until=90), True, id="for a while"),
+        pytest.param(live("bc"), excluding(live("bc"), until=40), False, id="not any more"),
+        pytest.param(excluding(live("bc")), excluding(live("bc")), False, id="before"),
+        pytest.param(live("bc"), excluding(live("bc"), "b"), False, id="another host"),
+        pytest.param(live("bc"), excluding(live("ab")), False, id="needed all the same"),
+        pytest.param(live("bc"), excluding(CLOSED), False, id="at the end"),
+    ],
+)
+def test_a_host_is_newly_excluded(before: Ledger, after: Ledger, excluded: bool) -> None:
+    known, state = (NodeState(info=info("a"), ledger=ledger) for ledger in (before, after))
+    assert is_newly_excluded(known, state, 50.0) is excluded
+    leaving = replace(state, leaving=Leave("received SIGTERM", 143))
+    assert not is_newly_excluded(known, leaving, 50.0), "it leaves already"

@@ -515,7 +515,7 @@ def test_a_leaving_leader_hands_over_although_its_own_entries_come_between(bench
 
 
 @pytest.mark.parametrize("trouble", ["no connection", "a stalled loop"])
-def test_a_heartbeat_that_cannot_heartbeat_waits_instead_of_spinning(trouble: str) -> None:
+def test_a_heartbeat_thread_that_is_held_up_waits_instead_of_spinning(trouble: str) -> None:
     store = FaultyBackend(MemoryStore(), Faults())
     store.enter("b", b"x")
     clock = Fast(ticked=trouble == "no connection")

@@ -315,7 +315,7 @@ def test_a_failure_that_quarantines_its_host_is_not_held_against_the_program() -
     assert action(judged("quarantine=off", killed(step=5), *past)) is Action.GIVE_UP
 
 
-@pytest.mark.parametrize("kind", [IncidentKind.PORT_TAKEN, IncidentKind.STORE_DIED, IncidentKind.NODE_LEFT])
+@pytest.mark.parametrize("kind", [IncidentKind.PORT_TAKEN, IncidentKind.STORE_DIED, IncidentKind.NODE_LOST])
 def test_what_spends_no_restart_is_not_judged(kind: IncidentKind) -> None:
     assert judged("budget=0/1h", incident(kind=kind)) is None
 

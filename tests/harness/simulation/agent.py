@@ -235,6 +235,7 @@ class SimAgent:
             unreachable=partial(peers.unreachable, self.host),
             locate=partial(questions.locate, self),
             explain_hang=lambda *_: False,
+            end_hung=lambda *_: None,
             start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._hear),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )

@@ -6,17 +6,23 @@ General layout:
   ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at its end.
   ``registration``: what a node tells the job when it joins.
   ``slot``: the agent's slot on this host. ``directories``: its log and temporary directories.
-* ``workers``: the workers of one round, each a ``worker``; ``worker_incidents`` makes the incident of a failed one.
+  ``health``: the checks of a node before it enters the job.
+* ``workers``: the workers of one round, each a ``worker``. ``start_gate``: delays their start while plugins ask for it.
   ``worker_channels``: the agent's side of the control channels. ``fd_store``: memory files that outlive workers.
-  ``worker_store``: the store that a node offers to the workers. ``error_files``: reads why a worker failed.
-  ``watchdog``: limits for hung workers. ``preload``: what the fork server imports.
+  ``worker_store``: the store that a node offers to the workers. ``preload``: what the fork server imports.
+  ``worker_row``: the part of the node's row about its workers.
+* ``worker_incidents``: makes the incident of a failed worker. ``error_files`` reads why it failed, and
+  ``python_traceback`` where. ``watchdog``: the two limits of torch's agent for a hung worker.
+* ``hangs``: notices workers without progress; ``gpu_use`` is one sign of it. ``stacks``: where the workers are, which
+  they say themselves, or ``py_spy`` reads from outside.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines, ``console``
   writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_reader`` reads from them how far the
   workers are, and ``checkpoint_files`` looks for their newest checkpoint.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in
   memory to disk, by means of ``snapshot_files``. ``probing``: which peers can be reached after a failure.
-* ``report``: the events that people read. ``recovery_timing``: how long a recovery took. ``status`` and ``state_dump``:
-  what the agent is waiting for, on SIGQUIT.
+  ``time_to_save``: whether the workers of a planned stop had time to save their state.
+* ``report``: the events that people read. ``recovery_timing``: how long a recovery took. ``run_summary``: the counters
+  of the run. ``status`` and ``state_dump``: what the agent is waiting for, on SIGQUIT.
 
 No module here decides anything about the job: ``protocol.leader`` and ``protocol.node`` do.
 """

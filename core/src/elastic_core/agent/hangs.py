@@ -74,10 +74,10 @@ def steps_advance(age: float, window: float, longest_step: float | None) -> bool
     If it hangs, that step is as old as the window, less the step in which it began to hang, and two looks. A rank whose
     steps are not known may be suspected before, since its window knows nothing of the longest step.
     """
-    return age + (longest_step or 0.0) + 2.0 * look_interval(window) < window
+    return age + (longest_step or 0.0) + 2.0 * hang_check_interval(window) < window
 
 
-def look_interval(window: float) -> float:
+def hang_check_interval(window: float) -> float:
     """Return the seconds between two looks."""
     least, most = LOOK_SECONDS
     return min(most, max(least, window / LOOKS_PER_WINDOW))

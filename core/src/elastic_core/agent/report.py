@@ -20,6 +20,7 @@ from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, HaltReason, Plan, Resume, Round, Stacks, StopAt
 from elastic_core.protocol.ledger import Ledger, advance
+from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.stacks import describe_hang
 from elastic_core.session.arrival import Arrival
@@ -30,6 +31,11 @@ Publish = Callable[[Event], None]
 MOST_REFUSALS = 5  # modules that a line names with the reason why each is not imported ahead
 ROOT_CAUSE_MAX_LINES = 13  # with the lines before it, a failed job's last message has 15
 FIRST_OF_ALL = "the first failure across all nodes"
+FENCED = {
+    Work.RUNNING: "no contact with the store for too long: the workers are stopped",
+    Work.STOPPING: "the workers had not stopped {:.0f} s after their round was over, and were killed "
+    "(80 % of fence_after; others may go on then)",
+}  # what a fence does that goes off (rule S4), with the seconds until then
 
 
 @dataclass(frozen=True, slots=True)

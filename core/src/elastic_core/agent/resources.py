@@ -28,6 +28,7 @@ from elastic_core.agent.report import Publish, gpu_use_unknown, hang_explained
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartGate
+from elastic_core.agent.status import Status
 from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
@@ -36,10 +37,11 @@ from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig, Stream
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import BUILT_IN
 from elastic_core.protocol.entries import Stacks
-from elastic_core.protocol.node_events import Leaving, Locate, Located
+from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
 from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
@@ -108,6 +110,29 @@ class Resources:
             self.publish(hang_explained(explained.report, explained.text))
             self.group.note_explanation(explained.report.round, explained.text)
 
+    def end_hung(self, found: Stacks, number: int) -> WorkerFailed | None:
+        """End the rank for which the others wait, if nothing moves in that round, the user wants it, and it is here."""
+        if not found.hang or found.round != number or self.config.hang_timeout is None:
+            return None
+        step = self.group.newest_step()
+        if found.step is not None and step is not None and step > found.step:
+            return None  # the report was read late, and the workers have gone on
+        return self.group.end_hung(found)
+
+    def status(self, now: float, since: float, incident: Incident | None) -> Status:
+        """Return what is known of the workers; arguments are fields of a Status."""
+        group = self.group
+        return replace(
+            Status.of(self.config),
+            now=now,
+            since=since,
+            workers=group.workers,
+            started_at=group.started_at,
+            progress=group.progress.newest(),
+            checkpoint=group.progress.last_checkpoint(),
+            incident=incident,
+        )
+
     def summarize(self, **counters: Any) -> RunSummary:
         """Return what the run came to; ``counters`` are the fields of a RunSummary that the job's ledger knows."""
         return RunSummary(
@@ -119,6 +144,24 @@ class Resources:
             time_to_save=self.group.time_to_save,
             **counters,
         )
+
+
+def stop_workers(
+    resources: Resources, stop: Stop, number: int, received: int | None, failure: Incident | None
+) -> WorkerFailed | None:
+    """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
+
+    ``received`` is the signal for which this node leaves. The workers get it too, and plugins need no word of the stop.
+    """
+    config, group, planned = resources.config, resources.group, stop.grace is Grace.PLANNED
+    if not planned:
+        early = group.early_exit(failure)
+        group.stop(config.failure_grace, broken=True)
+        return early
+    if received is None:
+        resources.plugins.stop_planned(number, config.shutdown_timeout, stop.why)
+    group.stop(config.shutdown_timeout, signum=signal.SIGTERM if received is None else received)
+    return None
 
 
 def kill_workers(resources: Resources, now: float) -> None:

@@ -6,21 +6,20 @@ the output read streams. So the loop never blocks on anything but the next event
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, Tick
-from elastic_core.agent.hangs import HangCheck, HangExplained, look_interval
+from elastic_core.agent.hangs import HangCheck, HangExplained, hang_check_interval
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
-from elastic_core.agent.resources import Resources, handle_warden_death
+from elastic_core.agent.resources import Resources, handle_warden_death, stop_workers
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.shutdown import Departure, settle_exit
 from elastic_core.agent.start_gate import StartAnswer, StartDue
-from elastic_core.agent.status import Status, describe_node
+from elastic_core.agent.status import describe_node
 from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.worker_row import DescribeWorkers
 from elastic_core.agent.worker_store import Stores
@@ -30,24 +29,21 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
 from elastic_core.protocol.counters import past_failures
-from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
-from elastic_core.protocol.node import NodeState, failed_round, known_failure, row_of, step
-from elastic_core.protocol.node_events import Exit, Grace, Leaving, Work
+from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, row_of, step
+from elastic_core.protocol.node_events import AnswerRead, Exit, Leaving, Located, Work
 from elastic_core.protocol.roster import LocalWorkers, Slots
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Joined
-from elastic_core.session.leave import any_stays
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
-from elastic_core.threads import bounded
 from elastic_core.warden import messages
 from elastic_core.warden.client import CLOSING
 
-SILENT_PROGRESS_SECONDS = 30.0
-"""Seconds for which all ranks of a script without reports must live to count as progress (rule L4)."""
+SILENT_PROGRESS_SECONDS = 30.0  # for which all ranks of a script without reports must live to count as progress (L4)
 ANSWER_KEPT_SECONDS = 30.0  # how long the answer to a STACKS stands in the row, also for the next leader
 ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
@@ -65,7 +61,7 @@ class Supervisor:
         stores: Stores,
         look: Callable[[], Slots],
     ) -> None:
-        self._resources, self._runtime, self._store = resources, runtime, store
+        self._resources, self._runtime = resources, runtime
         self._config, self._plugins, self._publish = resources.config, resources.plugins, resources.publish
         self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
@@ -98,15 +94,7 @@ class Supervisor:
     def leaves_others(self) -> bool:
         """Return whether other members of the newest round stay in the job; False if the store is silent."""
         current = self._state.ledger.round
-        members = set() if current is None else {*current.group_ranks} - {self._state.info.node_id}
-
-        def ask() -> bool:
-            with closing(self._store.connect()) as store:
-                return any_stays(store, members - self._session.lost(members))
-
-        with suppress(Exception):
-            return bounded(ask, CLOSING)
-        return False
+        return current is not None and self._session.any_stays({*current.group_ranks}, CLOSING)
 
     def run(self) -> Ending:
         """Run the loop until the node's part in the job ends."""
@@ -134,20 +122,13 @@ class Supervisor:
 
     def describe(self) -> str:
         """Describe what this agent does and waits for. Any thread may call this."""
-        session, group = self._session, self._group
+        session = self._session
         status = replace(
-            Status.of(self._config),
-            now=self._runtime.now(),
-            since=self._since,
-            workers=group.workers,
-            started_at=group.started_at,
-            progress=group.progress.newest(),
-            checkpoint=group.progress.last_checkpoint(),
+            self._resources.status(self._runtime.now(), self._since, self._incident),
             contact_at=session.contact.at,
             failing=(*session.contact.failing,),
             node_views=session.watch.nodes,
             waiting_for=session.waiting_for,
-            incident=self._incident,
         )
         return describe_node(self._state, status)
 
@@ -166,7 +147,7 @@ class Supervisor:
                 self._describe_workers(number)
             case HangExplained(found):
                 self._resources.note_explained(event)
-                self._end_hung(found)
+                self._step(self._resources.end_hung(found, self._state.round))
             case Overdue():
                 if self._state.work is Work.STOPPING:
                     self._warden.kill()
@@ -189,14 +170,10 @@ class Supervisor:
                 self._step(node_events.WorkersGone())
                 self._step(leaving)
                 self._exit = Exit(leaving.exit_code, leaving.why)
-            case node_events.EntriesRead() | node_events.HistoryReplaced() | node_events.RunReplaced():
+            case _ if isinstance(event, node_events.NodeEvent):
                 self._step(event)
-            case node_events.Checkpointed() | node_events.Probed() | node_events.StoreLost() | node_events.AnswerRead():
-                self._step(event)
-            case node_events.Located():
-                self._step(event)
-                kept_until = self._runtime.now() + ANSWER_KEPT_SECONDS
-                self._loop.at(kept_until, node_events.AnswerRead(event.stacks.answers))
+                if isinstance(event, Located):
+                    self._loop.at(self._runtime.now() + ANSWER_KEPT_SECONDS, AnswerRead(event.stacks.answers))
             case _ if isinstance(event, messages.ForkServerEvent):
                 self._publish(report.fork_server(event))
                 if isinstance(event, messages.ForkServerFailed):
@@ -204,8 +181,7 @@ class Supervisor:
             case messages.ServiceFailed() | messages.ServiceEnded():
                 self._on_store_gone(event)
             case _:
-                if (news := self._group.handle(event)) is not None:  # type: ignore[arg-type]  # the warden's
-                    self._step(news)
+                self._step(self._group.handle(event))  # type: ignore[arg-type]  # the warden's
                 if isinstance(event, messages.Stuck):  # rule L3: the node withdraws, the others go on
                     self._step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
                     self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
@@ -218,22 +194,14 @@ class Supervisor:
             self._do(node_events.MakeOffer())
         current = self._state.ledger.round
         if current is not None and current.offer == offer and self._state.work is Work.RUNNING:
-            self._lose_store(current, event if isinstance(event, messages.ServiceEnded) else None)
-
-    def _lose_store(self, current: Round, ended: messages.ServiceEnded | None = None) -> None:
-        if (news := self._group.lose_store(current, ended)) is not None:
-            self._step(news)
+            self._step(self._group.lose_store(current, event if isinstance(event, messages.ServiceEnded) else None))
 
     def _on_workers_stopped(self, event: messages.StopCompleted | messages.Fenced) -> None:
-        if isinstance(event, messages.Fenced) and self._state.work is Work.RUNNING:
-            self._say("fenced", "no contact with the store for too long: the workers are stopped", Level.ERROR)
-        elif isinstance(event, messages.Fenced) and self._state.work is Work.STOPPING:
+        if isinstance(event, messages.Fenced) and (what := report.FENCED.get(self._state.work)) is not None:
             limit = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
-            what = f"the workers had not stopped {limit:.0f} s after their round was over, and were killed"
-            self._say("fenced", f"{what} (80 % of fence_after; others may go on then)", Level.ERROR)
+            self._say("fenced", what.format(limit), Level.ERROR)
         if self._warden.is_over(event):
-            alike = self._group.finish_round(known_failure(self._state))
-            self._step(node_events.WorkersGone(alike))
+            self._step(node_events.WorkersGone(self._group.finish_round(known_failure(self._state))))
 
     def _tick(self) -> None:
         """Once per heartbeat: vouch that the loop lives (L1), renew the dead-man's switch (S4), look at slots (S8)."""
@@ -254,8 +222,7 @@ class Supervisor:
         current = self._state.ledger.round
         if current is None or number != self._state.round or self._state.work is not Work.RUNNING:
             return
-        heartbeat, store = self._session.heartbeats
-        if (found := self._group.describe_workers(heartbeat, store)) is not None:
+        if (found := self._group.describe_workers(*self._session.heartbeats)) is not None:
             self._workers = found
             self._publish_row()
         self._describe_later(current)
@@ -272,16 +239,7 @@ class Supervisor:
             return
         if (seconds := self._group.seconds_without_progress()) != self._state.hung:
             self._step(node_events.Hung(number, seconds))
-        self._loop.at(self._runtime.now() + look_interval(watch.window), HangCheck(number))
-
-    def _end_hung(self, found: Stacks) -> None:
-        """End the rank for which the others wait, if nothing moves, the user wants that, and it is here."""
-        wanted = found.hang and found.round == self._state.round and self._config.hang_timeout is not None
-        step = self._group.newest_step()
-        if found.step is not None and step is not None and step > found.step:
-            wanted = False  # the entry was read late, and the workers have gone on
-        if wanted and (failed := self._group.end_hung(found)) is not None:
-            self._step(failed)
+        self._loop.at(self._runtime.now() + hang_check_interval(watch.window), HangCheck(number))
 
     def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
@@ -296,7 +254,9 @@ class Supervisor:
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
-    def _step(self, event: node_events.NodeEvent) -> None:
+    def _step(self, event: node_events.NodeEvent | None) -> None:
+        if event is None:
+            return
         before = self._state
         self._state, effects = step(before, event)
         self._remember(before)
@@ -320,7 +280,7 @@ class Supervisor:
         if (found := self._state.ledger.stacks) is not None and found is not before.ledger.stacks:
             wait = found.hang and found.round == self._state.round and self._state.work is Work.RUNNING
             if not (wait and self._resources.explain_hang(found, self._runtime.thread)):
-                self._end_hung(found)
+                self._step(self._resources.end_hung(found, self._state.round))
         if failed is not None:  # last, because probes are not urgent
             node_id, session = self._state.info.node_id, self._session
             probe(failed, node_id, session.look_up, self._loop.post, self._runtime, self._resources.unreachable)
@@ -336,8 +296,8 @@ class Supervisor:
         match effect:
             case node_events.Start(current, restart_count):
                 self._start(current, restart_count)
-            case node_events.Stop(grace, why):
-                self._stop(grace, why)
+            case node_events.Stop():
+                self._stop(effect)
             case node_events.Notify(notice):
                 self._notify(notice)
             case node_events.Locate():
@@ -365,7 +325,7 @@ class Supervisor:
         try:
             self._group.start(current, restart_count)
             if self._stores.dead(current.offer):
-                self._lose_store(current)
+                self._step(self._group.lose_store(current, None))
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group.info, current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
@@ -380,19 +340,11 @@ class Supervisor:
         if (steps := self._group.notify(notice)) is not None and notice is not None:
             self._step(node_events.Answered(notice, steps))
 
-    def _stop(self, grace: Grace, why: str) -> None:
-        received = self._departure.received
-        planned = grace is Grace.PLANNED and received is None
-        seconds = self._config.shutdown_timeout if grace is Grace.PLANNED else self._config.failure_grace
-        if planned:
-            self._plugins.stop_planned(self._state.round, seconds, why)
-        self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
-        self._gate.prepare(self._state.round + 1)
-        signum = received if received is not None and grace is Grace.PLANNED else signal.SIGTERM
-        early = self._group.early_exit(known_failure(self._state)) if grace is Grace.BROKEN else None
-        self._group.stop(seconds, broken=grace is Grace.BROKEN, signum=signum)
-        if early is not None:
-            self._step(early)
+    def _stop(self, stop: node_events.Stop) -> None:
+        number, failure = self._state.round, known_failure(self._state)
+        self._say("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG)
+        self._gate.prepare(number + 1)
+        self._step(stop_workers(self._resources, stop, number, self._departure.received, failure))
 
     # Reports ---------------------------------------------------------------------------------------------------------
 
@@ -417,19 +369,13 @@ class Supervisor:
 
     def _check_again(self, before: NodeState) -> None:
         """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""
-        host, now = self._state.info.host_id, self._runtime.now()
-        known, excluded = (one.ledger.counters.excluded_at(one.ledger.age(now)) for one in (before, self._state))
-        if host not in excluded or host in known or self._state.ledger.is_member(self._state.info.node_id):
-            return  # a member is needed, although its host was excluded
-        if self._state.leaving is not None or self._state.ledger.closed is not None or not self._has_slow_checks():
+        if not is_newly_excluded(before, self._state, self._runtime.now()):
             return
-        why = "this host was excluded: this node leaves, and enters again through its health checks"
-        self._say("checked_again", why)
-        self._step(Leaving(why, ExitCode.WITHDRAWN, rejoin=True))
-
-    def _has_slow_checks(self) -> bool:
-        """Whether a check of the run is a process: only such a check says anything of a host that has failed."""
-        return any(one.check.look is None for one in self._plugins.node_checks(self._config))
+        if any(one.check.look is None for one in self._plugins.node_checks(self._config)):
+            # A check is a process: only such a check says anything of a host that has failed.
+            why = "this host was excluded: this node leaves, and enters again through its health checks"
+            self._say("checked_again", why)
+            self._step(Leaving(why, ExitCode.WITHDRAWN, rejoin=True))
 
     def _summary(self) -> RunSummary:
         ledger, now = self._state.ledger, self._runtime.now()
@@ -443,8 +389,7 @@ class Supervisor:
         )
 
     def _conclude(self, end: Exit) -> Ending:
-        closed = self._state.ledger.closed
-        if closed is not None:
+        if (closed := self.closed) is not None:
             # Before the first round every node was needed, although none has started a worker.
             idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
             return finish(self._publish, closed, self._summary(), idle=idle)

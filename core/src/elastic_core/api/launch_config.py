@@ -52,10 +52,12 @@ _T = TypeVar("_T")
 
 @dataclass
 class LaunchConfig:
-    """The settings of ``elastic run``'s flags, for a caller in Python. Durations are in seconds.
+    """The settings of a run, for a caller in Python. Durations are in seconds.
 
     The fields are those of ``torch.distributed.launcher.api.LaunchConfig``, in its order, and then ours, which are
-    given by name. Without a ``rdzv_backend`` the job has one node and needs no store that listens.
+    given by name. Without a ``rdzv_backend`` the job has one node and needs no store that listens. These flags of
+    ``elastic run`` have no field, and keep their defaults: ``--allow_version_mismatch``, ``--failure_grace``,
+    ``--no_plugin``, ``--on_node_loss``, ``--preemption_grace``, ``--preload`` and ``--warm_start``.
     """
 
     min_nodes: int = 1

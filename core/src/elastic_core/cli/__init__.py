@@ -1,6 +1,13 @@
-"""The command line: ``elastic run``, ``drain``, ``release``, ``plugins``, and the commands that plugins add.
+"""The command line: ``elastic run``, the commands that look at a running job, and those that plugins add.
 
-``main`` is the entry point, ``commands`` finds the subcommand that is called and imports only that.
-``options`` has the command ``elastic run`` and declares each of its flags once, as an ``option``; ``run`` turns their
-values into a :class:`~elastic_core.config.run.RunConfig`. ``errors`` prints all errors.
+General layout:
+
+* ``main``: the entry point. ``commands``: finds the subcommand that is called, and imports only that. ``errors``:
+  prints all errors. ``interrupt``: Ctrl-C before there is anything to clean up.
+* ``options``: the command ``elastic run``, with each of its flags declared once, as an ``option``. ``run``: turns their
+  values into a :class:`~elastic_core.config.run.RunConfig`, with ``program`` (finds the program) and ``scheduler``
+  (defaults inside a scheduler's job). ``error_file``: the file in which the launcher tells TorchX why a job failed.
+* ``status``, ``stacks``, ``logs``, ``plugins``: the subcommands of these names. ``host_requests``: ``elastic drain``,
+  ``elastic release``. ``job_store``: the store of the job that is looked at. ``local_ranks``: where the ranks of this
+  host are, for a job without a store.
 """

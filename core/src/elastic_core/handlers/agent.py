@@ -17,14 +17,14 @@ from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived
-from elastic_core.agent.hangs import HangCheck, HangExplained, look_interval
+from elastic_core.agent.hangs import HangCheck, HangExplained, hang_check_interval
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
-from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources
+from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources, stop_workers
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartAnswer, StartDue
-from elastic_core.agent.status import ShowState, Status
+from elastic_core.agent.status import ShowState
 from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
@@ -41,7 +41,6 @@ from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stack
 from elastic_core.protocol.limits import MAX_FAILURES
 from elastic_core.protocol.node_events import (
     Exit,
-    Grace,
     Leaving,
     Locate,
     Located,
@@ -182,15 +181,7 @@ class HandlerAgent:
 
     def describe(self) -> str:
         """Describe what this agent does and waits for. Any thread may call this."""
-        status = replace(
-            Status.of(self._config),
-            now=self._runtime.now(),
-            since=self._since,
-            workers=self._group.workers,
-            started_at=self._group.started_at,
-            progress=self._group.progress.newest(),
-            incident=self._state.incident,
-        )
+        status = self._resources.status(self._runtime.now(), self._since, self._state.incident)
         return describe_polled(self._state, self._resources.info, status)
 
     # Events ----------------------------------------------------------------------------------------------------------
@@ -348,7 +339,7 @@ class HandlerAgent:
         if window and not self._locating and now >= next_question_at(self._suspected, self._suspected_at, window):
             self._locating = True
             self._resources.locate_workers(Locate(number, full=False, judge=True), self._runtime.thread)
-        self._loop.at(now + look_interval(watch.window), HangCheck(number))
+        self._loop.at(now + hang_check_interval(watch.window), HangCheck(number))
 
     def _on_located(self, found: LocalStacks) -> None:
         """Report where the ranks of this node are; end one of them if they hang and the user wants that."""
@@ -364,8 +355,7 @@ class HandlerAgent:
             self._end_hung(self._suspected)
 
     def _end_hung(self, hung: Stacks) -> None:
-        wanted = hung.hang and hung.round == self._round and self._config.hang_timeout is not None
-        if wanted and (failed := self._group.end_hung(hung)) is not None:
+        if (failed := self._resources.end_hung(hung, self._round)) is not None:
             self._step(WorkerFailed(with_report(failed.incident, hung)))
 
     # Effects ---------------------------------------------------------------------------------------------------------
@@ -386,8 +376,8 @@ class HandlerAgent:
                 self._loop.at(self._runtime.now() + BUSY_REPORT_SECONDS, _HandlerBusy(self._round))
             case Start(current, restart_count):
                 self._start(current, restart_count)
-            case Stop(grace, why):
-                self._stop(grace, why)
+            case Stop():
+                self._stop(effect)
             case state_machine.Judge(incident, restarts):
                 cause = self._state.incident
                 self._judge(incident if cause is None else state_machine.as_judged(cause), restarts)
@@ -437,17 +427,11 @@ class HandlerAgent:
         self._count_timer += 1
         self._loop.at(self._runtime.now() + seconds, _CountDue(self._count_timer))
 
-    def _stop(self, grace: Grace, why: str) -> None:
-        planned = grace is Grace.PLANNED
-        seconds = self._config.shutdown_timeout if planned else self._config.failure_grace
-        if planned and self._received is None:
-            self._plugins.stop_planned(self._round, seconds, why)
+    def _stop(self, stop: Stop) -> None:
         if (reason := self._state.reason) is not None:
-            self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=why)))
+            self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=stop.why)))
         self._gate.prepare(self._round + 1)
-        signum = self._received if planned and self._received is not None else signal.SIGTERM
-        early = None if planned else self._group.early_exit(self._state.incident)
-        self._group.stop(seconds, broken=not planned, signum=signum)
+        early = stop_workers(self._resources, stop, self._round, self._received, self._state.incident)
         if early is not None:
             self._step(early)
 

@@ -440,7 +440,7 @@ def _agents_side(name: str, catalogue: Catalogue) -> list[InstalledPlugin]:
         catalogue.find(name, Group.WORKER)
         if name not in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
             return []
-    return [catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD)]
+    return [catalogue.find(name, Group.PLUGINS, Group.AUTOLOAD, Group.WORKER)]
 
 
 def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None:

@@ -7,8 +7,8 @@
   records into JSON and back.
 * The leader: ``leader`` decides which entry follows. It decides from a ``leader_view`` and makes entries with
   ``leader_entries``. ``failure_detector`` says which nodes are lost, ``reachability`` which node the others cannot
-  reach, ``graceful_stop`` how workers stop together, ``counters`` what a new round costs, and ``compaction`` which
-  entries may shrink.
+  reach, ``graceful_stop`` how workers stop together, ``resize`` when a round makes room for waiting nodes, ``counters``
+  what a new round costs, and ``compaction`` which entries may shrink. ``stacks`` asks all nodes where their ranks are.
 * The node: ``node`` decides what the agent does next, in terms of ``node_events``. ``ranks`` says which ranks its
   workers get, ``row_delay`` how long its row may wait.
 * Around a run: ``admission`` says which nodes may join, ``succession`` which node follows a leader that is gone, and

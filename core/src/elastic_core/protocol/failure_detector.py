@@ -40,7 +40,7 @@ def contact_gap(timing: Timing, look: float = 0.0) -> float:
     return max(min(CONTACT_GAP_MAX_SECONDS, timing.lost_after / 2), 1.5 * timing.beat_interval, 1.5 * look)
 
 
-def look_interval(timing: Timing) -> float:
+def roster_read_interval(timing: Timing) -> float:
     """Return the seconds between the starts of two reads of the roster by the leader, if nothing wakes it sooner."""
     return min(timing.beat_interval, timing.lost_after / LOOKS_PER_SILENCE)
 

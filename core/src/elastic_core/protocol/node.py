@@ -107,6 +107,15 @@ def known_failure(state: NodeState) -> Incident | None:
     return state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
 
 
+def is_newly_excluded(before: NodeState, after: NodeState, now: float) -> bool:
+    """Whether this host was excluded after ``before``, and the job goes on without this node (rule L17)."""
+    host, ledger = after.info.host_id, after.ledger
+    known, excluded = (one.counters.excluded_at(one.age(now)) for one in (before.ledger, ledger))
+    if host not in excluded or host in known or ledger.is_member(after.info.node_id):
+        return False  # a member is needed, although its host was excluded
+    return after.leaving is None and ledger.closed is None
+
+
 def failed_round(before: NodeState, after: NodeState) -> Round | None:
     """Return the round whose failure has just stopped the workers here, after which peers are probed (L5); or None."""
     current, ledger = before.ledger.round, after.ledger

@@ -47,8 +47,14 @@ class Notice:
 # Events --------------------------------------------------------------------------------------------------------------
 
 
+class NodeEvent:
+    """An event of the state machine."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class EntriesRead:
+class EntriesRead(NodeEvent):
     """New ledger entries were read at ``now``."""
 
     entries: tuple[Entry, ...]
@@ -56,40 +62,40 @@ class EntriesRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(NodeEvent):
     """A place for the workers' store of the next round is reserved."""
 
     offer: Offer
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFailed:
+class WorkerFailed(NodeEvent):
     """A rank of the round failed, or could not be started; the first failure on this node."""
 
     incident: Incident
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersDone:
+class WorkersDone(NodeEvent):
     """Every local worker of the round exited with 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersGone:
+class WorkersGone(NodeEvent):
     """The stop is complete: no process of the round is left."""
 
     alike: int = 0  # how many local workers failed with the message of the failure that ended the round
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(NodeEvent):
     """The round made its first progress on this node (rule L4)."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed:
+class Checkpointed(NodeEvent):
     """The workers of the round have saved a checkpoint at ``now``, or the node begins to watch for one (rule L13)."""
 
     round: int
@@ -99,7 +105,7 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(NodeEvent):
     """The node has probed its peers after the failure of a round (rule L5)."""
 
     round: int
@@ -107,14 +113,14 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class TakesNotices:
+class TakesNotices(NodeEvent):
     """Every local worker of the round has reported a step."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NodeEvent):
     """The workers were sent the notice of a PLAN, and their reports were read after that."""
 
     notice: Notice
@@ -122,7 +128,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(NodeEvent):
     """Ranks of the round have made no progress for ``seconds`` (rule L14); 0 if all make progress again."""
 
     round: int
@@ -130,26 +136,26 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class Located(NodeEvent):
     """The answer to a STACKS was collected."""
 
     stacks: LocalStacks
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRead:
+class AnswerRead(NodeEvent):
     """The answer to a STACKS has stood in the row for long enough."""
 
     answers: int
 
 
 @dataclass(frozen=True, slots=True)
-class SteppedDown:
+class SteppedDown(NodeEvent):
     """Every local worker has exited with 0, at least one of them because of a notice."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(NodeEvent):
     """The user, the scheduler or the node's own state makes it leave; with a grace, after all have stopped together."""
 
     why: str
@@ -164,29 +170,22 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreLost:
+class StoreLost(NodeEvent):
     """An embedded store is lost, or the store cannot be read: no further entry can come."""
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryReplaced:
+class HistoryReplaced(NodeEvent):
     """The store lost entries, and ``ledger`` is the state of the run now (rule S3)."""
 
     ledger: Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class RunReplaced:
+class RunReplaced(NodeEvent):
     """The store lost this run, and another run has begun there since (rule S3)."""
 
     why: str
-
-
-NodeEvent: TypeAlias = (
-    "EntriesRead | HistoryReplaced | Offered | WorkerFailed | WorkersDone | WorkersGone | Progressed | Checkpointed"
-    " | Probed | TakesNotices | Answered | Hung | Located | AnswerRead | SteppedDown | Leaving | StoreLost"
-    " | RunReplaced"
-)
 
 
 # Effects -------------------------------------------------------------------------------------------------------------

@@ -13,5 +13,7 @@ General layout, from what a node does first to what it does last:
   there has been none, and how long to wait before the next attempt.
 * ``ledger_reader`` reads entries and rows, ``repair`` puts back entries that a store has lost, ``row_check`` finds out
   whether the leader can read the node's row.
-* ``leave`` gives the leadership away and takes the row out. ``drain_request`` acts on a job from outside.
+* ``leave`` gives the leadership away and takes the row out. ``verdict_event`` is the event of a verdict on a failure.
+* From outside of the job, ``drain_request`` and ``stacks_request`` ask for a drain and for the ranks' stacks, and
+  ``job_view`` reads what its store says of it.
 """

@@ -9,7 +9,7 @@ import math
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
-from elastic_core.protocol.failure_detector import DeposedLeader, Watch, look_interval, mark_interrupted
+from elastic_core.protocol.failure_detector import DeposedLeader, Watch, mark_interrupted, roster_read_interval
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced, RunReplaced
 from elastic_core.protocol.repair import Memory, Rejoin
@@ -185,7 +185,7 @@ class StoreReader:
         self._writer.publish_unread(self._leader.unread)
         now, wait, rest = runtime.now(), IDLE_WAIT_SECONDS, REST_SECONDS_PER_ROW * len(self._leader.watch.nodes)
         if not self._leader.alone(ledger):  # the other nodes' heartbeats, and their silence, wake no reader
-            wait = max(rest, looked_at + look_interval(ledger.settings.timing) - now)
+            wait = max(rest, looked_at + roster_read_interval(ledger.settings.timing) - now)
         wait = wait if at is None else min(wait, max(0.0, at - now))
         return wait, min(rest, wait)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from functools import partial
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
@@ -17,12 +18,13 @@ from elastic_core.session.contact import RETRY_FIRST, Contact
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import LeaderDriver
-from elastic_core.session.leave import append_leader, others_finished, part, readable
+from elastic_core.session.leave import any_stays, append_leader, others_finished, part, readable
 from elastic_core.session.reader import StoreReader
 from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.state import SessionCalls, SessionState
 from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS
+from elastic_core.threads import bounded
 
 
 class Session:
@@ -124,6 +126,18 @@ class Session:
         if watch.read_at is None:
             return set()
         return {node_id for node_id in node_ids if is_lost(watch, node_id, timing, watch.read_at)}
+
+    def any_stays(self, node_ids: set[str], timeout: float) -> bool:
+        """Whether another one of these nodes stays in the job; False if the store does not say within the timeout."""
+        others = node_ids - {self._state.node_id}
+
+        def ask() -> bool:
+            with closing(self._state.store.connect()) as store:
+                return any_stays(store, others - self.lost(others))
+
+        with suppress(Exception):
+            return bounded(ask, timeout)
+        return False
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""

@@ -1,7 +1,8 @@
 """The events that the warden reports to the agent: one class for each kind of message.
 
 The classes are the schema: a message ``{"event": "spawn_failed", "tag": 1, "error": "..."}`` is a :class:`SpawnFailed`
-with these fields (:func:`parse_message`). Only the agent imports this module; the warden sends plain dictionaries.
+with these fields (:func:`parse_message`). The warden's process, which sends plain dictionaries, does not import this
+module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What ``elastic_core`` asks in a worker of a run with ``--plugin=torch-save``; torch is imported when it is asked."""
+"""What ``elastic_core`` asks in a worker of a run with ``--plugin=torch-save``; torch is imported when it is asked.
+
+``state`` has the class, a ``TrainState`` over ``torch.save``.
+"""
 
 from collections.abc import Callable
 

@@ -9,6 +9,8 @@ General layout, from the command line down to the wire:
 * ``backend_v2``: the same on API v2, which changes one key at a time.
 * ``records``: the names of the keys, and the bytes that they hold.
 * ``cluster`` and ``client``: one connection to whichever member answers, with every wait bounded.
+* ``members``: where the members are, for all connections of an agent. ``history``: how fast heartbeats fill the history
+  that etcd keeps.
 * ``gateway``: one socket to one member: JSON out, JSON or a stream of it back. ``refusals`` reads the members' errors.
 * ``watch``: a watch, which a thread listens to.
 * ``client_v2``: python-etcd, kept to one member at a time and to errors of ours.

@@ -4,7 +4,8 @@ General layout:
 
 * ``plugin``: the plugin that a run loads; it offers the checks by name, and says for what workers wait.
 * ``host``: the checks that are functions: ``disk``, ``memory`` and ``shm``. Milliseconds each.
-* ``gpu``, ``matmul``, ``allreduce``: the checks that are processes, ``python -m elastic_health.gpu``.
+* ``gpu``, ``matmul``, ``allreduce``: the checks that are processes, ``python -m elastic_health.gpu``. ``answer``: what
+  they print, and their exit codes.
 * ``gpu_memory``: the GPUs, and the processes that hold their memory: NVML, ``nvidia-smi``, AMD's driver.
 * ``holders``: which of these processes the next workers wait for.
 * ``sizes``: ``10G`` and ``90%``, read and written.

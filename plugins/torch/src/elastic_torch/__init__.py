@@ -1,7 +1,9 @@
 """What runs inside a torch worker: the sampler, the training state and its checkpoints, graceful stops.
 
 Layout: ``data`` has the elastic sampler and its audit, ``state`` the class ``TrainState``, ``memory`` the snapshots in
-memory that agents hold, ``disk`` the checkpoints, and ``version`` what orders both.
+memory that agents hold, ``disk`` the checkpoints, and ``version`` what orders both. ``process_group`` makes torch's
+process group from a worker's environment. ``error_file`` has ``@record``, whose error tells the newest step.
+``flight_recorder`` reads at which collective a hang is. ``plugin`` has the hooks that core asks in a worker.
 
 Names are imported when they are first used: ``import elastic_torch`` itself costs nothing.
 """

@@ -6,7 +6,8 @@
   which of them see the same directory, :mod:`assembly` where each file is.
 - :mod:`dcp` has torch's format, :mod:`manifest` the list of files with checksums.
 - :mod:`catalog` finds, checks and removes checkpoints; :mod:`lineage` says which of them belong to one training.
-- :mod:`storage` and :mod:`url` are durable places; :mod:`retry` repeats reads after transient errors.
+- :mod:`storage` and :mod:`url` are durable places; :mod:`retry` repeats reads after transient errors. :mod:`errors`
+  says what can go wrong.
 """
 
 from __future__ import annotations

@@ -13,6 +13,12 @@ round ends.
 * It says nothing when its workers have finished, but enters a barrier on the round's store: the handler sees that key.
 * It says nothing when it is killed. Its heartbeats stop with it; its workers may live on, so it takes no slot on its
   host.
+
+General layout:
+
+* ``handler``: one node of the protocol, with torchrun's agent in the place of ours. ``stores``: the store of a round.
+* ``close``: closes a run for a node that has no session any more. ``errors``: errors as callers of torch catch them.
+* ``command``: what torchrun runs, from its command line. ``console``: what it prints on stderr.
 """
 
 from __future__ import annotations
