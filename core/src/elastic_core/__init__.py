@@ -19,8 +19,8 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``progress_lines``: reads steps, losses and checkpoints from lines that scripts print. ``progress_patterns``: a table
   of what frameworks print. ``progress_expressions``: the check of users' expressions. ``progress_bars``: progress bars.
 * ``known_failures``: a table of failure texts, with what each means and what to do.
-* ``assignment``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared
-  vocabulary.
+* ``assignment``, ``digest``, ``threads``, ``version``, ``incidents``, ``errors``, ``events``, ``progress``,
+  ``exit_codes``: shared vocabulary.
 
 The seven stations of a failure (``docs/architecture.md``): the **warden** reaps a dead worker, the **agent**'s event
 loop receives the event, the node's state machine (``protocol.node``) returns what follows, the **session** writes the

@@ -10,7 +10,12 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from os import sysconf
-from typing import TypeAlias, TypeVar
+
+TYPE_CHECKING = False  # typing's: see channel
+if TYPE_CHECKING:
+    from typing import TypeAlias, TypeVar
+
+    _T = TypeVar("_T")
 
 Process: TypeAlias = "tuple[int, int]"
 """(pid, start time in ticks since boot), which stays unique when the number is used again."""
@@ -24,7 +29,6 @@ _PAUSES, _PPOLL = {"x86_64": ({"34", "130"}, "271"), "aarch64": ({"133"}, "73")}
 _spares: list[int] = []
 _DELAY_WEIGHT = 0.1  # of the time in which a main thread waits for a CPU
 _TICKS_PER_SECOND = sysconf("SC_CLK_TCK")
-_T = TypeVar("_T")
 
 
 def become_subreaper() -> None:
