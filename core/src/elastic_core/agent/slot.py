@@ -83,10 +83,4 @@ class Slot:
 
 def _is_held(asking: socket.socket, name: str) -> bool:
     """Whether a slot's name is bound. The test does not bind it, so a newcomer does not find it taken meanwhile."""
-    try:
-        asking.connect(name)
-    except ConnectionRefusedError:
-        return False
-    except OSError:  # forbidden, or out of memory
-        return True
-    return True
+    return asking.connect_ex(name) != errno.ECONNREFUSED  # others: held, forbidden, or out of memory

@@ -273,8 +273,8 @@ def _fields(pid: int) -> list[str]:
 
 def _read(pid: int, name: str) -> str:
     def read() -> str:
-        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
-            return file.read()
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # half the time of a text file
+            return file.read().decode(errors="replace")
 
     try:
         return _with_a_descriptor(read)
