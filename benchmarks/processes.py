@@ -11,7 +11,7 @@ from stage import command_line, descendants
 
 _CPUCLOCK_SCHED = 2
 _FORK_SERVER = "elastic: fork server of "
-_WARDEN = "warden/process.py"
+_WARDEN = "warden/main.py"
 
 
 def cpu_seconds(pid: int) -> float:

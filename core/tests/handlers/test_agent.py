@@ -521,7 +521,7 @@ def test_a_second_signal_kills(run: Run, tmp_path: Path) -> None:
 def test_a_node_without_its_warden_withdraws(run: Run) -> None:
     def look(number: int) -> int:
         for pid, _ in descendants(os.getpid()):
-            if b"warden/process.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"warden/main.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
         return 0
 

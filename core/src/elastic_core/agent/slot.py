@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import socket
 import struct
 import time
 from contextlib import suppress
 
+from elastic_core.digest import hex_digest
 from elastic_core.errors import ElasticError
 from elastic_core.host.identity import boot_id
 from elastic_core.protocol.roster import SLOTS, Slots
@@ -39,7 +39,7 @@ class Slot:
             ElasticError: This host gives no slot.
         """
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        key = hashlib.sha256(job.encode(errors="surrogateescape")).hexdigest()[:32]
+        key = hex_digest(job, 32)
         name, number = f"\0elastic/{os.getuid()}/{key}/", 0
         while True:
             try:
@@ -83,10 +83,4 @@ class Slot:
 
 def _is_held(asking: socket.socket, name: str) -> bool:
     """Whether a slot's name is bound. The test does not bind it, so a newcomer does not find it taken meanwhile."""
-    try:
-        asking.connect(name)
-    except ConnectionRefusedError:
-        return False
-    except OSError:  # forbidden, or out of memory
-        return True
-    return True
+    return asking.connect_ex(name) != errno.ECONNREFUSED  # others: held, forbidden, or out of memory

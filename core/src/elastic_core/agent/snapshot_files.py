@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -204,7 +202,7 @@ def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
         try:
             if not _lock(fd, stop):
                 path.unlink(missing_ok=True)
-                path = path.with_stem(f"{path.stem}_{secrets.token_hex(4)}")
+                path = path.with_stem(f"{path.stem}_{os.urandom(4).hex()}")
                 shared, fd = fd, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 os.close(shared)
             elif not _is_at(path, fd):
@@ -242,6 +240,8 @@ def _lock(fd: int, stop: threading.Event) -> bool:
 
 def _copy(kept: Kept, fd: int, stop: threading.Event) -> str:
     """Copy the bytes of a snapshot to ``fd`` and sync them; return their SHA-256."""
+    import hashlib  # takes 3.5 MB, and few jobs have a snapshot to write
+
     digest, at = hashlib.sha256(), 0
     while at < kept.size:
         if stop.is_set():

@@ -49,7 +49,9 @@ HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 def run(warden: Warden | None, **flags: Any) -> int:
     """Run the job and return its exit code; None for the warden starts one."""
     from elastic_core.api import run_agent  # not for --help
+    from elastic_core.host.allocator import use_one_arena
 
+    use_one_arena()
     if warden is None:
         with run_agent.begun() as warden:
             return run(warden, **flags)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from elastic_core.digest import hex_digest
 
 CALLS = "elastic_core.worker.function"  # the module that runs a serialized function
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"  # as in torchrun
@@ -99,4 +100,4 @@ def arguments_digest(program: Program, host: str) -> str:
         of_one_node = arg.startswith("-") and _OF_ONE_NODE.search(option) is not None
         skip = of_one_node and not equals
         compared.append(option if of_one_node else itself.sub("*", arg) if itself else arg)
-    return hashlib.sha256("\0".join(compared).encode(errors="surrogateescape")).hexdigest()[:16]
+    return hex_digest("\0".join(compared), 16)

@@ -6,6 +6,6 @@ General layout:
   is reserved for the workers' store.
 * ``versions``: the versions that must match between nodes. ``devices``: the accelerators and CPUs, and which worker
   gets which.
-* ``process_title``: what ``ps`` shows. ``terminal``: makes foreign text safe to print.
+* ``process_title``: what ``ps`` shows. ``terminal``: makes foreign text safe to print. ``allocator``: the C library's.
 * ``oom``: whether the kernel has killed a process for memory. ``core_dump``: where it has written a core dump.
 """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from pathlib import Path
+
+from elastic_core.digest import hex_digest
 
 _MACHINE_ID = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -23,7 +24,7 @@ def host_id() -> str:
     machine_id = next((text for path in _MACHINE_ID if (text := _text(path))), "")  # images without one are common
     namespace = str(_NETWORK_NAMESPACE.stat().st_ino)
     parts = (machine_id, boot_id(), namespace, _text(_CLOCK_OFFSETS), str(os.getuid()), socket.gethostname())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return hex_digest("\n".join(parts), 16)
 
 
 def boot_id() -> str:

@@ -5,9 +5,9 @@ The process stays small: it imports modules of the standard library, and of core
 
 General layout:
 
-* ``process``: the process itself. ``spawn`` forks and execs a child, ``stop`` is the state of a stop in progress,
-  ``fork_server`` starts the fork server and requests forks, and ``linux`` finds and kills processes.
-  ``startup``: how a Python process that it starts enters our ``sitecustomize`` before its program.
+* ``main``: the program of the process. ``process``: the process itself. ``spawn`` forks and execs a child, ``stop`` is
+  the state of a stop in progress, ``fork_server`` starts the fork server and requests forks, and ``linux`` finds and
+  kills processes. ``startup``: how a Python process that it starts enters our ``sitecustomize`` before its program.
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.
 """

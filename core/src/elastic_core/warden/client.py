@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastic_core.warden.messages import Fenced, StopCompleted, WardenEvent
 
 CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
-PROGRAM = os.path.join(os.path.dirname(__file__), "process.py")
+PROGRAM = os.path.join(os.path.dirname(__file__), "main.py")
 _DEATH_MAX_SECONDS = 1.0  # from the end of a warden's connection to its death
 
 

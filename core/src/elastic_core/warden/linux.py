@@ -10,7 +10,12 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from os import sysconf
-from typing import TypeAlias, TypeVar
+
+TYPE_CHECKING = False  # typing's: see channel
+if TYPE_CHECKING:
+    from typing import TypeAlias, TypeVar
+
+    _T = TypeVar("_T")
 
 Process: TypeAlias = "tuple[int, int]"
 """(pid, start time in ticks since boot), which stays unique when the number is used again."""
@@ -24,7 +29,6 @@ _PAUSES, _PPOLL = {"x86_64": ({"34", "130"}, "271"), "aarch64": ({"133"}, "73")}
 _spares: list[int] = []
 _DELAY_WEIGHT = 0.1  # of the time in which a main thread waits for a CPU
 _TICKS_PER_SECOND = sysconf("SC_CLK_TCK")
-_T = TypeVar("_T")
 
 
 def become_subreaper() -> None:
@@ -269,8 +273,8 @@ def _fields(pid: int) -> list[str]:
 
 def _read(pid: int, name: str) -> str:
     def read() -> str:
-        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
-            return file.read()
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # half the time of a text file
+            return file.read().decode(errors="replace")
 
     try:
         return _with_a_descriptor(read)

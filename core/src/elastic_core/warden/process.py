@@ -1,6 +1,6 @@
 """The warden process: the parent of all workers of a node. It kills every process that they have started.
 
-It runs as ``python -I -S process.py SOCKET_FD``, has one thread, and imports little. It is a child subreaper, so every
+It runs as ``python -I -S main.py SOCKET_FD``, has one thread, and imports little. It is a child subreaper, so every
 descendant of a worker stays among its own: *no child left* means *no descendant left*. On end-of-file of the socket it
 kills all processes and exits; until then it holds the node's slot, of which each worker inherits a copy (rule S8).
 Nothing in here blocks, so the dead-man's switch works while the agent is frozen. Requests come from ``client``, events
@@ -17,10 +17,6 @@ import signal
 import socket
 import sys
 import time
-
-if __name__ == "__main__":
-    # Without site, only the place of this file leads to the package. Last on the path, so that it hides no module.
-    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, ForkServerClient
@@ -383,7 +379,3 @@ def main() -> None:
     with open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("elastic-warden")
     WardenProcess(Channel(socket.socket(fileno=int(sys.argv[1])))).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -13,12 +13,15 @@ import json
 import os
 import signal
 from collections.abc import Mapping, MutableMapping
-from typing import NoReturn
 
 from elastic_core.warden.channel import Message, close_all
 from elastic_core.warden.linux import die_with_parent
 from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.channel import CONTROL_VARIABLE
+
+TYPE_CHECKING = False  # typing's: see channel
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 OUT_OF_THE_WAY = 48
 """The least number of a control channel: a script's files have numbers from 3 on, a shell's near 63 and 255."""

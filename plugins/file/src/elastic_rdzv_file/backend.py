@@ -21,10 +21,10 @@ import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from elastic_core.digest import hex_digest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import (
     TOMBSTONE,
@@ -242,7 +242,7 @@ class FileBackend(RendezvousBackend):
         if (arrivals := self._store.serials.last()) == 0:
             return 0
         marks = sorted(str(mark) for mark in self._marks().values())
-        return int.from_bytes(blake2b("\n".join([str(arrivals), *marks]).encode(), digest_size=7).digest(), "big")
+        return int(hex_digest("\n".join([str(arrivals), *marks]), 14), 16)
 
     def _io(self) -> AbstractContextManager[None]:
         if self._alarm.closed:

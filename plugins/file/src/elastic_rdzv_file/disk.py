@@ -8,15 +8,14 @@ minute that a file is *not* there, so absence is believed only after :func:`reva
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 from urllib.parse import quote
 
+from elastic_core.digest import hex_digest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 
 PLANTED = "Something else writes in the rendezvous directory; use one that only this job's user can write to."
@@ -38,7 +37,7 @@ def safe_name(text: str) -> str:
     if name.startswith("."):
         name = "%2E" + name[1:]
     if len(name) > _NAME_LENGTH:
-        name = f"{name[:40]}%%{hashlib.sha256(name.encode()).hexdigest()[:40]}"
+        name = f"{name[:40]}%%{hex_digest(name, 40)}"
     return name
 
 
@@ -69,7 +68,7 @@ def publish(scratch: str, target: str, content: bytes, *, durable: bool = False)
 
 def _draft(scratch: str, content: bytes, *, durable: bool = False) -> str:
     """Return a file of its own in ``scratch``, with this content."""
-    draft = f"{scratch}/{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(8)}"
+    draft = f"{scratch}/{os.uname().nodename}-{os.getpid()}-{os.urandom(8).hex()}"
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with open(fd, "wb", closefd=True) as file:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from hashlib import blake2b
+
+import pytest
+
+from elastic_core.digest import hex_digest
+
+
+@pytest.mark.parametrize("digits", [14, 16, 32, 128])
+def test_a_digest_is_blake2b_in_so_many_digits(digits: int) -> None:
+    assert hex_digest("job", digits) == blake2b(b"job", digest_size=digits // 2).hexdigest()
+    assert len(hex_digest("job", digits)) == digits
+
+
+def test_texts_that_differ_have_other_digests_even_where_they_are_no_utf_8() -> None:
+    texts = ["", "a", "a\0", "ä", "\udcff", "\udcfe"]
+    assert len({hex_digest(text, 16) for text in texts}) == len(texts)
+
+
+def test_a_digest_does_not_load_openssl() -> None:
+    code = "import sys; from elastic_core.digest import hex_digest; hex_digest('job', 16); print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"hashlib", "_hashlib"} & {*modules}
