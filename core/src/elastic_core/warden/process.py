@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from signal import SIGKILL
 
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, ForkServerClient
@@ -66,7 +67,7 @@ class WardenProcess:
                 self._handle_request(message, descriptors)
                 close_all(descriptors)
             if self._channel.closed:
-                self._stop(signal.SIGKILL, grace=0.0)
+                self._stop(SIGKILL, grace=0.0)
             self._fork_server.receive()
             self._fork_server.receive_from_successor()
             for child in self._fork_server.take_released():
@@ -199,9 +200,9 @@ class WardenProcess:
         if unforked and child.pid is not None:
             self._children[child.pid] = child
             if child.cancelled:
-                signal_group(child.pid, signal.SIGKILL)
-            elif self._stopping is not None and self._stopping.killed is None and child.kind is Kind.WORKER:
-                self._signal_workers([child.pid], self._stopping.signum)  # the signal that it has missed
+                signal_group(child.pid, SIGKILL)
+            elif self._stopping is not None and child.kind is Kind.WORKER:  # it has missed the signal, or the search
+                self._signal_workers([child.pid], self._stopping.signum if self._stopping.killed is None else SIGKILL)
         if not ended:
             return
         self._starting.remove(child)
@@ -237,7 +238,7 @@ class WardenProcess:
             if child.kind is Kind.SERVICE and child.tag == tag:
                 child.cancelled = True
                 if child.pid is not None:
-                    signal_group(child.pid, signal.SIGKILL)
+                    signal_group(child.pid, SIGKILL)
 
     # Ends ------------------------------------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ class WardenProcess:
             self._fence_at = math.inf
             # One Fenced answers all fences that go off before all workers are gone.
             self._fences += self._stopping is None or not self._stopping.fenced
-            self._stop(signal.SIGKILL, grace=0.0, fenced=True)
+            self._stop(SIGKILL, grace=0.0, fenced=True)
         for child in [child for child in self._unforked() if now >= self._fork_deadline(child)]:
             self._fork_server.kill(child.requested_of)
             self._read_start(child)
@@ -271,7 +272,7 @@ class WardenProcess:
                 self._send_event("stop_completed", serial=stop.serial)
             if self._channel.closed:  # only services are left; the next stop finds the processes that they have started
                 for pid in self._services():
-                    signal_group(pid, signal.SIGKILL)
+                    signal_group(pid, SIGKILL)
         elif stop.killed is not None or not (self._workers() or self._unforked()) or now >= stop.deadline:
             self._kill_all(stop, now)
 
@@ -342,14 +343,14 @@ class WardenProcess:
 
     def _kill_all(self, stop: StopInProgress, now: float) -> None:
         """Send SIGKILL to every descendant, until no new one is found. Each death leads to a new search."""
-        alive = self._find_killable()
         stop.killed = stop.killed or {}
+        alive = self._find_killable()
         while fresh := [process for process in alive if process not in stop.killed]:
             pids = [process[0] for process in fresh if kill(process)]
             stop.killed.update(dict.fromkeys(fresh, now))
-            self._send_event("signalled", signum=int(signal.SIGKILL), pids=pids)
+            self._send_event("signalled", signum=int(SIGKILL), pids=pids)
             for pid in self._workers():  # at once, so that its group cannot fork faster
-                signal_group(pid, signal.SIGKILL)
+                signal_group(pid, SIGKILL)
             alive = self._find_killable()
         left = set(alive)
         stop.killed = {process: since for process, since in stop.killed.items() if process in left}

@@ -1,0 +1,65 @@
+"""What the warden's loop does in orders of events that no test can bring about with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Collection, Iterator
+from contextlib import closing
+
+import pytest
+
+from elastic_core.warden import process
+from elastic_core.warden.channel import Channel
+from elastic_core.warden.linux import Process
+from elastic_core.warden.process import WardenProcess
+from elastic_core.warden.spawn import Child, Kind
+from elastic_testing.race import PATIENCE
+
+
+@pytest.fixture
+def warden() -> Iterator[WardenProcess]:
+    """The warden's loop, in this process, which does not run."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    ours, theirs = socket.socketpair()
+    with closing(ours), closing(theirs):
+        yield WardenProcess(Channel(theirs))
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, handler)
+
+
+@pytest.fixture
+def stubborn() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ignores SIGTERM and leads its group, as a worker does."""
+    program = ["sh", "-c", "trap '' TERM; echo; exec sleep 1000"]
+    with subprocess.Popen(program, start_new_session=True, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        yield started
+        started.kill()
+
+
+@pytest.mark.parametrize("search", ["first", "second"])
+def test_a_worker_whose_pid_is_read_after_the_search_for_processes_is_killed_too(
+    warden: WardenProcess, stubborn: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    """It was forked after the search. Nothing would wake the warden any more, and the stop would not complete."""
+    child = Child(Kind.WORKER, {"tag": 1, "fences": 0}, [])
+    child.forked = True
+    child.pipe, report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    warden._starting.append(child)
+    stop = warden._stop(signal.SIGTERM, grace=0.0)
+    stop.killed = None if search == "first" else {}
+
+    def descendants(root: int, without: Collection[int] = ()) -> list[Process]:
+        if child.pid is None:
+            os.write(report, b"pid %d\nok %d 0\n" % (stubborn.pid, stubborn.pid))
+        return []
+
+    monkeypatch.setattr(process, "descendants", descendants)
+    warden._kill_all(stop, time.monotonic())
+    assert child.started
+    assert stubborn.wait(PATIENCE) == -signal.SIGKILL
