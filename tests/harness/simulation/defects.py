@@ -451,8 +451,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a DRAIN is not heeded",
         "Supervisor._step",
-        "report.find_drain(event.entries, self._state.info.node_id)",
-        "None",
+        "find_drain(event.entries, self._ids)",
+        "''",
         "graceful",
         1000,
     ),

@@ -10,9 +10,10 @@ import math
 import os
 import select
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError, UnhealthyNodeError, in_one_line
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 
 OUTPUT_BYTES = 1 << 16  # of each stream of a command, at most; the rest is read and dropped
 END_MAX_SECONDS = 20.0  # from SIGKILL to the end of all processes of a check; after 15 s one is reported as stuck
+
+
+Wait: TypeAlias = "Callable[[Sequence[Any], float], list[Any]]"
+"""Waits until some of these are readable, for so many seconds at most, and returns them."""
+
+
+def _wait(others: Sequence[Any], seconds: float) -> list[Any]:
+    return select.select(others, [], [], seconds)[0]
 
 
 class HealthChecks:
@@ -113,8 +122,7 @@ class HealthChecks:
                 os.close(writing)
 
         Thread(target=look, name=f"check {one.name}", daemon=True).start()
-        ready: list[Any] = [reading, self._interruption]
-        select.select(ready, [], [], self._limit)
+        self._interruption.wait([reading], self._limit)
         os.close(reading)
         if found:
             return found[0]
@@ -158,7 +166,7 @@ class HealthChecks:
 
         deadline = time.monotonic() + self._limit
         while True:
-            for event in self._await(reading, deadline, self._interruption):
+            for event in self._await(reading, deadline, self._interruption.wait):
                 match event:
                     case messages.Exited(returncode=code):
                         return code
@@ -184,17 +192,16 @@ class HealthChecks:
                         return f"process {pid} ({name}) waits in the kernel, in {wchan or 'an unknown place'}"
         return f"not all of its processes have ended {END_MAX_SECONDS:g} s after SIGKILL"
 
-    def _await(
-        self, reading: dict[int, bytearray], deadline: float, interruption: Interruption | None = None
-    ) -> list[WardenEvent]:
-        """Return the events about the check as soon as there are some, none if interrupted; read its output meanwhile."""
+    def _await(self, reading: dict[int, bytearray], deadline: float, wait: Wait = _wait) -> list[WardenEvent]:
+        """Return the events about the check as soon as there are some; read its output meanwhile.
+
+        Return none at the deadline, and if ``wait`` returns before it with nothing.
+        """
         from elastic_core.warden import messages
 
         about = messages.Exited | messages.SpawnFailed | messages.StopCompleted | messages.Stuck
         while (left := deadline - time.monotonic()) > 0:
-            watched: list[Any] = [self._warden, *reading, *([] if interruption is None else [interruption])]
-            readable, _, _ = select.select(watched, [], [], left)
-            if interruption in readable:
+            if not (readable := wait([self._warden, *reading], left)):
                 break
             _read(readable, reading)
             events = self._warden.receive() if self._warden in readable else []
@@ -209,7 +216,8 @@ class HealthChecks:
 
     def _is_interrupted(self, within: float = 0.0) -> bool:
         """Wait, for ``within`` seconds at most; return whether the checks are to end."""
-        return bool(select.select([self._interruption], [], [], within)[0])
+        self._interruption.wait([], within)
+        return self._interruption.is_due()
 
 
 def _read(readable: list[Any], reading: dict[int, bytearray]) -> bool:

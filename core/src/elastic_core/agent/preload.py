@@ -85,11 +85,11 @@ def wait_until_ready(
     last = messages.ForkServerGrown | messages.ForkServerStayed if more else messages.ForkServerReady
     over = last | messages.ForkServerFailed | messages.WardenDied
     heard = [*before]
-    watched: list[Warden | Interruption] = [warden, *([] if interruption is None else [interruption])]
     deadline = now() + PATIENCE
-    while not any(isinstance(event, over) for event in heard) and now() < deadline:
-        readable, _, _ = select.select(watched, [], [], max(0.0, deadline - now()))
-        if interruption in readable:
+    while not any(isinstance(event, over) for event in heard) and (left := deadline - now()) > 0:
+        if interruption is None:
+            select.select([warden], [], [], left)
+        elif not interruption.wait([warden], left):
             break
         heard += warden.receive()
     return heard
