@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
 from elastic_core.protocol.roster import NodeInfo, NodeRow
-from simulation import breaches, crowd, leaders, outages, programs, proofs, questions, strangers
+from simulation import breaches, checks, crowd, leaders, outages, programs, proofs, questions, strangers
 from simulation.engine import Process
 from simulation.lines import Wire
 from simulation.plan import LONELY, Fault
@@ -189,6 +189,7 @@ def _drain(world: World, host: Host, fault: Fault) -> bool:
     def ask() -> None:
         with contextlib.suppress(RendezvousConnectionError):
             Connection(world.store, other.line, process, hosting=False).enter(name, row)
+            checks.request_drain(world, host)
 
     world.hub.start(process, ask)
     return True
@@ -330,6 +331,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "ports": _ports,
     **outages.KINDS,
     **breaches.KINDS,
+    **checks.KINDS,
     **crowd.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,

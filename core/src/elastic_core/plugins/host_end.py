@@ -14,14 +14,14 @@ Hear: TypeAlias = "Callable[[str, float, float], None]"
 class HostEnd:
     """Passes on what plugins say by ``leave`` of ``elastic_run_starts``, to the one that hears it at the time."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._lock = now, threading.Lock()
         self._said: tuple[str, float, float] | None = None  # the earliest end
         self._hear: Hear | None = None
 
     def leave(self, why: str, seconds: float) -> None:
         """Say that this host is taken away in so many seconds. Any thread may call this."""
-        said = (why, float(seconds), time.monotonic())
+        said = (why, float(seconds), self._now())
         with self._lock:
             if self._said is None or said[1] + said[2] < self._said[1] + self._said[2]:
                 self._said = said
