@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,19 +33,14 @@ esac
 """
 
 
-def being_checked(stage: Stage, folder: Path, *arguments: object, before: Sequence[str] = ()) -> Agent:
-    """Start an agent, after the words of ``before``, whose check never ends, and wait for the check."""
+def being_checked(stage: Stage, folder: Path, *arguments: object, name: str = "") -> Agent:
+    """Start an agent, on a host of this name, whose check never ends, and wait for the check."""
     check = script(folder / "check", f"#!/bin/sh\ntouch {folder}/began\n" + HANGS)
     command = ["-m", "elastic_core", "run", f"--health_check={check}", "--health_timeout=3600", *map(str, arguments)]
-    agent = stage.start([*before, sys.executable, *command])
+    agent = stage.start([sys.executable, *command], env={"ELASTIC_HOST_NAME": name} if name else None)
     while not (folder / "began").exists():
         assert agent.process.poll() is None, agent.output
     return agent
-
-
-def named(name: str) -> list[str]:
-    """Return the words before a command that runs on a host of this name."""
-    return ["unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh"]
 
 
 def drain(host: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -145,7 +139,6 @@ def test_a_signal_during_a_check_over_a_foreign_handler_ends_the_agent(stage: St
     assert "this node is out: received SIGTERM" in agent.output
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another host name needs root")
 def test_a_node_that_is_drained_while_it_is_checked_does_not_enter(
     stage: Stage, rendezvous: list[str], tmp_path: Path
 ) -> None:
@@ -153,7 +146,7 @@ def test_a_node_that_is_drained_while_it_is_checked_does_not_enter(
     command = [*flags, WORKERS / "barrier.py", "--until", tmp_path / "done"]
     healthy = stage.run(*command)
     healthy.wait_for_report("training", world_size=1)
-    checked = being_checked(stage, tmp_path, *command, before=named("checked"))
+    checked = being_checked(stage, tmp_path, *command, name="checked")
     answer = drain("checked", *rendezvous)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "1 agent" in answer.stdout
@@ -305,12 +298,12 @@ def test_a_node_that_is_asked_to_leave_while_it_is_checked_again_does_not_enter(
         }
         agents = [
             stage.start(
-                host.command(*before, sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job])),
-                env=env,
+                host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job])),
+                env=env | name,
             )
-            for host, before, more in (
-                (one, [], []),
-                (two, named("checked"), [f"--health_check={check}", "--notices=aws"]),
+            for host, name, more in (
+                (one, {}, []),
+                (two, {"ELASTIC_HOST_NAME": "checked"}, [f"--health_check={check}", "--notices=aws"]),
             )
         ]
         healthy, suspected = agents

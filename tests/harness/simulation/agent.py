@@ -105,6 +105,7 @@ class SimAgent:
         self.lineage.ids.add(node_id)
         self.interruption: Any = None
         """Ends its health checks early, once it has begun with them."""
+        self.lookout: Any = None
         self.command = programs.OWN if host.world.plan.programs else Command()
         """What its workers run, as far as others are told."""
         self.verdicts_before: int | None = None

@@ -115,7 +115,7 @@ def _split(lots: random.Random) -> dict[str, Any]:
 
 def _checks(lots: random.Random) -> dict[str, Any]:
     return {
-        "check": lots.choice([1.0, 6.0, 30.0]),
+        "check": lots.choice([1.0, 6.0, 40.0]),
         "sick": lots.choice([0.0, 0.1, 0.3]),
         "exclude_for": lots.choice([5.0, 15.0]),
         "min_nodes": 1,
@@ -290,7 +290,7 @@ PROFILES: dict[str, Profile] = {
         job=scripts.programs_job,
     ),
     "checks": Profile(
-        {"fail": 9, "drain": 7, "notice": 4, "leave": 3, "start": 6, "crash": 1, "cut": 1, "lossy": 1, "freeze": 1},
+        {"fail": 14, "drain": 5, "notice": 2, "leave": 2, "start": 6, "crash": 1, "cut": 1, "lossy": 1, "freeze": 1},
         length=45.0,
         most=9,
         hosts=(2, 3, 3, 4),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.roster import Slots
-from simulation import slot_rules
+from simulation import checks, slot_rules
 from simulation.agent import SimAgent
 from simulation.assumptions import ASSUMPTIONS
 from simulation.crowd import Crowd
@@ -214,6 +214,8 @@ class World:
                 "S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}"
             )
         self.truth.departures.said(agent, event)
+        if event.name == "checked_again":
+            checks.left_for_checks(agent)
         if event.name == "workers_done":
             self.truth.done(agent)
         if event.name == "signal" and "other nodes have finished" in event.message:
