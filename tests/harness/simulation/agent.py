@@ -31,7 +31,7 @@ from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.join import Applicant, arrive
 from elastic_core.session.runtime import Runtime
 from simulation import checks, forgetting, peers, programs, questions, runtime, strangers, verdicts
-from simulation.engine import TICK, Process, expire_after
+from simulation.engine import TICK, Hub, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
 from simulation.peers import DOOR
@@ -100,7 +100,7 @@ class SimAgent:
         """Whether the same process was another node before."""
         self.former: tuple[FormerNode, ...] = before.former if before is not None else ()
         """The nodes that it was before; at its end with the one that it is."""
-        self.lineage = before.lineage if before is not None else checks.Lineage(self, HostEnd(host.now))
+        self.lineage: checks.Lineage = before.lineage if before is not None else checks.Lineage(self, HostEnd(host.now))
         self.lineage.agent = self
         self.lineage.ids.add(node_id)
         self.interruption: Any = None
@@ -110,7 +110,7 @@ class SimAgent:
         """What its workers run, as far as others are told."""
         self.verdicts_before: int | None = None
         """How many verdicts there were when it had first read the ledger; None for an agent that reads it to join."""
-        self.process_hub = host.world.hub
+        self.process_hub: Hub = host.world.hub
         self.process = Process(node_id, host.clock, host)
         self.process.lag = host.lag
         self.info = NodeInfo(

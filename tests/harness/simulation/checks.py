@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
@@ -24,6 +24,8 @@ from simulation.lines import Wire
 from simulation.store import Connection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.session.arrival import Arrival
     from elastic_core.session.runtime import Runtime
@@ -63,9 +65,14 @@ def enter(
         agent.lineage.ids.add(node.node_id)
         world.lineages[node.node_id] = agent.lineage
     announced: list[str] = []
+
+    def announce_here(why: str, _seconds: float, _at: float) -> None:
+        announced.append(why)
+        stop.set()
+
     try:
         lookout.wait_until_entered(1.0)
-        agent.lineage.host_end.heard_by(lambda why, *_: (announced.append(why), stop.set())[0])
+        agent.lineage.host_end.heard_by(announce_here)
         lasts, healthy = plan.check * world.hub.random.random(), world.hub.random.random() >= plan.sick
         _ask_about(agent.host, world.hub.now + lasts * world.hub.random.choice([0.3, 1.0]), 5)
         stop.wait(lasts)
@@ -165,7 +172,7 @@ def _ask_about(host: Host, at: float, seldom: int) -> None:
     ask = world.hub.random.choice([drain, announce, *[None] * (2 * seldom)])
     at += world.plan.latency * world.hub.random.uniform(-3.0, 4.0)
     if ask is not None:
-        world.hub.at(max(world.hub.now, at), ask, world, host)
+        world.hub.at(max(world.hub.now, at), cast("Callable[..., None]", ask), world, host)
 
 
 def announce(world: World, host: Host, fault: Fault | None = None) -> bool:
