@@ -130,7 +130,7 @@ class Lookout:
         self._found = verdict_since(store, self._arrival, ledger, self._applicant.is_taken_by, codec)
         if self._found is not None:
             return True
-        self.drained = drained_since(store, self.former, ledger, codec)
+        self.drained = self.drained or drained_since(store, self.former, ledger, codec)
         self.former = tuple(replace(node, head=head.index) for node in self.former)
         self._revision += 1
         self._row = replace(self._row, head=head.index, epoch=head.epoch, leaving=bool(self.drained))
