@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hosts import hosts
-from stage import WORKERS, Stage, free_port
+from stage import WORKERS, Agent, Stage, free_port
 
 from elastic_core.exit_codes import ExitCode
 
@@ -31,6 +31,21 @@ case "$1" in
 --query-compute-apps=*) cat {folder}/apps;;
 esac
 """
+
+
+def being_checked(stage: Stage, folder: Path, *arguments: object, name: str = "") -> Agent:
+    """Start an agent, on a host of this name, whose check never ends, and wait for the check."""
+    check = script(folder / "check", f"#!/bin/sh\ntouch {folder}/began\n" + HANGS)
+    command = ["-m", "elastic_core", "run", f"--health_check={check}", "--health_timeout=3600", *map(str, arguments)]
+    agent = stage.start([sys.executable, *command], env={"ELASTIC_HOST_NAME": name} if name else None)
+    while not (folder / "began").exists():
+        assert agent.process.poll() is None, agent.output
+    return agent
+
+
+def drain(host: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "elastic_core", "drain", host, *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def script(path: Path, text: str) -> Path:
@@ -80,18 +95,69 @@ def test_a_check_that_hangs_is_ended_with_its_whole_process_tree(stage: Stage, t
     assert stage.processes() == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_a_check_ends_the_agent_at_once_and_leaves_nothing(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path, signum: int
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path, signum: signal.Signals
 ) -> None:
-    """The fixture holds that nothing is left; here that the agent does not wait for the check."""
-    check = script(tmp_path / "check", f"#!/bin/sh\ntouch {tmp_path}/began\n" + HANGS)
-    agent = stage.run("--nnodes=1:2", *file_rendezvous, f"--health_check={check}", "--no_python", "true")
-    while not (tmp_path / "began").exists():
-        assert agent.process.poll() is None, agent.output
+    """The agent waits neither for the check, nor for the processes that have left the check's session."""
+    agent = being_checked(stage, tmp_path, "--nnodes=1:2", *file_rendezvous, "--no_python", "true")
     agent.signal(signum)
-    code = agent.exit_code()
-    assert code in (128 + signum, -signum), agent.output
+    assert agent.exit_code() == 128 + signum, agent.output
+    assert f"this node is out: received {signum.name}, before this node had entered the job" in agent.output
+    assert "node_check_failed" not in agent.output
+    assert stage.processes() == []
+
+
+@pytest.mark.parametrize(
+    "signums", [(signal.SIGKILL,), (signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)]
+)
+def test_a_killed_agent_and_one_that_is_told_twice_leave_nothing(
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path, signums: list[int]
+) -> None:
+    """The fixture holds that nothing is left."""
+    agent = being_checked(stage, tmp_path, "--nnodes=1:2", *file_rendezvous, "--no_python", "true")
+    for signum in signums:
+        agent.signal(signum)
+    codes = {*(128 + signum for signum in signums), *(-signum for signum in signums)}
+    assert agent.exit_code() in codes, agent.output
+    assert "Traceback" not in agent.output
+
+
+def test_a_signal_between_two_runs_of_failed_checks_ends_the_agent(stage: Stage, tmp_path: Path) -> None:
+    check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
+    agent = stage.run("--standalone", f"--health_check={check}", "--health_retry=3600", "--no_python", "true")
+    agent.wait_for("its checks run again in 3600 s")
+    agent.signal(signal.SIGTERM)
+    assert agent.exit_code() == 128 + signal.SIGTERM, agent.output
+
+
+def test_a_signal_during_a_check_over_a_foreign_handler_ends_the_agent(stage: Stage, tmp_path: Path) -> None:
+    flags = ["--nnodes=1", "--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
+    agent = being_checked(stage, tmp_path, *flags, "--no_python", "true")
+    agent.signal(signal.SIGTERM)
+    assert agent.exit_code() == 128 + signal.SIGTERM, agent.output
+    assert "this node is out: received SIGTERM" in agent.output
+
+
+def test_a_node_that_is_drained_while_it_is_checked_does_not_enter(
+    stage: Stage, rendezvous: list[str], tmp_path: Path
+) -> None:
+    flags = ["--nnodes=1:2", *rendezvous, "--rdzv_conf=last_call_timeout=0.1"]
+    command = [*flags, WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    healthy = stage.run(*command)
+    healthy.wait_for_report("training", world_size=1)
+    checked = being_checked(stage, tmp_path, *command, name="checked")
+    answer = drain("checked", *rendezvous)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "1 agent" in answer.stdout
+    assert checked.exit_code() == 128 + signal.SIGTERM, checked.output
+    assert "this node is out: asked to leave by elastic drain" in checked.output
+    again = drain("checked", *rendezvous)
+    assert again.returncode == ExitCode.USAGE, again.stdout
+    assert "No agent of job 'job' runs on 'checked'." in again.stderr
+    (tmp_path / "done").touch()
+    assert healthy.exit_code() == 0, healthy.output
+    assert len(healthy.reports("training")) == 1, "its round went on"
 
 
 def test_failed_checks_are_run_again_after_a_pause(stage: Stage, tmp_path: Path) -> None:
@@ -187,6 +253,81 @@ def test_a_node_that_is_preempted_while_it_is_checked_again_does_not_enter(stage
         assert "waiting as long as nodes of other hosts are enough" not in suspected.output.partition("excluded: ")[2]
         (tmp_path / "done").touch()
         assert healthy.exit_code() == 0, healthy.output
+
+
+METADATA = """
+import sys
+from clouds import cloud
+
+with cloud() as service:
+    print(service.url, flush=True)
+    sys.stdin.readline()
+    service.interrupt_aws(60)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+@pytest.mark.parametrize("asked", ["drain", "notice"])
+@pytest.mark.parametrize("when", ["leaving", "checked"])
+def test_a_node_that_is_asked_to_leave_while_it_is_checked_again_does_not_enter(
+    stage: Stage, tmp_path: Path, asked: str, when: str
+) -> None:
+    """Before its checks have begun, or while they run."""
+    second = f"#!/bin/sh\n[ -e {tmp_path}/again ] || exit 0\ntouch {tmp_path}/began\nexec sleep 3600\n"
+    check = script(tmp_path / "check", second)
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    rendezvous = ["--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}"]
+    flags = ["--nnodes=1:2", *rendezvous, "--max_restarts=3", "--health_timeout=3600"]
+    flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30"]
+    with (
+        hosts(2) as (one, two),
+        subprocess.Popen(
+            two.command(sys.executable, "-c", METADATA),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as metadata,
+    ):
+        assert metadata.stdin is not None
+        assert metadata.stdout is not None
+        env = {
+            "ELASTIC_NOTICES_INTERVAL": "0.05",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.stdout.readline().strip(),
+        }
+        agents = [
+            stage.start(
+                host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job])),
+                env=env | name,
+            )
+            for host, name, more in (
+                (one, {}, []),
+                (two, {"ELASTIC_HOST_NAME": "checked"}, [f"--health_check={check}", "--notices=aws"]),
+            )
+        ]
+        healthy, suspected = agents
+        for agent in agents:
+            agent.wait_for_report("training", world_size=2)
+        (tmp_path / "again").touch()
+        (rank,) = suspected.workers()
+        suspected.kill_worker(rank)
+        suspected.wait_for("this host was excluded: this node leaves, and enters again through its health checks")
+        while when == "checked" and not (tmp_path / "began").exists():
+            assert suspected.process.poll() is None, suspected.output
+        if asked == "drain":
+            answer = drain("checked", *rendezvous)
+            assert answer.returncode == 0, answer.stdout + answer.stderr
+            why = "asked to leave by elastic drain"
+        else:
+            metadata.stdin.write("\n")
+            metadata.stdin.flush()
+            why = "AWS "
+        assert suspected.exit_code() == 128 + signal.SIGTERM, suspected.output
+        assert f"this node is out: {why}" in suspected.output
+        (tmp_path / "done").touch()
+        assert healthy.exit_code() == 0, healthy.output
+        metadata.stdin.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")

@@ -111,6 +111,12 @@ REACHED = (
     "L13 a young round is resized",
     "L13 a node has waited for others",
     "L13 a round is resized right after a checkpoint",
+    "L17 a node leaves for its checks",
+    "L17 a check fails",
+    "L17 a signal ends a check",
+    "L17 a notice ends a check",
+    "L17 a drain ends a check",
+    "L17 a node joins, and has been drained before",
     "an entry is shrunk",
     "over entries that were shrunk",
 )

@@ -147,13 +147,15 @@ def elastic_run_starts(
 
     ``run_uid`` is the run's own random id; a job id, ``config.rdzv_id``, may see many runs. ``log_dir`` is the run's
     folder: None when nothing in it is kept, not always made yet, and perhaps shared with other nodes, so name files
-    after ``node.node_id``. Called once, on the observer's thread, as :func:`elastic_observe` and with the same
-    consequences when it raises. No round has started yet; events such as ``joining`` may have come before.
+    after ``node.node_id``. Called once for each node that the agent becomes, on the observer's thread, as
+    :func:`elastic_observe` and with the same consequences when it raises. No round has started yet; events such as
+    ``joining`` may have come before.
 
     ``leave(why, seconds)`` says that this host is taken away in so many seconds: the node leaves as after ``elastic
     drain``, with that deadline. All workers of the job stop together before it, and nothing is lost where they call
     ``should_checkpoint``; others get SIGTERM at once. Any thread may call it, at any time and more than once: the
-    earliest deadline holds. ``publish`` publishes an event of this node, from any thread.
+    earliest deadline holds, also for the node that the agent is about to become (rule L17). ``publish`` publishes an
+    event of this node, from any thread.
     """
 
 

@@ -12,6 +12,7 @@ from views import RUN, incident, info, live, offer, seen, settings, then
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.protocol.entries import Drain, Halt, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.failure_detector import NodeView
+from elastic_core.protocol.graceful_stop import find_drain
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, LookAgain
 from elastic_core.protocol.ledger import Ledger
@@ -199,7 +200,7 @@ class TestDrain:
             pytest.param(running("b", leaving=True, grace=9.0), id="leaves already"),
             pytest.param(running("b", changed=NOW - 60), id="is lost"),
             pytest.param(running("b", serial=10), id="has come after the request"),
-            pytest.param(replace(seen("b"), row=replace(seen("b").row, run="")), id="is only looking"),
+            pytest.param(replace(seen("b"), row=NodeRow(info=info("b"), release=("a",))), id="is a request"),
             pytest.param(replace(seen("b"), row=replace(seen("b").row, run="old")), id="is of an older run"),
             pytest.param(running("b", serial=9), id="has a row of before the store was emptied"),
         ],
@@ -207,6 +208,22 @@ class TestDrain:
     def test_who_goes_anyway_or_was_not_meant_is_not_asked(self, node: NodeView) -> None:
         found = decide(view(live("ab"), running("a"), node, self.request("host-b")))
         assert not (isinstance(found, Append) and isinstance(found.body, Drain))
+
+    @pytest.mark.parametrize(
+        "node",
+        [
+            pytest.param(replace(seen("b"), row=NodeRow(info=info("b"))), id="is being checked"),
+            pytest.param(seen("b", leaving=True, returns=True), id="leaves for its checks"),
+        ],
+    )
+    def test_a_node_that_is_to_enter_is_asked(self, node: NodeView) -> None:
+        found = body(decide(view(live("a"), running("a"), node, self.request("host-b"))))
+        assert found.nodes == ("b",)
+
+    def test_a_node_finds_its_drain_by_each_id_that_it_has_had(self) -> None:
+        drained = then(live("ab"), Drain(nodes=("b",), why="asked"), at=NOW).head
+        assert find_drain([drained], {"a", "b"}) == "asked"
+        assert find_drain([drained], {"a"}) == ""
 
     def test_an_agent_whose_host_has_no_name_is_on_no_host_that_was_named(self) -> None:
         nodes = [running("a", node=replace(info("a"), host="")), running("b"), self.request("elsewhere")]

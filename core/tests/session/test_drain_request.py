@@ -48,6 +48,32 @@ def test_it_ends_when_all_agents_of_the_host_have_said_that_they_leave() -> None
     assert [row.node_id for row in other.roster()] == ["a", "b"], "nothing is left of it"
 
 
+def test_a_node_that_has_passed_its_checks_meanwhile_is_asked_again() -> None:
+    store = job()
+    other = store.connect()
+    other.amend("b", 1, encode_row(seen("b", leaving=True, returns=True, node=info("b")).row))
+    found: list[int] = []
+    asking = threading.Thread(target=lambda: found.append(ask(store, "host-b", "job")))
+    asking.start()
+    asked = await_request(other)
+    other.enter("b2", encode_row(seen("b2", node=info("b2", host="host-b")).row))
+    other.remove("b")
+    assert await_request(other, but=asked) != asked, "the new node is older than the request"
+    other.amend("b2", 1, encode_row(seen("b2", leaving=True, node=info("b2", host="host-b")).row))
+    asking.join()
+    assert found == [1]
+
+
+def await_request(store: LocalBackend, but: str = "") -> str:
+    """Return the id of a request's row, once there is one."""
+    version = 0
+    while not (
+        found := [row.node_id for row in store.roster() if decode_row(row.value).is_request and row.node_id != but]
+    ):
+        version = store.wait(Cursor(1, version), roster=True, timeout=5).roster
+    return found[0]
+
+
 def test_an_agent_that_is_gone_has_left() -> None:
     store = job()
     other = store.connect()

@@ -6,12 +6,15 @@ import threading
 from typing import Any
 
 import pytest
-from views import info, settings
+from views import entry, info, seen, settings, start
 
 from elastic_core.errors import StoreLostError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
+from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
+from elastic_core.protocol.entries import Drain
+from elastic_core.protocol.ledger import advance
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.arrival import Arrival
+from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.join import Applicant
 from elastic_core.session.ledger_watch import Lookout
 from elastic_core.session.runtime import Runtime
@@ -77,3 +80,27 @@ def test_the_host_of_an_embedded_store_knows_of_the_node_before_people_do() -> N
     assert [*memory.rows] == ["lookout"]
     lookout.close()
     assert memory.rows == {}
+
+
+def test_a_node_that_is_drained_says_in_its_row_that_it_leaves() -> None:
+    """The DRAIN is for the node that the agent was before, and is followed by another entry."""
+    memory, ledger = MemoryStore(), start()
+    store = LocalBackend(memory)
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    store.enter("before", encode_row(seen("before", node=info("before")).row))
+    drained = entry(ledger, Drain(nodes=("before",), why="asked"), at=1.0)
+    follows = entry(advance(ledger, drained, 1.0), Drain(nodes=("another",), why="asked too"), at=2.0)
+    for one, previous in ((drained, ledger.head), (follows, drained)):
+        assert store.append(previous.link, one.link, encode_entry(one))
+    applicant = Applicant(info=info("b"), settings=settings(1, 2), former=(FormerNode("before", ledger.head.index),))
+    told = threading.Event()
+    arrival = Arrival(follows.link, ledger.head.run, belongs=True)
+    lookout = Lookout(store, applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
+    assert told.wait(PATIENCE)
+    assert lookout.drained == "asked"
+    assert lookout.verdict() is None
+    lookout.stop()
+    (row,) = [decode_row(row.value) for row in store.roster()]
+    assert (row.info.node_id, row.run, row.head, row.leaving) == ("lookout", "", follows.index, True)
+    lookout.close()
+    assert store.roster() == []

@@ -14,8 +14,9 @@ General layout, from what everything stands on up to what is run:
   promised, much of it to who is healthy (``calmness``): ``endings`` of who goes, ``forgetting`` of stores that forget,
   ``unreached`` of peers, ``slot_rules`` of who gets a place, ``leaders`` of those that decide one after another,
   ``proofs`` of who is taken for gone, ``departures`` of who had left before a store was emptied, ``strangers`` of what
-  is forged, ``programs`` of which job is whose, ``crowd`` of who is silent among a thousand; ``amendments`` and
-  ``finishing`` only count how often other rules were come to; ``goals`` says when a job has got where it must, and
+  is forged, ``programs`` of which job is whose, ``crowd`` of who is silent among a thousand, ``checks`` of who is
+  asked to leave before it enters; ``amendments`` and ``finishing`` only count
+  how often other rules were come to; ``goals`` says when a job has got where it must, and
   ``entry_text`` an entry in a line.
 * ``play`` runs one plan. ``shrinking`` makes a failing one small, ``campaign`` runs thousands on all cores, ``thawing``
   makes that cheaper. ``plant`` plants one of the ``defects``, ``repairs`` or ``claims``, where ``defect`` finds its

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_core.agent.event_loop import SignalReceived
+from elastic_core.agent.event_loop import HostEnds, SignalReceived
 from elastic_core.agent.resources import Resources
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.start_gate import StartGate
@@ -18,17 +20,18 @@ from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.entries import Closed, Offer
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.roster import NodeInfo, Slots
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.options import RendezvousOptions
-from elastic_core.session.arrival import Arrival
-from elastic_core.session.join import Applicant, arrive, join
+from elastic_core.session.arrival import Arrival, FormerNode
+from elastic_core.session.join import Applicant, arrive
 from elastic_core.session.runtime import Runtime
-from simulation import forgetting, peers, programs, questions, runtime, strangers, verdicts
-from simulation.engine import TICK, Process, expire_after
+from simulation import checks, forgetting, peers, programs, questions, runtime, strangers, verdicts
+from simulation.engine import TICK, Hub, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
 from simulation.peers import DOOR
@@ -89,15 +92,25 @@ class Stores:
 class SimAgent:
     """One incarnation, from its start to its end."""
 
-    def __init__(self, host: Host, node_id: str, slot: int, uid: str | None, slots: Slots, again: bool) -> None:
+    def __init__(
+        self, host: Host, node_id: str, slot: int, uid: str | None, slots: Slots, before: SimAgent | None
+    ) -> None:
         self.host, self.node_id, self.slot, self.uid = host, node_id, slot, uid
-        self.again = again
+        self.again = before is not None
         """Whether the same process was another node before."""
+        self.former: tuple[FormerNode, ...] = before.former if before is not None else ()
+        """The nodes that it was before; at its end with the one that it is."""
+        self.lineage: checks.Lineage = before.lineage if before is not None else checks.Lineage(self, HostEnd(host.now))
+        self.lineage.agent = self
+        self.lineage.ids.add(node_id)
+        self.interruption: Any = None
+        """Ends its health checks early, once it has begun with them."""
+        self.lookout: Any = None
         self.command = programs.OWN if host.world.plan.programs else Command()
         """What its workers run, as far as others are told."""
         self.verdicts_before: int | None = None
         """How many verdicts there were when it had first read the ledger; None for an agent that reads it to join."""
-        self.process_hub = host.world.hub
+        self.process_hub: Hub = host.world.hub
         self.process = Process(node_id, host.clock, host)
         self.process.lag = host.lag
         self.info = NodeInfo(
@@ -117,7 +130,7 @@ class SimAgent:
         self.run = ""
         self.exit_code: int | None = None
         self.why = ""
-        self.signalled = self.rejoins = False
+        self.signalled = self._rejoins = False
         self.started_at = self.process_hub.now
         self.boot_id = host.boot_id
         self.gone_at: float | None = None
@@ -135,6 +148,11 @@ class SimAgent:
     def leaving(self) -> bool:
         """Whether it was told to go, and is about to."""
         return self.signalled or (self.state is not None and self.state.leaving is not None)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether its node is being checked."""
+        return self.interruption is not None and self.state is None
 
     @property
     def state(self) -> NodeState | None:
@@ -156,6 +174,8 @@ class SimAgent:
     def signal(self) -> None:
         """SIGTERM."""
         self.signalled = True
+        if self.interruption is not None:
+            self.interruption.set()
         self.inbox.post(SignalReceived(TERM))
 
     def _main(self) -> None:
@@ -172,9 +192,12 @@ class SimAgent:
         self.process.dead = True
         self.gone()
         world.hub.at(world.hub.now, self.hands.orphaned)
-        if self.rejoins:
-            forgetting.check_outrun(world, self)
-            world.count("S3 a node of a run that was lost joins another")
+        if self._rejoins:
+            if self.state is not None and self.state.run_replaced:
+                forgetting.check_outrun(world, self)
+                world.count("S3 a node of a run that was lost joins another")
+            else:
+                world.count("L17 a node leaves for its checks")
             world.hub.at(world.hub.now + TICK, self._rejoin)
 
     def _rejoin(self) -> None:
@@ -182,7 +205,7 @@ class SimAgent:
         if self.host.suspended:
             self.host.held.append(self._rejoin)
         else:
-            self.host.start(self.uid, again=True, command=self.command)
+            self.host.start(self.uid, before=self, command=self.command)
 
     def _run(self) -> tuple[int, str]:
         world, plan = self.host.world, self.host.world.plan
@@ -205,11 +228,14 @@ class SimAgent:
             scheduler_uid=self.uid,
             unnamed=plan.unnamed,
             offer=stores.offer(),
+            former=self.former,
         )
         means = runtime.of(world, self.host.now, self._sleep)
         own = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
         store = strangers.connection(own, plan.token, self.host.now)
-        found = join(store, applicant, means, self._arrive(store, applicant, means))
+        found = checks.enter(self, store, applicant, means, self._arrive(store, applicant, means))
+        if isinstance(found, tuple):
+            return found
         if isinstance(found, Closed):
             world.truth.reported_verdict(self, found)
             world.count("S6 a latecomer hears the verdict")
@@ -222,7 +248,7 @@ class SimAgent:
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
             round_starts=lambda *_: None,
             stop_planned=lambda *_: None,
-            node_checks=lambda _config: (),
+            node_checks=lambda _config: (checks.SLOW,) if plan.check else (),
         )
         resources = SimpleNamespace(
             config=config,
@@ -241,19 +267,33 @@ class SimAgent:
         )
         resources.locate_workers = partial(Resources.locate_workers, cast("Any", resources))
         look = partial(self.host.look, self.slot)
-        self.supervisor = Supervisor(cast("Any", resources), means, store, applicant, found, cast("Any", stores), look)
+        self.supervisor = Supervisor(
+            cast("Any", resources),
+            means,
+            store,
+            replace(applicant, former=self.former),
+            found,
+            cast("Any", stores),
+            look,
+        )
+        self.lineage.host_end.heard_by(lambda why, left, at: self.inbox.post(HostEnds(why, left, at)))
         try:
             ending = self.supervisor.run()
         finally:
             if not world.hub.over:
                 self.supervisor.close()
-        self.rejoins = ending.rejoin and not self.leaving
+        if ending.rejoin and self.signalled:  # too late for the supervisor
+            with contextlib.suppress(ElasticError):
+                store.remove(self.node_id)
+            return 128 + TERM, "received SIGTERM"
+        self._rejoins = ending.rejoin
+        self.former = () if ending.former is None else (ending.former,)
         return ending.exit_code, ending.why
 
     def _arrive(self, store: RendezvousBackend, applicant: Applicant, means: Runtime) -> Arrival | None:
         """Read the ledger, and import what workers need where a round is live, as an agent with a fork server does."""
         world, most = self.host.world, self.host.world.plan.preload
-        if not (most or self.again):
+        if not (most or self.again or self.host.world.plan.check):
             return None
         arrival = arrive(store, applicant, means, again=self.again)
         self.verdicts_before = len(world.truth.verdicts)

@@ -451,10 +451,49 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a DRAIN is not heeded",
         "Supervisor._step",
-        "report.find_drain(event.entries, self._state.info.node_id)",
-        "None",
+        "find_drain(event.entries, self._ids)",
+        "''",
         "graceful",
         1000,
+    ),
+    # Health checks
+    Defect(
+        "a node that is drained while it is checked enters",
+        "Lookout._note",
+        "drained_since(store, self.former, ledger, codec)",
+        "''",
+        "checks",
+    ),
+    Defect(
+        "a request to drain a host is not for a node that is being checked",
+        "answer_drain_requests",
+        "(view.ledger.head.run, '')",
+        "(view.ledger.head.run,)",
+        "checks",
+    ),
+    Defect(
+        "a DRAIN of a node that leaves for its checks is forgotten",
+        "Lookout.__init__",
+        "(*applicant.former, FormerNode(self._row.info.node_id, arrival.place.index))",
+        "(FormerNode(self._row.info.node_id, arrival.place.index),)",
+        "checks",
+        2000,
+    ),
+    Defect(
+        "a notice before a node is checked is forgotten",
+        "HostEnd.heard_by",
+        "said is not None",
+        "False",
+        "checks",
+        2000,
+    ),
+    Defect(
+        "a DRAIN that comes as the checks have passed is forgotten",
+        "join",
+        "replace(joined, drained=joining.drained(ledger))",
+        "joined",
+        "checks",
+        3000,
     ),
     # Causes
     Defect(

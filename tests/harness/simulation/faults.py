@@ -5,18 +5,12 @@ A kind is a function of the world and the fault's numbers. Its docstring says wh
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import IncidentKind
-from elastic_core.protocol.roster import NodeInfo, NodeRow
-from simulation import breaches, crowd, leaders, outages, programs, proofs, questions, strangers
-from simulation.engine import Process
-from simulation.lines import Wire
+from simulation import breaches, checks, crowd, leaders, outages, programs, proofs, questions, strangers
 from simulation.plan import LONELY, Fault
-from simulation.store import Connection
 from simulation.world import UID
 
 if TYPE_CHECKING:
@@ -173,27 +167,6 @@ def _leave(world: World, host: Host, fault: Fault) -> bool:
     return True
 
 
-def _drain(world: World, host: Host, fault: Fault) -> bool:
-    """Somebody on another host asks the agents of this one to leave."""
-    if not host.living:
-        return False
-    other = world.hosts[(host.number + 1) % len(world.hosts)]
-    name = f"drain-{world.new_id()}"
-    process = Process(name, other.clock, other)
-    agent = host.living[-1]
-    info = NodeInfo(
-        node_id=name, host=other.name, host_id=name, slot=0, local_world_size=0, role="", versions=agent.info.versions
-    )
-    row = Wire.of(NodeRow(info=info, drain=host.name))
-
-    def ask() -> None:
-        with contextlib.suppress(RendezvousConnectionError):
-            Connection(world.store, other.line, process, hosting=False).enter(name, row)
-
-    world.hub.start(process, ask)
-    return True
-
-
 def _busy(world: World, host: Host, fault: Fault) -> bool:
     """For ``span``, every thread of the host's agents runs up to ``value`` seconds late."""
     host.lag = fault.value
@@ -319,7 +292,6 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "freeze": _freeze,
     "suspend": _suspend,
     "leave": _leave,
-    "drain": _drain,
     "busy": _busy,
     "wall": _wall,
     "fail": _fail,
@@ -330,6 +302,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "ports": _ports,
     **outages.KINDS,
     **breaches.KINDS,
+    **checks.KINDS,
     **crowd.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,

@@ -42,7 +42,7 @@ def ghosts(world: World) -> list[str]:
     if world.store.down:
         return []
     members = {member.node_id for current in newest if current is not None for member in current.members}
-    here = {agent.node_id for agent in world.living()}  # one that is cut off is not dead
+    here = {node_id for agent in world.living() for node_id in agent.lineage.ids}  # one that is cut off is not dead
     return [node_id for node_id in world.store.master.rows if node_id not in members and node_id not in here]
 
 

@@ -113,6 +113,16 @@ def _split(lots: random.Random) -> dict[str, Any]:
     }
 
 
+def _checks(lots: random.Random) -> dict[str, Any]:
+    return {
+        "check": lots.choice([1.0, 6.0, 40.0]),
+        "sick": lots.choice([0.0, 0.1, 0.3]),
+        "exclude_for": lots.choice([5.0, 15.0]),
+        "min_nodes": 1,
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+    }
+
+
 def _sizes(lots: random.Random) -> dict[str, Any]:
     return {"limit": lots.choice([640, 660, 700, 800]), "min_nodes": 1, "join_timeout": 20.0}
 
@@ -279,6 +289,14 @@ PROFILES: dict[str, Profile] = {
         finishing=0.4,
         job=scripts.programs_job,
     ),
+    "checks": Profile(
+        {"fail": 14, "drain": 5, "notice": 2, "leave": 2, "start": 6, "crash": 1, "cut": 1, "lossy": 1, "freeze": 1},
+        length=45.0,
+        most=9,
+        hosts=(2, 3, 3, 4),
+        finishing=0.1,
+        job=_checks,
+    ),
     "crowd": Profile(
         {"wall": 1, "start": 2},
         length=42.0,
@@ -328,6 +346,7 @@ ORDER = (
     "resizes",
     "strides",
     "spares",
+    "checks",
 )
 """In which order a campaign takes them, again and again."""
 
@@ -454,6 +473,8 @@ def _numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
             return span, lots.choice([0.1, 0.3, 0.7])
         case "isolate" | "sever" if plan.profile == "lonely":
             return lots.choice([short, long, 60.0]), float(lots.randrange(1, 3)) if kind == "sever" else 0.0
+        case "notice":
+            return lots.choice([2.0, 30.0, 120.0]), 0.0
         case "stuck":
             return lots.choice([short, 25.0]), 0.0
     return span, 0.0

@@ -78,6 +78,10 @@ class Plan:
     """After how many checkpoints the script, in the whole job, never saves again; 0 if it always goes on."""
     preload: float = 0.0
     """Seconds, at most, that a newcomer imports before it joins where a round is live."""
+    check: float = 0.0
+    """Seconds, at most, that a node's health checks take before it enters (L17); 0 where there are none."""
+    sick: float = 0.0
+    """The share of checks that fail."""
     may_forget: bool = False
     stale_reads: bool = False
     """Whether a master that was replaced goes on answering, so that only heartbeats which it takes count as contact."""

@@ -31,7 +31,19 @@ from elastic_core.protocol.entries import (
 )
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
-from simulation import endings, finishing, forgetting, leaders, programs, questions, rules, strides, unreached, verdicts
+from simulation import (
+    checks,
+    endings,
+    finishing,
+    forgetting,
+    leaders,
+    programs,
+    questions,
+    rules,
+    strides,
+    unreached,
+    verdicts,
+)
 from simulation.assumptions import ASSUMPTIONS
 from simulation.departures import Departures
 from simulation.entry_text import kind_of, told
@@ -154,8 +166,9 @@ class Truth:
                 self.plans.written(replica, entry, body)
             case Over():
                 self.world.count("OVER")
-            case Drain():
+            case Drain() as body:
                 self.world.count("DRAIN")
+                checks.note_drain(self.world, body)
             case Stacks() as body:
                 questions.check(self.world, entry, body)
             case Leader() as body:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.roster import Slots
-from simulation import slot_rules
+from simulation import checks, slot_rules
 from simulation.agent import SimAgent
 from simulation.assumptions import ASSUMPTIONS
 from simulation.crowd import Crowd
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_core.events import Event
     from elastic_core.protocol.entries import Round
     from elastic_core.protocol.settings import Command
+    from simulation.checks import Lineage
 
 UID = "job-1"
 FENCING = 1.0
@@ -88,10 +89,10 @@ class Host:
         """The agents that run here."""
         return [agent for agent in self.agents if not agent.over]
 
-    def start(self, uid: str | None, *, again: bool = False, command: Command | None = None) -> SimAgent:
-        """Somebody starts an agent."""
+    def start(self, uid: str | None, *, before: SimAgent | None = None, command: Command | None = None) -> SimAgent:
+        """Somebody starts an agent, or ``before`` goes on as another node."""
         slot = next(number for number in range(len(self.slots) + 1) if number not in self.slots)
-        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", slot, uid, self.look(slot), again)
+        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", slot, uid, self.look(slot), before)
         agent.command = command or agent.command
         self.agents.append(agent)
         self.world.enlist(agent)
@@ -185,6 +186,8 @@ class World:
         """When the last fault of the store ends."""
         self._trainings: dict[tuple[str, int, str], Training] = {}
         self._agents: dict[str, SimAgent] = {}
+        self.lineages: dict[str, Lineage] = {}
+        """By all ids that the roster has known them by."""
         self._addresses = {host.address: host for host in self.hosts}
         self._ids = 0
 
@@ -211,6 +214,8 @@ class World:
                 "S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}"
             )
         self.truth.departures.said(agent, event)
+        if event.name == "checked_again":
+            checks.left_for_checks(agent)
         if event.name == "workers_done":
             self.truth.done(agent)
         if event.name == "signal" and "other nodes have finished" in event.message:
@@ -264,6 +269,7 @@ class World:
     def enlist(self, agent: SimAgent) -> None:
         """Somebody new."""
         self._agents[agent.node_id] = agent
+        self.lineages[agent.node_id] = agent.lineage
 
     def agents(self) -> list[SimAgent]:
         """Everybody who ever ran, in order of hosts."""

@@ -10,9 +10,10 @@ import math
 import os
 import select
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError, UnhealthyNodeError, in_one_line
@@ -20,9 +21,9 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.node_checks import ChosenCheck, Finding, judge_output
 
 if TYPE_CHECKING:
+    from elastic_core.agent.interruption import Interruption
     from elastic_core.agent.report import Publish
     from elastic_core.config.run import RunConfig
-    from elastic_core.session.ledger_watch import Lookout
     from elastic_core.warden.client import Warden
     from elastic_core.warden.messages import WardenEvent
 
@@ -30,8 +31,18 @@ OUTPUT_BYTES = 1 << 16  # of each stream of a command, at most; the rest is read
 END_MAX_SECONDS = 20.0  # from SIGKILL to the end of all processes of a check; after 15 s one is reported as stuck
 
 
+Wait: TypeAlias = "Callable[[Sequence[Any], float], list[Any]]"
+"""Waits until some of these are readable, for so many seconds at most, and returns them."""
+
+
+def _wait(others: Sequence[Any], seconds: float) -> list[Any]:
+    return select.select(others, [], [], seconds)[0]
+
+
 class HealthChecks:
     """The health checks of one agent, which are run before it joins."""
+
+    _interruption: Interruption  # of the run under way
 
     def __init__(self, config: RunConfig, checks: tuple[ChosenCheck, ...], warden: Warden, publish: Publish) -> None:
         self._checks, self._warden, self._publish = checks, warden, publish
@@ -43,18 +54,18 @@ class HealthChecks:
         """Whether a job may end while they run."""
         return self._retry is not None or any(one.check.look is None for one in self._checks)
 
-    def run(self, lookout: Lookout | None = None, *, patience: float = math.inf) -> None:
-        """Run all checks, again after each pause of ``--health_retry``; end early if ``lookout`` has a verdict.
+    def run(self, interruption: Interruption, *, patience: float = math.inf) -> None:
+        """Run all checks, again after each pause of ``--health_retry``; end them at the ``interruption``.
 
         Args:
-            lookout: Tells whether the job has ended; None if nothing tells that.
+            interruption: Readable if the node is not to enter.
             patience: For how many seconds failed checks are run again.
 
         Raises:
             UnhealthyNodeError: A check has failed.
         """
-        began = time.monotonic()
-        while failed := self._failed_checks():
+        self._interruption, began = interruption, time.monotonic()
+        while (failed := self._failed_checks()) and not self._is_interrupted():
             names = ", ".join(failed)
             if self._retry is None or time.monotonic() - began + self._retry > patience:
                 tried = "" if self._retry is None else f", which ran again for {patience:g} s at most"
@@ -66,15 +77,17 @@ class HealthChecks:
                 )
             message = f"this node does not enter the job yet ({names}): its checks run again in {self._retry:g} s"
             self._publish(Event("node_check_again", message, Level.WARNING, {"pause_s": self._retry}))
-            if self._pause(self._retry, lookout):
+            if self._is_interrupted(within=self._retry):
                 return
 
     def _failed_checks(self) -> dict[str, Finding]:
-        """Run each check once; return the findings of the failed checks, by their names."""
+        """Run each check once; return the findings of the failed checks, by their names, none if interrupted."""
         began, failed = time.monotonic(), dict[str, Finding]()
         for one in self._checks:
             at = time.monotonic()
             finding = self._look(one) if one.check.look is not None else self._run_command(one)
+            if self._is_interrupted():
+                return {}
             if finding is None:
                 continue
             failed[one.name] = finding
@@ -96,6 +109,7 @@ class HealthChecks:
     def _look(self, one: ChosenCheck) -> Finding | None:
         """Call a check that is a function; one that raises is reported, and refuses nothing."""
         found: list[Finding | None] = []
+        reading, writing = os.pipe2(os.O_CLOEXEC)  # its end-of-file wakes this thread
 
         def look() -> None:
             try:
@@ -104,10 +118,12 @@ class HealthChecks:
                 message = f"the health check {one.name!r} itself failed: {in_one_line(exc)} It refuses nothing."
                 self._publish(Event("node_check_broken", message, Level.WARNING, {"check": one.name}))
                 found.append(None)
+            finally:
+                os.close(writing)
 
-        thread = Thread(target=look, name=f"check {one.name}", daemon=True)
-        thread.start()
-        thread.join(self._limit)
+        Thread(target=look, name=f"check {one.name}", daemon=True).start()
+        self._interruption.wait([reading], self._limit)
+        os.close(reading)
         if found:
             return found[0]
         return Finding(f"did not answer within {self._limit:g} s", "Look for a file system here that does not answer.")
@@ -142,18 +158,21 @@ class HealthChecks:
         return None if fault is None else Finding(fault, one.check.advice)
 
     def _follow(self, reading: dict[int, bytearray]) -> int | str | None:
-        """Read the output of the check until it ends; return its exit code, why it did not start, or None in time."""
+        """Read the output of the check until it ends; return its exit code, why it did not start, or None.
+
+        None: it has not ended within its time, or before the interruption.
+        """
         from elastic_core.warden import messages
 
         deadline = time.monotonic() + self._limit
         while True:
-            for event in self._await(reading, deadline):
+            for event in self._await(reading, deadline, self._interruption.wait):
                 match event:
                     case messages.Exited(returncode=code):
                         return code
                     case messages.SpawnFailed(error=error):
                         return error
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or self._is_interrupted():
                 return None
 
     def _end_all(self, reading: dict[int, bytearray]) -> str:
@@ -173,14 +192,17 @@ class HealthChecks:
                         return f"process {pid} ({name}) waits in the kernel, in {wchan or 'an unknown place'}"
         return f"not all of its processes have ended {END_MAX_SECONDS:g} s after SIGKILL"
 
-    def _await(self, reading: dict[int, bytearray], deadline: float) -> list[WardenEvent]:
-        """Return the events about the check as soon as there are some; read its output meanwhile."""
+    def _await(self, reading: dict[int, bytearray], deadline: float, wait: Wait = _wait) -> list[WardenEvent]:
+        """Return the events about the check as soon as there are some; read its output meanwhile.
+
+        Return none at the deadline, and if ``wait`` returns before it with nothing.
+        """
         from elastic_core.warden import messages
 
         about = messages.Exited | messages.SpawnFailed | messages.StopCompleted | messages.Stuck
         while (left := deadline - time.monotonic()) > 0:
-            watched: list[Any] = [self._warden, *reading]
-            readable, _, _ = select.select(watched, [], [], left)
+            if not (readable := wait([self._warden, *reading], left)):
+                break
             _read(readable, reading)
             events = self._warden.receive() if self._warden in readable else []
             for event in events:
@@ -192,13 +214,10 @@ class HealthChecks:
                 return found
         return []
 
-    def _pause(self, seconds: float, lookout: Lookout | None) -> bool:
-        """Wait; return whether the job has ended meanwhile."""
-        if lookout is None:
-            time.sleep(seconds)
-            return False
-        readable, _, _ = select.select([lookout], [], [], seconds)
-        return bool(readable)
+    def _is_interrupted(self, within: float = 0.0) -> bool:
+        """Wait, for ``within`` seconds at most; return whether the checks are to end."""
+        self._interruption.wait([], within)
+        return self._interruption.is_due()
 
 
 def _read(readable: list[Any], reading: dict[int, bytearray]) -> bool:

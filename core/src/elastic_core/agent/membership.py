@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -10,17 +11,20 @@ from typing import TypeVar
 
 from elastic_core.agent import preload, report, snapshot_rescue
 from elastic_core.agent.health import HealthChecks
+from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.probing import Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
-from elastic_core.agent.resources import open_resources
+from elastic_core.agent.resources import leave_signals, open_resources
 from elastic_core.agent.shutdown import settle_exit
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.config.run import RunConfig
+from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
+from elastic_core.exit_codes import signalled
 from elastic_core.host.addresses import advertised_address
 from elastic_core.host.ports import own_address
 from elastic_core.plugins.manager import Plugins
@@ -28,10 +32,11 @@ from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Exit
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.arrival import FormerNode
 from elastic_core.session.contact import persist, silent_store, store_awaited
 from elastic_core.session.join import arrive, join
 from elastic_core.session.ledger_watch import Lookout
-from elastic_core.session.runtime import RUNTIME
+from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.session.store_calls import silence_told
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import WardenEvent
@@ -49,7 +54,7 @@ def join_and_run(
     preloaded: tuple[str, ...],
     *,
     cpus: tuple[frozenset[int], ...],
-    again: bool = False,
+    former: FormerNode | None = None,
     show_state: ShowState = lambda _: None,
 ) -> Ending:
     """Join the job, and take part in it to the end. Main thread only.
@@ -62,7 +67,7 @@ def join_and_run(
         warden: Starts the workers.
         preloaded: The modules that the fork server imports; () without a fork server.
         cpus: The CPUs of each local rank; () if workers are not bound.
-        again: Whether this agent has just been in an older run of the job, which the newest one has replaced (S3).
+        former: The node that this agent was just before, in this run, or in one that it has replaced (S3).
         show_state: Takes a function that describes the state; a newer one replaces it.
 
     Raises:
@@ -96,31 +101,36 @@ def join_and_run(
             return persist(store, attempt, lambda exc: publish(awaited(exc)), timeout=patience)
 
         arrival, health = None, HealthChecks(config, plugins.node_checks(config), warden, publish)
-        if warm or again or health.take_time:
-            arrival = persist_with(lambda to: arrive(to, applicant, runtime, again=again))
-        if arrival is not None and (health.take_time or (warm and arrival.round)):
-            # A running job stops its round for a new node. Import first, so that it waits only for the switch.
-            with closing(Lookout(store, applicant, runtime, arrival)) as lookout:
-                lookout.wait_until_entered(config.timing.beat_interval)
-                health.run(lookout)
+        if former is not None:
+            applicant = replace(applicant, former=(former,))
+        if warm or former is not None or health.take_time:
+            arrival = persist_with(lambda to: arrive(to, applicant, runtime, again=former is not None))
+        with ExitStack() as joining:
+            lookout: Lookout | None = None
+            with closing(Interruption(leave_signals(config), plugins.host_end)) as interruption:
+                if arrival is not None and (health.take_time or (warm and arrival.round)):
+                    # A running job stops its round for a new node. Import first, so that it waits only for the switch.
+                    lookout = Lookout(store, applicant, runtime, arrival, tell=interruption.wake)
+                    joining.enter_context(closing(lookout))
+                    lookout.wait_until_entered(config.timing.beat_interval)
+                health.run(interruption)
                 heard += health.heard
-                if warm and arrival.round:
+                if warm and arrival is not None and arrival.round:
                     publish(report.under_way(arrival, preloaded))
-                    heard = preload.wait_until_ready(warden, preload.later_modules(config, preloaded), lookout, heard)
+                    later = preload.later_modules(config, preloaded)
+                    heard = preload.wait_until_ready(warden, later, interruption, heard)
+            if (end := interruption.end) is not None:
+                return report.leave(publish, end.code, end.why, None)
+            if lookout is not None:
                 if (verdict := lookout.verdict()) is not None:
                     return finish(publish, verdict, idle=report.TOO_LATE)
-        else:
-            health.run()
-        hosted = preload.STORE_MODULE in preloaded
-        if store.workers_store is not None:
-            stores: Stores = SharedStore(warden, store.workers_store, runtime.new_id)
-        elif config.master_port is not None:
-            stores = OnePort(warden, address, runtime.new_id, config.master_port, hosted=hosted)
-        else:
-            stores = Stores(warden, address, runtime.new_id, hosted=hosted)
-        stack.enter_context(closing(stores))
-        applicant = replace(applicant, offer=stores.offer())
-        joined = persist_with(lambda to: join(to, applicant, runtime, arrival))
+                lookout.stop()
+                if lookout.drained:
+                    return report.leave(publish, signalled(signal.SIGTERM), lookout.drained, None)
+                applicant = replace(applicant, former=lookout.former)
+            stores = stack.enter_context(closing(_make_stores(config, store, warden, runtime, address, preloaded)))
+            applicant = replace(applicant, offer=stores.offer())
+            joined = persist_with(lambda to: join(to, applicant, runtime, arrival))
         if isinstance(joined, Closed):
             return finish(publish, joined, idle=report.TOO_LATE)
         for difference in describe_differences(joined.ledger.settings, applicant.settings):
@@ -140,6 +150,25 @@ def join_and_run(
         show_state(supervisor.describe)
         ending = snapshot_rescue.run(supervisor, resources)
         if ending.rejoin and (late := resources.loop.untaken_signals()):  # received while the supervisor was closed
+            with suppress(ElasticError):
+                store.remove(info.node_id)
             end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
             return report.leave(publish, end.code, end.why, None)
         return ending
+
+
+def _make_stores(
+    config: RunConfig,
+    store: RendezvousBackend,
+    warden: Warden,
+    runtime: Runtime,
+    address: str,
+    preloaded: tuple[str, ...],
+) -> Stores:
+    """Return what reserves places for the workers' store of each round."""
+    hosted = preload.STORE_MODULE in preloaded
+    if store.workers_store is not None:
+        return SharedStore(warden, store.workers_store, runtime.new_id)
+    if config.master_port is not None:
+        return OnePort(warden, address, runtime.new_id, config.master_port, hosted=hosted)
+    return Stores(warden, address, runtime.new_id, hosted=hosted)

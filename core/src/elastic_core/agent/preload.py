@@ -15,9 +15,9 @@ from elastic_core.config.environment import threads
 from elastic_core.config.program import ProgramKind, interpreter, python_program
 
 if TYPE_CHECKING:
+    from elastic_core.agent.interruption import Interruption
     from elastic_core.config.run import RunConfig
     from elastic_core.plugins.manager import Plugins
-    from elastic_core.session.ledger_watch import Lookout
     from elastic_core.warden.client import Warden
     from elastic_core.warden.messages import WardenEvent
 
@@ -71,13 +71,13 @@ def later_modules(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
 def wait_until_ready(
     warden: Warden,
     more: tuple[str, ...] = (),
-    lookout: Lookout | None = None,
+    interruption: Interruption | None = None,
     before: Iterable[WardenEvent] = (),
     now: Callable[[], float] = time.monotonic,
 ) -> list[WardenEvent]:
     """Return the events of the warden until its fork server is ready, and has imported ``more`` or cannot.
 
-    Ends earlier if there is no fork server, after ``PATIENCE``, or once ``lookout`` knows that the run has ended.
+    Ends earlier if there is no fork server, after ``PATIENCE``, or at the ``interruption``.
     ``before`` are the events so far.
     """
     from elastic_core.warden import messages
@@ -85,11 +85,11 @@ def wait_until_ready(
     last = messages.ForkServerGrown | messages.ForkServerStayed if more else messages.ForkServerReady
     over = last | messages.ForkServerFailed | messages.WardenDied
     heard = [*before]
-    watched: list[Warden | Lookout] = [warden, *([] if lookout is None else [lookout])]
     deadline = now() + PATIENCE
-    while not any(isinstance(event, over) for event in heard) and now() < deadline:
-        readable, _, _ = select.select(watched, [], [], max(0.0, deadline - now()))
-        if lookout in readable:
+    while not any(isinstance(event, over) for event in heard) and (left := deadline - now()) > 0:
+        if interruption is None:
+            select.select([warden], [], [], left)
+        elif not interruption.wait([warden], left):
             break
         heard += warden.receive()
     return heard

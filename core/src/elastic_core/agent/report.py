@@ -18,12 +18,12 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.entries import Closed, Drain, Entry, Halt, HaltReason, Plan, Resume, Round, Stacks, StopAt
+from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan, Resume, Round, Stacks, StopAt
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.stacks import describe_hang
-from elastic_core.session.arrival import Arrival
+from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.warden import messages
 
 Publish = Callable[[Event], None]
@@ -46,6 +46,7 @@ class Ending:
     why: str
     incident: Incident | None = None  # the root cause of a failed job, if it was a worker's failure
     rejoin: bool = False  # whether the agent must begin again, as a new node
+    former: FormerNode | None = None  # the node that it was, if it begins again
     recorded: Mapping[str, Any] | None = None  # the error file of the worker that failed, if it was on this node
 
 
@@ -289,12 +290,6 @@ def hang_explained(found: Stacks, text: str) -> Event:
     """Return the event of what plugins say of a hang."""
     message = f"round {found.round}: why it hangs:\n" + "\n".join(f"  {line}" for line in text.splitlines())
     return Event("hang_explained", message, Level.WARNING, {"round": found.round, "explanation": text})
-
-
-def find_drain(entries: Iterable[Entry], node_id: str) -> str | None:
-    """Return why these entries drain a node; None if they do not."""
-    asked = [entry.body for entry in entries if isinstance(entry.body, Drain) and node_id in entry.body.nodes]
-    return asked[-1].why if asked else None
 
 
 def worker_lingers(rank: int, pid: int | None) -> Event:

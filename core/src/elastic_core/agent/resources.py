@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -244,9 +243,8 @@ def open_resources(
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
 
-        def leave(why: str, seconds: float) -> None:
-            loop.post(HostEnds(why, float(seconds), time.monotonic()))
-
+        plugins.host_end.heard_by(lambda why, seconds, at: loop.post(HostEnds(why, seconds, at)))
+        leave = plugins.host_end.leave
         plugins.run_starts(config, run_uid, info, None if temporary else directory, leave, publish)
         reports = Reports(loop.at)
         stack.callback(reports.close)

@@ -30,11 +30,13 @@ from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.graceful_stop import find_drain
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, row_of, step
 from elastic_core.protocol.node_events import AnswerRead, Exit, Leaving, Located, Work
 from elastic_core.protocol.roster import LocalWorkers, Slots
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.arrival import FormerNode
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Joined
 from elastic_core.session.runtime import Runtime
@@ -66,6 +68,8 @@ class Supervisor:
         self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores, self._look, self._slots = stores, look, applicant.info.slots
+        self._ids = {applicant.info.node_id, *(node.node_id for node in applicant.former)}  # all of this agent's
+        self._drained = joined.drained
         self._exit: Exit | None = None
         self._row = joined.row
         self._workers: LocalWorkers | None = None  # the part of the row for ``elastic status``
@@ -100,6 +104,8 @@ class Supervisor:
         """Run the loop until the node's part in the job ends."""
         self._tell()
         self._session.start()
+        if self._drained:  # before it had joined
+            self._departure.on_drain(self._drained)
         self._report_no_place()
         self._tick()
         self._gate.prepare(1)
@@ -118,7 +124,8 @@ class Supervisor:
                 for event in (node_events.WorkersGone(), Leaving("the agent failed", ExitCode.WITHDRAWN)):
                     self._state, _ = step(self._state, event)
                 self._tell()
-        self._session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING)
+        returns = self._state.leaving is not None and self._state.leaving.rejoin and self._departure.received is None
+        self._session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING, returns=returns)
 
     def describe(self) -> str:
         """Describe what this agent does and waits for. Any thread may call this."""
@@ -270,7 +277,7 @@ class Supervisor:
                 self._group.note_next_round()
             self._report_no_place()
             self._check_again(before)
-            if (why := report.find_drain(event.entries, self._state.info.node_id)) is not None:
+            if why := find_drain(event.entries, self._ids):
                 self._departure.on_drain(why)
         self._tell()
         if isinstance(event, node_events.WorkersDone):
@@ -388,6 +395,9 @@ class Supervisor:
             failures=past_failures(ledger, now),
         )
 
+    def _as_former(self) -> FormerNode:
+        return FormerNode(self._state.info.node_id, self._state.ledger.head.index)
+
     def _conclude(self, end: Exit) -> Ending:
         if (closed := self.closed) is not None:
             # Before the first round every node was needed, although none has started a worker.
@@ -395,6 +405,6 @@ class Supervisor:
             return finish(self._publish, closed, self._summary(), idle=idle)
         end = settle_exit(end, self._departure.received)
         if end.rejoin:
-            return Ending(end.code, end.why, rejoin=True)
+            return Ending(end.code, end.why, rejoin=True, former=self._as_former())
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
         return report.leave(self._publish, end.code, end.why, incident)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from elastic_core.agent.status import ShowState
     from elastic_core.config.run import RunConfig
     from elastic_core.plugins.manager import Plugins
+    from elastic_core.session.arrival import FormerNode
 
 
 @contextmanager
@@ -68,13 +69,16 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
         from elastic_core.agent.directories import make_log_dir
 
         make_log_dir(config.log_dir)
-    again = False
-    while (ending := _run_once(config, plugins, warden, alone=alone, again=again)).rejoin:
-        warden, again = None, True  # the store has another run now, and this node belongs to that one (S3, S6)
+    former: FormerNode | None = None
+    while (ending := _run_once(config, plugins, warden, alone=alone, former=former)).rejoin:
+        # The store has another run, to which this node belongs now (S3, S6), or the node is to be checked (L17).
+        warden, former = None, ending.former
     return ending
 
 
-def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alone: bool, again: bool) -> Ending:
+def _run_once(
+    config: RunConfig, plugins: Plugins, warden: Warden | None, *, alone: bool, former: FormerNode | None
+) -> Ending:
     with ExitStack() as stack:
         if warden is None:
             warden = stack.enter_context(begun(alone=alone))
@@ -92,7 +96,7 @@ def _run_once(config: RunConfig, plugins: Plugins, warden: Warden | None, *, alo
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
         names = preload.complete(warden, config, plugins)
-        return connect_and_run(config, plugins, slot, warden, names, again=again, show_state=dump.show)
+        return connect_and_run(config, plugins, slot, warden, names, former=former, show_state=dump.show)
 
 
 def connect_and_run(
@@ -102,7 +106,7 @@ def connect_and_run(
     warden: Warden,
     preloaded: tuple[str, ...],
     *,
-    again: bool = False,
+    former: FormerNode | None = None,
     show_state: ShowState = lambda _: None,
 ) -> Ending:
     """Make the first connection to the job's store, or the handler, and run the loop for it. Main thread only.
@@ -113,7 +117,7 @@ def connect_and_run(
         slot: This agent's slot on this host.
         warden: Starts the workers.
         preloaded: What its fork server imports; () without a fork server.
-        again: Whether this agent has just been in another run of the job, which the newest one has replaced (rule S3).
+        former: The node that this agent was just before, in this run, or in one that it has replaced (rule S3).
         show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
 
     Raises:
@@ -138,5 +142,5 @@ def connect_and_run(
         return agent.run(config, plugins, made, slot, warden, cpus=cpus, warm=warm, show_state=show_state)
     with closing(made):
         return membership.join_and_run(
-            config, plugins, made, slot, warden, preloaded, cpus=cpus, again=again, show_state=show_state
+            config, plugins, made, slot, warden, preloaded, cpus=cpus, former=former, show_state=show_state
         )

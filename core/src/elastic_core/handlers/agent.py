@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,9 +19,17 @@ from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived
 from elastic_core.agent.hangs import HangCheck, HangExplained, hang_check_interval
 from elastic_core.agent.health import HealthChecks
+from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
-from elastic_core.agent.resources import Resources, handle_warden_death, kill_workers, open_resources, stop_workers
+from elastic_core.agent.resources import (
+    Resources,
+    handle_warden_death,
+    kill_workers,
+    leave_signals,
+    open_resources,
+    stop_workers,
+)
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import ShowState
@@ -113,7 +121,10 @@ def run(
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
         health = HealthChecks(config, plugins.node_checks(config), warden, publish)
-        health.run(patience=_retry_patience(config))
+        with closing(Interruption(leave_signals(config), plugins.host_end)) as interruption:
+            health.run(interruption, patience=_retry_patience(config))
+        if (end := interruption.end) is not None:
+            return report.leave(publish, end.code, end.why, None)
         run, heard = runtime.new_id(), health.heard
         resources = stack.enter_context(
             open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)

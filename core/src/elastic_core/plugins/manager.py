@@ -27,6 +27,7 @@ from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.node_checks import ChosenCheck, NodeCheck, choose
 from elastic_core.plugins import builtin, entry_points, handler_registry
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
+from elastic_core.plugins.host_end import HostEnd
 from elastic_core.plugins.observers import Implementation, Observers, failure_events
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler
@@ -69,6 +70,7 @@ class Plugins:
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
+        self.host_end = HostEnd()
         self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
         self._backend: object = None
 

@@ -7,7 +7,9 @@ no rank can have gone beyond T = max(s) + 1 (``docs/protocol.md``, "Graceful sto
 
 from __future__ import annotations
 
-from elastic_core.protocol.entries import Drain, HaltReason, Plan, Round, StopAt
+from collections.abc import Collection, Iterable
+
+from elastic_core.protocol.entries import Drain, Entry, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, Decision, LookAgain, halt_round
 from elastic_core.protocol.leader_view import LeaderView
@@ -78,7 +80,8 @@ def answer_drain_requests(view: LeaderView) -> Append | None:
     """Return the DRAIN for nodes that ``elastic drain`` asks to leave and no DRAIN has named yet; None without any.
 
     A request is a row, so it takes write access to the store. It concerns nodes that arrived before it: if the command
-    is killed, its row stays for a while, and must not send away the nodes that replace them.
+    is killed, its row stays for a while, and must not send away the nodes that replace them. It also concerns a node
+    that is being checked and is in no run yet, or that leaves for its checks (rule L17).
     """
     requests = {node.row.drain: node for node in view.watch.nodes.values() if node.row.drain}  # in order of arrival
     nodes = tuple(
@@ -86,8 +89,9 @@ def answer_drain_requests(view: LeaderView) -> Append | None:
         for node in view.watch.nodes.values()
         if (request := requests.get(node.row.info.host)) is not None
         and node.serial < request.serial
-        and not node.row.leaving
-        and node.row.run == view.ledger.head.run
+        and not node.row.is_departing
+        and not node.row.is_request
+        and node.row.run in (view.ledger.head.run, "")
         and node.node_id not in view.ledger.asked
         and not view.is_lost(node.node_id)
     )[:MAX_DRAINED_NODES]
@@ -96,3 +100,9 @@ def answer_drain_requests(view: LeaderView) -> Append | None:
     asked = {requests[node.row.info.host].row.info.host for n in nodes if (node := view.get(n)) is not None}
     why = f"asked to leave by elastic drain on {list_names(sorted(asked))}"
     return Append(Drain(nodes=nodes, why=why), view.ledger.counters)
+
+
+def find_drain(entries: Iterable[Entry], node_ids: Collection[str]) -> str:
+    """Return why these entries drain a node, which has these ids; '' if they do not."""
+    asked = [entry.body for entry in entries if isinstance(entry.body, Drain)]
+    return next((drain.why for drain in reversed(asked) if not set(drain.nodes).isdisjoint(node_ids)), "")

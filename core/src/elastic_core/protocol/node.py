@@ -79,6 +79,7 @@ def row_of(state: NodeState) -> NodeRow:
         incident=state.incident,
         alike=state.alike,
         leaving=state.leaving is not None,
+        returns=state.leaving is not None and state.leaving.rejoin,
         grace=0.0 if state.leaving is None else state.leaving.grace,
         takes_notices=state.takes_notices,
         answered=state.sent_notice.plan if state.sent_notice is not None and state.steps else 0,

@@ -120,6 +120,8 @@ class NodeRow:
     """Of a stopped node: how many of its workers failed with the message of that failure, or of the HALT's."""
     leaving: bool = False
     """Whether the node leaves and is not in the next round. Its phase still says whether its workers are gone."""
+    returns: bool = field(default=False, metadata=SKIPPABLE)
+    """Whether it leaves only to enter again, through its health checks (rule L17)."""
     grace: float = 0.0  # seconds that its workers have to stop together with all others; 0 if they are stopped at once
     takes_notices: bool = False  # whether all its workers of round k have reported a step, so that they take a PLAN
     answered: int = 0  # the index of the PLAN that it has answered; 0 for none
@@ -145,6 +147,16 @@ class NodeRow:
     workers: LocalWorkers | None = field(default=None, metadata=SKIPPABLE)
     wants_stacks: str = field(default="", metadata=SKIPPABLE)
     """``brief`` or ``full``: such a row is a request of ``elastic stacks``."""
+
+    @property
+    def is_request(self) -> bool:
+        """Whether this is the row of a request of a person, and no node's."""
+        return bool(self.drain or self.release or self.wants_stacks)
+
+    @property
+    def is_departing(self) -> bool:
+        """Whether the node leaves for good."""
+        return self.leaving and not self.returns
 
     def within(self, epoch: int) -> NodeRow:
         """Return the row as it counts in this epoch: one of another epoch shows no entry read, no answer and no offer.

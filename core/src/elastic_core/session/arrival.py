@@ -6,16 +6,26 @@ workers need. If its run ends in between, the node reports the verdict on it, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.entries import Closed, Entry, Open, Resume
+from elastic_core.protocol.graceful_stop import find_drain
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import TOMBSTONE, Link, RendezvousBackend
 from elastic_core.session.ledger_reader import peek
+
+
+@dataclass(frozen=True, slots=True)
+class FormerNode:
+    """A node that has left, or is about to leave, only to enter again as another one (rule L17)."""
+
+    node_id: str
+    head: int  # the index of the newest ledger entry that it has read
+
 
 Takes: TypeAlias = "Callable[[Settings, str | None], bool]"
 """Whether a run with these settings and this scheduler's uid takes the node."""
@@ -60,6 +70,16 @@ def verdict_since(
         return None
     since = (peek(store, index, codec) for index in range(arrival.place.index + 1, ledger.head.index + 1))
     return first_verdict(arrival, filter(None, since), takes)  # without tombstones
+
+
+def drained_since(
+    store: RendezvousBackend, former: Collection[FormerNode], ledger: Ledger, codec: Codec = CODEC
+) -> str:
+    """Return why one of these nodes was drained by an entry that it had not read; '' if none was."""
+    if not former:
+        return ""
+    since = (peek(store, index, codec) for index in range(min(n.head for n in former) + 1, ledger.head.index + 1))
+    return find_drain(filter(None, since), {node.node_id for node in former})
 
 
 def _is_there(store: RendezvousBackend, place: Link, codec: Codec) -> bool:

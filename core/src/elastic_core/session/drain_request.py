@@ -18,7 +18,7 @@ from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, 
 from elastic_core.host.identity import host_name
 from elastic_core.host.versions import installed_versions
 from elastic_core.protocol.codec import encode_row
-from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS, Observation
+from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow
@@ -41,11 +41,11 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
             hosts the store that the others need.
         RendezvousTimeoutError: They have not answered.
     """
-    ledger = running_job(store, job)
-    here = [seen.row for seen in readable(store.roster()) if seen.row.run == ledger.head.run]
-    wanted = {row.info.node_id for row in here if row.info.host == host and not row.leaving}
+    ledger, deadline = running_job(store, job), time.monotonic() + patience
+    here = _staying(store, ledger)
+    first = wanted = {row.info.node_id for row in here if row.info.host == host}
     if not wanted:
-        hosts = list_names(sorted({row.info.host for row in here if not row.leaving})) or "nowhere"
+        hosts = list_names(sorted({row.info.host for row in here})) or "nowhere"
         raise UsageError(f"No agent of job {job!r} runs on {host!r}.", hint=f"They run on: {hosts}.")
     opening = peek(store, ledger.head.anchors.open) if store.embedded else None  # its author hosts an embedded store
     if opening is not None and opening.author in wanted and any(row.info.host != host for row in here):
@@ -54,9 +54,12 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
             hint="Drain the other hosts, or keep the store where no agent has to stay, with another --rdzv_backend. "
             "To end the job all the same, send that agent SIGTERM.",
         )
-    with requested(store, "drain", drain=host):
-        _await(store, wanted, time.monotonic() + patience)
-    return len(wanted)
+    while wanted:
+        with requested(store, "drain", drain=host):
+            _await(store, wanted, deadline)
+        # An agent that was being checked has another row once it has joined, which is newer than the request.
+        wanted = {row.info.node_id for row in _staying(store, ledger) if row.info.host == host}
+    return len(first)
 
 
 def release(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAIN_WAIT_SECONDS) -> int:
@@ -75,11 +78,11 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
         return {
             seen.row.info.node_id: seen.heartbeat
             for seen in found
-            if seen.row.info.host == host and not is_request(seen)
+            if seen.row.info.host == host and not seen.row.is_request
         }
 
     if not (before := heartbeats()):
-        hosts = list_names(sorted({seen.row.info.host for seen in readable(store.roster()) if not is_request(seen)}))
+        hosts = list_names(sorted({seen.row.info.host for seen in readable(store.roster()) if not seen.row.is_request}))
         raise UsageError(f"No agent of job {job!r} was on {host!r}.", hint=f"They are or were on: {hosts or 'none'}.")
     time.sleep(PROOF_HEARTBEATS * ledger.settings.timing.beat_interval)
     after = heartbeats()
@@ -124,11 +127,6 @@ def require_agent(store: RendezvousBackend, job: str) -> None:
         raise RendezvousRefusedError(f"No agent of job {job!r} is there to host its store.")
 
 
-def is_request(seen: Observation) -> bool:
-    """Whether a row is a request, and no node's."""
-    return bool(seen.row.drain or seen.row.release or seen.row.wants_stacks)
-
-
 @contextmanager
 def requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[str]:
     """Enter a request's row for as long as the block runs; yield its id."""
@@ -149,13 +147,19 @@ def requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[str
         store.remove(request)
 
 
+def _staying(store: RendezvousBackend, ledger: Ledger) -> list[NodeRow]:
+    """Return the rows of the nodes in the run, or in none yet, that do not leave for good."""
+    rows = [seen.row for seen in readable(store.roster())]
+    return [row for row in rows if row.run in (ledger.head.run, "") and not (row.is_departing or row.is_request)]
+
+
 def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
     """Wait until each of these has said that it leaves, or is gone."""
     cursor = Cursor()
     while True:
         cursor = store.wait(cursor, roster=True, timeout=0)
         rows = {seen.row.info.node_id: seen.row for seen in readable(store.roster(wanted))}
-        if not (staying := sorted(node_id for node_id, row in rows.items() if not row.leaving)):
+        if not (staying := sorted(node_id for node_id, row in rows.items() if not row.is_departing)):
             return
         if (left := deadline - time.monotonic()) <= 0:
             names = list_names(f"{rows[node_id].info} ({node_id})" for node_id in staying)

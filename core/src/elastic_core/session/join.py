@@ -8,7 +8,7 @@ cannot be reached, and RendezvousStateError where the store holds something inva
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, RendezvousTimeoutError, UsageError
 from elastic_core.exit_codes import ExitCode
@@ -20,7 +20,7 @@ from elastic_core.protocol.limits import OPEN_BYTES
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
-from elastic_core.session.arrival import Arrival, verdict_since
+from elastic_core.session.arrival import Arrival, FormerNode, drained_since, verdict_since
 from elastic_core.session.contact import RETRY_FIRST
 from elastic_core.session.ledger_reader import load, said_by
 from elastic_core.session.runtime import Runtime
@@ -37,6 +37,7 @@ class Applicant:
     unnamed: bool = False
     """Whether the job has no name, and its nodes no numbers: another node there may belong to another job."""
     offer: Offer | None = None  # its first one, for as long as it takes part
+    former: tuple[FormerNode, ...] = ()  # other nodes that its agent has been, up to the moment at which it joins
 
     def check(self, opener: Settings) -> None:
         """Refuse a run with these settings that does not take the node; see :func:`check_settings`."""
@@ -60,6 +61,7 @@ class Joined:
 
     ledger: Ledger
     row: NodeRow  # what the roster says of the node: less than it will, if it had to find out which others are alive
+    drained: str = ""  # why its agent was asked to leave, as the node that it was before; '' if it was not
 
 
 def arrive(store: RendezvousBackend, applicant: Applicant, runtime: Runtime, *, again: bool = False) -> Arrival:
@@ -97,9 +99,10 @@ def join(
             if (verdict := joining.verdict_since(arrival, ledger)) is not None:
                 return verdict
             if (joined := joining.welcome(ledger)) is not None:
-                return joined
+                return replace(joined, drained=joining.drained(ledger))
         row = joining.enter(NodeRow(info=applicant.info))
         found = joining.find_run(arrival)
+        drained = "" if isinstance(found, Closed) else joining.drained(found)
     except BaseException:
         with contextlib.suppress(Exception):
             store.remove(applicant.info.node_id)
@@ -107,7 +110,7 @@ def join(
     if isinstance(found, Closed):
         store.remove(applicant.info.node_id)
         return found
-    return Joined(found, row)
+    return Joined(found, row, drained)
 
 
 def _arrival(ledger: Ledger | None, applicant: Applicant, *, again: bool = False) -> Arrival:
@@ -164,6 +167,10 @@ class _Joining:
     def verdict_since(self, arrival: Arrival, ledger: Ledger) -> Closed | None:
         """Return the verdict on the node's run if that has ended since the node arrived."""
         return verdict_since(self.store, arrival, ledger, self.applicant.is_taken_by, self.runtime.codec)
+
+    def drained(self, ledger: Ledger) -> str:
+        """Return why the nodes that the agent was before were drained, in a part of the ledger that none has read."""
+        return drained_since(self.store, self.applicant.former, ledger, self.runtime.codec)
 
     def find_run(self, arrival: Arrival) -> Ledger | Closed:
         """Return the run that the node takes part in, once there is one, or the verdict on the one it belongs to."""
@@ -275,6 +282,7 @@ class _Joining:
         have this rank are watched.
         """
         timing, me = ledger.settings.timing, self.applicant.info
+        own = {me.node_id, *(node.node_id for node in self.applicant.former)}
         runs = {ledger.head.run} if ledger.closed is not None else {ledger.head.run, ""}  # '': about to join, perhaps
         first: dict[str, tuple[int, int]] = {}
         moving: dict[str, str] = {}
@@ -294,7 +302,7 @@ class _Joining:
                 gone = may_be_gone and seen.node_id in find_gone_nodes((row, NodeRow(info=me)))
                 left = row.leaving and row.phase is not Phase.RUNNING
                 other_rank = node_rank is not None and row.info.node_rank != node_rank
-                if row.run in runs and seen.node_id != me.node_id and not (gone or left or other_rank):
+                if row.run in runs and seen.node_id not in own and not (gone or left or other_rank):
                     here.add(seen.node_id)
             if not here or self.runtime.now() >= deadline or here <= moving.keys():
                 return sorted(moving[node_id] for node_id in here if node_id in moving)

@@ -37,17 +37,22 @@ def append_leader(state: SessionState, store: RendezvousBackend, ledger: Ledger,
 
 
 def part(
-    state: SessionState, store: RendezvousBackend, heir_to: Callable[[Ledger], str | None], timeout: float
+    state: SessionState,
+    store: RendezvousBackend,
+    heir_to: Callable[[Ledger], str | None],
+    timeout: float,
+    *,
+    returns: bool = False,
 ) -> None:
     """Leave: give the leadership away, wait for nodes that need this node's store, take the row out.
 
     ``heir_to`` returns the node that is to lead. ``timeout`` is in seconds. It may be called again from the beginning
-    after a failure.
+    after a failure. The row of a node that ``returns`` stays.
     """
     ledger = _hand_over(state, store, heir_to)
     if ledger.closed is not None and store.embedded and store.hosting:
         _linger(state, store, ledger, timeout)
-    if ledger.closed is not None or not ledger.is_member(state.node_id):
+    if ledger.closed is not None or not (returns or ledger.is_member(state.node_id)):
         store.remove(state.node_id)  # a member's row stays: it proves that its part of the round is over
 
 

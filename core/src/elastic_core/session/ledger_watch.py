@@ -1,20 +1,21 @@
-"""Follows the ledger while the fork server imports, for the verdict of the node's run, if it ends (rule S6).
+"""Follows the ledger while the fork server imports and health checks run: has the run ended (S6), is the node drained?
 
-An embedded store ends with the agent that hosts it. On such a store the lookout enters a row with its own heartbeat,
-which takes part in no round; the store's host waits until it has left the roster.
+The lookout enters a row with its own heartbeat, which takes part in no round: ``elastic drain`` finds the node by it
+(L17), and the agent that hosts an embedded store waits until it has left the roster.
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
+from collections.abc import Callable
 from dataclasses import replace
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError, StoreLostError
 from elastic_core.protocol.entries import Closed
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.session.arrival import Arrival, verdict_since
+from elastic_core.session.arrival import Arrival, FormerNode, drained_since, verdict_since
 from elastic_core.session.contact import Backoff
 from elastic_core.session.join import Applicant
 from elastic_core.session.ledger_reader import load
@@ -29,24 +30,33 @@ class Lookout:
         applicant: The node.
         runtime: The node's.
         arrival: What it found when it first read the ledger.
+        tell: Called on the thread once there is a verdict, or the node is drained.
     """
 
-    def __init__(self, store: RendezvousBackend, applicant: Applicant, runtime: Runtime, arrival: Arrival) -> None:
+    def __init__(
+        self,
+        store: RendezvousBackend,
+        applicant: Applicant,
+        runtime: Runtime,
+        arrival: Arrival,
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
         self._root, self._applicant, self._runtime, self._arrival = store, applicant, runtime, arrival
-        self._node_id = runtime.new_id()
+        self._tell = tell
+        self._row = NodeRow(info=replace(applicant.info, node_id=runtime.new_id()))
+        self._revision = 0
+        self.former = (*applicant.former, FormerNode(self._row.info.node_id, arrival.place.index))
+        """The nodes as which the roster has shown this agent."""
+        self.drained = ""
+        """Why the node was drained; '' while it is not."""
         self._found: Closed | StoreLostError | None = None
         self._connection: RendezvousBackend | None = None
         self._stopping, self._entered = runtime.event(), runtime.event()
-        self._heard, self._tell = socket.socketpair()
         self._thread = runtime.thread(target=self._run, name="elastic-lookout", daemon=True)
         self._thread.start()
 
-    def fileno(self) -> int:
-        """Readable once :meth:`verdict` has something to say."""
-        return self._heard.fileno()
-
     def wait_until_entered(self, timeout: float) -> None:
-        """Wait until the host of an embedded store would wait for this node, for ``timeout`` seconds at most."""
+        """Wait until the roster shows this node, for ``timeout`` seconds at most."""
         self._entered.wait(timeout)
 
     def verdict(self) -> Closed | None:
@@ -59,18 +69,19 @@ class Lookout:
             raise self._found
         return self._found
 
-    def close(self) -> None:
-        """End the thread, and take its row out. On the thread that uses the node's own connection."""
+    def stop(self) -> None:
+        """End the thread; its row stays."""
         self._stopping.set()
         if (connection := self._connection) is not None:
             with contextlib.suppress(ElasticError):
                 connection.close()
         self._thread.join(1.0)
-        if self._root.embedded:
-            with contextlib.suppress(ElasticError):
-                self._root.remove(self._node_id)
-        self._heard.close()
-        self._tell.close()
+
+    def close(self) -> None:
+        """End the thread, and take its row out. On the thread that uses the node's own connection."""
+        self.stop()
+        with contextlib.suppress(ElasticError):
+            self._root.remove(self._row.info.node_id)
 
     def _run(self) -> None:
         backoff = Backoff()
@@ -79,7 +90,7 @@ class Lookout:
                 self._connection = store = self._root.connect()
                 try:
                     if not self._stopping.is_set():  # after close() the row is gone, and close() closes this connection
-                        self._found = self._watch(store)
+                        self._watch(store)
                     return
                 finally:
                     store.close()
@@ -90,30 +101,41 @@ class Lookout:
                     hint="The verdict is in the output of the other nodes. This node has started no worker.",
                 )
                 return
-            except RendezvousConnectionError:
+            except (RendezvousConnectionError, HistoryChangedError):
                 self._stopping.wait(backoff.failed())
             except RendezvousStateError:
                 return  # join() raises the same error, and tells the user
             finally:
-                if self._found is not None:
-                    with contextlib.suppress(OSError):  # close() may have closed the socket
-                        self._tell.send(b"!")
+                if self._found is not None or self.drained:
+                    self._tell()
 
-    def _watch(self, store: RendezvousBackend) -> Closed | None:
-        heartbeats, interval = 0, self._applicant.settings.timing.beat_interval
-        if store.embedded:
-            row = NodeRow(info=replace(self._applicant.info, node_id=self._node_id))
-            store.enter(self._node_id, self._runtime.codec.encode_row(row))
+    def _watch(self, store: RendezvousBackend) -> None:
+        """Follow the ledger until the run has ended, the node is drained, or the thread is stopped."""
+        codec, interval = self._runtime.codec, self._applicant.settings.timing.beat_interval
+        node_id, heartbeats = self._row.info.node_id, 0
+        store.enter(node_id, codec.encode_row(self._row))
         self._entered.set()
         while not self._stopping.is_set():
-            if (ledger := load(store, self._runtime.now(), self._runtime.codec)) is not None:
-                takes, codec = self._applicant.is_taken_by, self._runtime.codec
-                verdict = verdict_since(store, self._arrival, ledger, takes, codec)
-                if verdict is not None:
-                    return verdict
+            ledger = load(store, self._runtime.now(), codec)
+            if ledger is not None and self._note(store, ledger):
+                return
             head = Cursor() if ledger is None else Cursor(ledger.head.index)
             while not self._stopping.is_set() and store.wait(head, roster=False, timeout=interval).head == head.head:
-                if store.embedded:
-                    heartbeats += 1
-                    store.heartbeat(self._node_id, heartbeats)
-        return None
+                heartbeats += 1
+                store.heartbeat(node_id, heartbeats)
+
+    def _note(self, store: RendezvousBackend, ledger: Ledger) -> bool:
+        """Read what is new, and show in the row that it is read; return whether the node is not to join."""
+        codec, head = self._runtime.codec, ledger.head
+        self._found = verdict_since(store, self._arrival, ledger, self._applicant.is_taken_by, codec)
+        if self._found is not None:
+            return True
+        self.drained = self.drained or drained_since(store, self.former, ledger, codec)
+        self.former = tuple(replace(node, head=head.index) for node in self.former)
+        self._revision += 1
+        self._row = replace(self._row, head=head.index, epoch=head.epoch, leaving=bool(self.drained))
+        store.amend(self._row.info.node_id, self._revision, codec.encode_row(self._row))
+        for node in self._applicant.former:  # its agent is this one; the row of a member shows that it has left
+            if not ledger.is_member(node.node_id):
+                store.remove(node.node_id)
+        return bool(self.drained)

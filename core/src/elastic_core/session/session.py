@@ -43,6 +43,7 @@ class Session:
         self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
         self._leader = LeaderDriver(state.node_id, calls.judge, runtime, calls.publish, calls.node_gone)
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
+        self._returns = False  # whether the agent enters again
         self._confirmation = Confirmation(state, self._connections)
         self._writer = RowWriter(
             state,
@@ -164,10 +165,13 @@ class Session:
 
         self._writer.later(look)
 
-    def close(self, timeout: float) -> None:
-        """Hand over the leader, bring the row up to date or take it out, stop the threads: ``timeout`` s at most."""
+    def close(self, timeout: float, *, returns: bool = False) -> None:
+        """Hand over the leader, bring the row up to date or take it out, stop the threads: ``timeout`` s at most.
+
+        The row of a node that ``returns`` stays until its agent is in the roster as another one (rule L17).
+        """
         state = self._state
-        self._closing_watch = self._leader.watch
+        self._closing_watch, self._returns = self._leader.watch, returns
         self._writer.later(lambda store: self._leave(store, timeout))
         self._writer.done.wait(timeout)
         state.stopping.set()
@@ -194,7 +198,7 @@ class Session:
     def _leave(self, store: RendezvousBackend, timeout: float) -> None:
         state = self._state
         try:
-            part(state, store, self._leader.successor, timeout)
+            part(state, store, self._leader.successor, timeout, returns=self._returns)
         except RendezvousConnectionError:
             raise  # and tried again
         except HistoryChangedError:

@@ -35,6 +35,7 @@ class Notices:
     @hookimpl
     def elastic_run_starts(self, leave: Callable[[str, float], None], publish: Callable[[Event], None]) -> None:
         """Find out which cloud this is, and begin to watch; elsewhere nothing is asked, and no thread starts."""
+        self.elastic_run_ends()  # the agent has entered the job again, as another node
         if not (cloud := chosen(self._wanted)):
             return
         from elastic_notices.watch import INTERVAL_SECONDS, Watch
@@ -52,8 +53,8 @@ class Notices:
     @hookimpl
     def elastic_run_ends(self) -> None:
         """Ask no more."""
-        for watch in self._watches:
-            watch.stop()
+        while self._watches:
+            self._watches.pop().stop()
 
 
 def read_interval(environ: Mapping[str, str]) -> float:

@@ -1,0 +1,81 @@
+"""What makes a node leave before it has entered its job: a signal, or the end of its host (rule L17)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any
+
+from elastic_core.exit_codes import signal_name, signalled
+from elastic_core.plugins.host_end import HostEnd
+from elastic_core.protocol.node_events import Exit
+
+_WOKEN = 0  # what :meth:`Interruption.wake` writes into the pipe; Python writes the numbers of signals
+
+
+class Interruption:
+    """Ends the waits of a node that is being checked. Make and close it on the main thread: it sets signal handlers.
+
+    The first of ``signals`` becomes :attr:`end`. A second one ends this process at once, and the warden then ends all
+    that it has started.
+    """
+
+    def __init__(self, signals: Iterable[int], host_end: HostEnd) -> None:
+        self.end: Exit | None = None  # how the agent ends; None while nothing makes it leave
+        self._is_due = self._signalled = self._closed = False
+        self._lock = threading.RLock()
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Without this a signal that another thread takes would not end a ``select`` of the main thread.
+        self._old_wakeup = signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in signals}
+        host_end.heard_by(lambda why, _seconds, _at: self._leave(signal.SIGTERM, why))
+
+    def wake(self) -> None:
+        """End all waits, for what the caller knows. Any thread may call this."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if not self._closed:
+                os.write(self._wake_w, bytes([_WOKEN]))
+
+    def is_due(self) -> bool:
+        """Whether all waits are to end."""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._wake_r, 4096):
+                self._is_due = self._is_due or not {_WOKEN, *self._old_handlers}.isdisjoint(part)
+        return self._is_due
+
+    def wait(self, others: Sequence[Any], seconds: float) -> list[Any]:
+        """Return which of the others are readable, as soon as one is; none after the time, or at the interruption."""
+        deadline = time.monotonic() + seconds
+        while not self.is_due():
+            left = deadline - time.monotonic()
+            readable, _, _ = select.select([self._wake_r, *others], [], [], max(0.0, left))
+            found = [one for one in others if one in readable]
+            if found or left <= 0:
+                return found
+        return []
+
+    def close(self) -> None:
+        """Restore the signal handlers; :attr:`end` stays."""
+        signal.set_wakeup_fd(self._old_wakeup)
+        for signum, handler in self._old_handlers.items():
+            signal.signal(signum, handler)
+        with self._lock:
+            self._closed = True  # another file may soon have its number
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        if self._signalled:
+            os._exit(signalled(signum))
+        self._signalled = True
+        self._leave(signum, f"received {signal_name(signum)}")
+
+    def _leave(self, signum: int, why: str) -> None:
+        self.end = self.end or Exit(signalled(signum), f"{why}, before this node had entered the job")
+        self.wake()

@@ -1,0 +1,69 @@
+"""What ends the wait of a node that is being checked, with real signals and threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import closing
+
+from elastic_core.agent.interruption import Interruption
+from elastic_core.plugins.host_end import HostEnd
+from elastic_core.protocol.node_events import Exit
+
+PATIENCE = 60.0
+
+
+def test_a_signal_that_another_thread_takes_ends_a_wait() -> None:
+    with closing(Interruption([signal.SIGUSR1], HostEnd())) as interruption:
+        thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1))
+        thread.start()
+        assert interruption.wait([], PATIENCE) == []
+        thread.join()
+        assert interruption.end == Exit(128 + signal.SIGUSR1, "received SIGUSR1, before this node had entered the job")
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_a_signal_on_which_the_node_does_not_leave_ends_no_wait() -> None:
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    reading, writing = os.pipe()
+    try:
+        with closing(Interruption([signal.SIGUSR1], HostEnd())) as interruption:
+            signal.raise_signal(signal.SIGUSR2)
+            os.write(writing, b"!")
+            assert interruption.wait([reading], PATIENCE) == [reading]
+            assert not interruption.is_due()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_what_a_plugin_has_said_before_counts_and_ends_every_wait() -> None:
+    host_end = HostEnd()
+    host_end.leave("AWS terminates it", 30.0)
+    with closing(Interruption([], host_end)) as interruption:
+        assert interruption.wait([], PATIENCE) == []
+        assert interruption.wait([], PATIENCE) == []
+        assert interruption.end == Exit(143, "AWS terminates it, before this node had entered the job")
+
+
+def test_what_a_plugin_says_passes_on_to_the_one_that_hears_it_next() -> None:
+    host_end, heard = HostEnd(now=lambda: 5.0), list[tuple[str, float, float]]()
+    with closing(Interruption([], host_end)):
+        pass
+    host_end.leave("later", 30.0)
+    host_end.leave("earlier", 20.0)
+    host_end.heard_by(lambda *said: heard.append(said))
+    assert heard == [("earlier", 20.0, 5.0)]
+
+
+def test_a_wait_ends_when_it_is_woken_or_its_time_is_over() -> None:
+    with closing(Interruption([], HostEnd())) as interruption:
+        assert interruption.wait([], 0.0) == []
+        assert not interruption.is_due()
+        threading.Thread(target=interruption.wake).start()
+        assert interruption.wait([], PATIENCE) == []
+        assert interruption.is_due()
+        assert interruption.end is None
+    interruption.wake()  # too late, and no error
