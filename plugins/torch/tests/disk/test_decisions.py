@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk.assembly import Holding, assemble
-from elastic_torch.disk.catalog import Entry, Fault, entries, stale, superfluous
+from elastic_torch.disk.assembly import assemble
+from elastic_torch.disk.catalog import Damage, Holding, holdings, stale, superfluous
 from elastic_torch.disk.collective import Collective, PeerFailedError
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.fence import Claim, Identity, identity, number
@@ -91,9 +91,9 @@ def test_runs_are_numbered_as_they_come(
     ],
 )
 def test_the_last_good_ones_stay(steps: list[int], damaged: list[int], keep: int, expected: list[int]) -> None:
-    fault = (Fault("bad"),)
-    found = [Entry(str(s), Position(1, 1, s), manifest(s), fault if s in damaged else ()) for s in steps]
-    assert [entry.folder for entry in superfluous(found, keep, "line")] == [str(step) for step in expected]
+    fault = (Damage("folder", "bad"),)
+    found = [Holding(str(s), manifest(s), frozenset(), fault if s in damaged else ()) for s in steps]
+    assert [holding.folder for holding in superfluous(found, keep, "line")] == [str(step) for step in expected]
     assert superfluous(found, keep, "another") == [], "nobody has gone on from them"
 
 
@@ -102,9 +102,10 @@ def test_of_a_scattered_checkpoint_another_nodes_files_are_neither_here_nor_miss
     (tmp_path / str(kept.position)).mkdir()
     (tmp_path / str(kept.position) / "manifest.json").write_bytes(encode(kept))
     (tmp_path / str(kept.position) / "a").write_bytes(b"1")
-    [found] = entries(LocalStorage(tmp_path))
-    assert found.here == frozenset("a")
+    [found], damage = holdings(LocalStorage(tmp_path))
+    assert found.intact == frozenset("a")
     assert not found.faults
+    assert not damage
 
 
 def test_only_earlier_turns_are_swept_up() -> None:

@@ -124,8 +124,7 @@ def memory_tier(common: Components, name: str, local_rank: int, replicate_every:
         return MemoryTier(Buffers(name, local_rank), peers)
     from elastic_torch.memory.sharded.tier import ShardedMemory
 
-    parts = {**common.parts, "extra": common.extra}
-    return ShardedMemory(common.model, parts, name, local_rank, replicate_every, peers)
+    return ShardedMemory(common, name, local_rank, replicate_every, peers)
 
 
 def hand_over(choice: Choice, buffers: Buffers) -> None:
