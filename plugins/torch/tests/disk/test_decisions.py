@@ -18,7 +18,7 @@ from elastic_torch.disk.collective import Collective, PeerFailedError
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.fence import Claim, Identity, identity, number
 from elastic_torch.disk.manifest import Counters, DamagedError, FileSum, Manifest, decode, encode
-from elastic_torch.disk.schedule import Schedule, daly_interval, mean_time_between_failures, next_look, young_interval
+from elastic_torch.disk.schedule import Schedule, daly_interval, mean_time_between_failures, next_look
 from elastic_torch.disk.shared_dirs import SharedDirs, discover, shared_dirs_of
 from elastic_torch.disk.storage import LocalStorage
 from elastic_torch.disk.writer import snapshot
@@ -185,10 +185,6 @@ def test_where_nothing_can_be_written_readers_count_as_seeing_what_is_their_own(
     assert discover(collective, storage, read_only=True) == SharedDirs(((0,), (1,)), 1, True)
     with pytest.raises(PeerFailedError, match=r"rank 0: .*Not a directory"):
         discover(collective, storage)
-
-
-def test_youngs_interval_is_the_textbooks() -> None:
-    assert young_interval(60, 86_400) == pytest.approx(3219.938, abs=0.001)
 
 
 @pytest.mark.parametrize(("cost", "mtbf"), [(1, 100_000), (60, 86_400), (300, 3600), (30, 600)])

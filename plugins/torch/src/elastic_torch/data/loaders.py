@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -41,12 +41,6 @@ def check_sampler(loader: object, sampler: object, epoch: int) -> None:
                 "The loader draws with an ElasticDistributedSampler that the TrainState does not know.",
                 hint="Give it the same one: TrainState(..., sampler=sampler).",
             )
-
-
-def skip(iterator: Iterator[object], batches: int) -> None:
-    """Draw so many batches and throw them away."""
-    for _ in range(batches):
-        next(iterator, None)
 
 
 def is_stateful(thing: object) -> TypeGuard[DataLoader[Any]]:

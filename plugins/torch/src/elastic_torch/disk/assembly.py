@@ -31,10 +31,6 @@ def assemble(holdings: Mapping[int, Holding], directories: int) -> Assembly | No
 
     Islands with a whole checkpoint keep their own, though another save of the same position may differ in its files:
     what was trained is the same.
-
-    Args:
-        holdings: By directory, those that have something of it.
-        directories: How many directories there are.
     """
     lacking = [i for i in range(directories) if i not in holdings or not holdings[i].whole]
     saves: dict[str, dict[int, Holding]] = {}

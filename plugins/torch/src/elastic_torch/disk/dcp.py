@@ -159,14 +159,9 @@ def read(
 ) -> dict[str, Any]:
     """Read a checkpoint: into a state dict, each rank its shards; or, without one, all of it as it was saved.
 
-    Args:
-        storage: Where it is.
-        folder: Its folder.
-        manifest: Its list of contents.
-        into: Tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
-            given it. Where None stands at the top level comes whatever was saved under that name, or nothing; of a
-            :class:`Loose` one what was not saved is left out.
-        retry: For errors that may pass.
+    In ``into`` tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
+    given it. Where None stands at the top level comes whatever was saved under that name, or nothing; of a
+    :class:`Loose` one what was not saved is left out.
     """
     reader = FileSystemReader(folder)
     reader.path = folder

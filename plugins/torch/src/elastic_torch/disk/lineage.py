@@ -31,13 +31,7 @@ def last(found: Sequence[Holding], notes: Iterable[tuple[Turn, str]], run: int) 
 
 def continued(collective: Collective, storage: Storage, first: bool, run: int) -> str:
     """Return the lineage of a run that has loaded nothing, as it goes on from memory: its last one, or a new one.
-    Collective.
-
-    Args:
-        collective: All ranks.
-        storage: This rank's directory.
-        first: Whether this rank is the first of those that see it.
-        run: The run's number.
+    Collective; ``first`` says whether this rank is the first of those that see the directory.
 
     Raises:
         PeerFailedError: A directory cannot be read.

@@ -39,21 +39,15 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
-    """One rank's part in saving.
-
-    Attributes:
-        storage: Where to.
-        everyone: All ranks.
-        group: The ranks that see the same directory; the first one writes what a checkpoint has once.
-        me: Who saves.
-        keep: How many checkpoints stay.
-    """
+    """One rank's part in saving."""
 
     storage: Storage
     everyone: Collective
     group: Collective
+    """The ranks that see the same directory; the first one writes what a checkpoint has once."""
     me: Identity
     keep: int
+    """How many checkpoints stay."""
 
     def save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         """Save a snapshot. Collective; on the writer's thread.
@@ -118,7 +112,8 @@ class Saver:
     def _begin(self, position: Position, staging: str) -> None:
         """Make the folder, unless a later turn has begun."""
         fence.check_turn(self.storage, position)
-        self._check_free(position)
+        if any(position == other for other, _ in catalog.positions(self.storage)):
+            raise self._taken(position)
         catalog.sweep(self.storage, position.turn)
         self.storage.make(staging)
 
@@ -148,10 +143,6 @@ class Saver:
             if locked:  # else `latest` stays where it is, which is not back; nothing that we read relies on it
                 catalog.point(self.storage)
         return catalog.as_checkpoint(self.storage, folder, whole)
-
-    def _check_free(self, position: Position) -> None:
-        if any(position == other for other, _ in catalog.positions(self.storage)):
-            raise self._taken(position)
 
     def _taken(self, position: Position) -> CheckpointRefusedError:
         found, _ = catalog.holdings(self.storage)

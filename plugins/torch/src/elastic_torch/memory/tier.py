@@ -27,18 +27,12 @@ State = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class TakenState:
-    """The state of a snapshot. Of its tensors only those of the model may be views of shared memory.
-
-    Attributes:
-        model: The model's.
-        rest: Everything else.
-        whole: Whether this rank itself has kept all of it, its random generators too.
-        tier: Where it comes from.
-    """
+    """The state of a snapshot. Of its tensors only those of the model may be views of shared memory."""
 
     model: Mapping[str, Any]
     rest: Mapping[str, Any]
     whole: bool
+    """Whether this rank itself has kept all of it, its random generators too."""
     tier: Tier
 
 
@@ -46,12 +40,10 @@ class MemoryTier:
     """The snapshots of a state that each rank has in full.
 
     Every method but :meth:`named` and :meth:`take_over` is for all ranks together.
-
-    Attributes:
-        whole: Whether each rank has all of the state.
     """
 
     whole = True
+    """Whether each rank has all of the state."""
 
     def __init__(self, buffers: Buffers, peers: Peers) -> None:
         self._buffers, self._peers = buffers, peers

@@ -222,9 +222,7 @@ class TrainState:
     def _begin(self, loader: Iterable[_T], resumed_after: int) -> tuple[Iterator[_T], int | None]:
         """Return the loader's iterator; and how many batches are left, where the loader has a length.
 
-        Args:
-            loader: The loader.
-            resumed_after: Batches of the epoch that are done, where it is resumed from a restored state; else 0.
+        ``resumed_after`` are the batches of the epoch that are done, where it is resumed from a restored state; else 0.
         """
         loaders.check_sampler(loader, self._sampler, self.epoch)
         own = self._own.restores(loader, self._common.extra)
@@ -239,7 +237,8 @@ class TrainState:
             left, iterator = (0, iter(())) if over else (loaders.length(loader), iter(loader))
             if resumed and not over and not self._common.sampler_knows:
                 if not own:
-                    loaders.skip(iterator, resumed_after)
+                    for _ in range(resumed_after):
+                        next(iterator, None)
                 left = None if left is None else left - resumed_after
         return iterator, left
 

@@ -33,15 +33,7 @@ _PARTS = "state[1]['state']"
 
 
 class ShardedMemory(MemoryTier):
-    """A rank's part of a sharded state, and the replicas that it keeps of other ranks' parts.
-
-    Args:
-        common: The model, its optimizers and all else that the ranks have in common.
-        name: Of the state.
-        local_rank: The worker's number on its node.
-        replicate_every: Snapshots from one replica to the next.
-        peers: All ranks.
-    """
+    """A rank's part of a sharded state, and the replicas that it keeps of other ranks' parts."""
 
     whole = False
 
