@@ -61,11 +61,6 @@ def counts_twice(thing: object) -> bool:
     )
 
 
-def goes_on_with_any_ranks(sampler: object) -> bool:
-    """Whether a sampler's position means the same samples to any number of ranks."""
-    return isinstance(sampler, ElasticDistributedSampler) or bool(getattr(sampler, "elastic", False))
-
-
 def draws_elastically(loader: object) -> bool:
     """Whether a loader draws with an elastic sampler."""
     drawn = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]

@@ -73,7 +73,8 @@ class Buffers:
         """The buffer that the next commit must not touch: the newest snapshot, or the one that was restored."""
         self.go_back_to(max(self.stamps(), default=None))
         if replica is None:
-            self._settle_adopted()
+            # The newest snapshot is made ready to be read, and the other buffers to be written to.
+            self._settle(sorted((buffer for buffer in self._buffers if buffer is not None), key=_age, reverse=True))
 
     def is_empty(self) -> bool:
         """Whether nothing was ever kept."""
@@ -170,10 +171,6 @@ class Buffers:
         other = self._next()
         if self.outlives and self._buffers[other] is None and self._second is None:
             self._second = asked(partial(Buffer.sized, self._names[other], written.size), name=_THREAD)
-
-    def _settle_adopted(self) -> None:
-        """Make the newest snapshot ready to be read, and the other buffers to be written to."""
-        self._settle(sorted((buffer for buffer in self._buffers if buffer is not None), key=_age, reverse=True))
 
     def _settle(self, buffers: Sequence[Buffer]) -> None:
         left = [buffer for buffer in buffers if not buffer.settled]

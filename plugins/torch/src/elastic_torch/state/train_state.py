@@ -20,7 +20,7 @@ import torch.distributed as dist
 from elastic_core.errors import UsageError
 from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
-from elastic_torch.data.sampler import ElasticBatchSampler
+from elastic_torch.data.sampler import ElasticBatchSampler, ElasticDistributedSampler
 from elastic_torch.data.seeded_dataset import SeededDataset
 from elastic_torch.error_file import follow
 from elastic_torch.memory.rescue import Rescue
@@ -244,8 +244,8 @@ class TrainState:
 
     def _goes_on(self, loader: object) -> bool:
         """Whether the loader's position means the same samples to any number of ranks."""
-        elastic = loaders.goes_on_with_any_ranks(self._sampler)
-        return elastic and (loader is self._sampler or self._common.sampler_knows)
+        elastic = isinstance(self._sampler, ElasticDistributedSampler) or getattr(self._sampler, "elastic", False)
+        return bool(elastic) and (loader is self._sampler or self._common.sampler_knows)
 
     @property
     def sync_gradients(self) -> bool:

@@ -136,11 +136,12 @@ class Replicator:
             return None
 
     def _bring(self, buffer: Buffer, stamp: Stamp, into: Sequence[Buffer], sizes: Sequence[int]) -> None:
-        """Send this rank's snapshot to its partner and receive its sources'; the headers go last and mark the end."""
-        taken = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
-        given = buffer.bytes()[HEADER_BYTES : buffer.used()]
-        self._transport.exchange([(self._partner, given)], zip(self._sources, taken, strict=True))
+        """Send this rank's snapshot to its partner and receive its sources'; their headers, set last, mark the end."""
         headers = [torch.empty(HEADER_BYTES, dtype=torch.uint8) for _ in into]
-        self._transport.exchange([(self._partner, buffer.header())], zip(self._sources, headers, strict=True))
+        contents = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
+        given = [
+            (self._partner, content) for content in (buffer.bytes()[HEADER_BYTES : buffer.used()], buffer.header())
+        ]
+        self._transport.exchange(given, zip(self._sources * 2, contents + headers, strict=True))
         for theirs, header in zip(into, headers, strict=True):
             theirs.finish(header, stamp)
