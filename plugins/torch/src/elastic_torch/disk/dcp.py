@@ -38,11 +38,8 @@ from elastic_torch.disk.storage import Storage, created
 class _Files(FileSystemBase):
     """A storage as torch's classes want it. ``sums`` is what was written.
 
-    Args:
-        storage: Where the files are.
-        retry: For what is read.
-        manifest: Of the checkpoint that is read. torch unpickles ``.metadata``: it is given the very bytes whose sum
-            was compared with this, and no others.
+    Where a checkpoint is read, ``manifest`` is its. torch unpickles ``.metadata``: it is given the very bytes whose sum
+    was compared with that, and no others.
     """
 
     def __init__(self, storage: Storage, retry: Retry = ONCE, manifest: Manifest | None = None) -> None:

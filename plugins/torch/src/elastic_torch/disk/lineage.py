@@ -38,12 +38,12 @@ def continued(collective: Collective, storage: Storage, first: bool, run: int) -
     """
     lasts = collective.agree(lambda: last(catalog.holdings(storage)[0], _notes(storage), run) if first else None)
     known = [item for item in lasts if item is not None]
-    return max(known)[1] if known else collective.lead(_new)
+    return max(known)[1] if known else begun(collective)
 
 
 def begun(collective: Collective) -> str:
     """Return a new lineage. Collective."""
-    return collective.lead(_new)
+    return collective.lead(lambda: secrets.token_hex(8))
 
 
 def note(storage: Storage, turn: Turn, name: str) -> None:
@@ -58,7 +58,3 @@ def note(storage: Storage, turn: Turn, name: str) -> None:
 def _notes(storage: Storage) -> list[tuple[Turn, str]]:
     matches = [match for name in storage.names(FOLDER) if (match := _NOTE.fullmatch(name)) is not None]
     return [((int(match[1]), int(match[2])), match[3]) for match in matches]
-
-
-def _new() -> str:
-    return secrets.token_hex(8)

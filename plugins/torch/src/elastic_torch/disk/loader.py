@@ -83,15 +83,15 @@ class Loader:
         """Return the newest checkpoint that is intact, or can be put together. Collective.
 
         What could not be read gets another chance in the end, since it would cost the steps since an older one: the
-        error may have passed, or a saver may have removed the checkpoint meanwhile.
-
-        Args:
-            verify: Read all of it, and compare checksums; else believe names and sizes.
+        error may have passed, or a saver may have removed the checkpoint meanwhile. Without ``verify`` names and sizes
+        are believed.
         """
         found = self._look(verify, Retry(self.patience))
         if found.passed or (found.assembly is None and found.damage):
             found = self._look(verify, Retry(0))
-        self._tell(found)
+        if self.everyone.leads and found.assembly is not None:
+            for item in found.damage:
+                logger.warning("%s Taken instead: that of step %d.", item, found.assembly.manifest.position.step)
         return found
 
     def _look(self, verify: bool, retry: Retry) -> FoundCheckpoint:
@@ -171,12 +171,6 @@ class Loader:
             if directory == self.shared_dirs.mine and item.kind == "damaged" and item.position != taken
         }
         return FoundCheckpoint(assembly, mine, told, tuple(sorted(aside)), passed)
-
-    def _tell(self, found: FoundCheckpoint) -> None:
-        """Warn of all that is wrong, wherever it was found."""
-        if self.everyone.leads and found.assembly is not None:
-            for item in found.damage:
-                logger.warning("%s Taken instead: that of step %d.", item, found.assembly.manifest.position.step)
 
     def fetch(self, found: FoundCheckpoint) -> tuple[Checkpoint, Manifest]:
         """Let this directory have the whole checkpoint. Collective.

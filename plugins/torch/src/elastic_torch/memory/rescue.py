@@ -45,31 +45,22 @@ _MOST = 4
 
 @dataclass(frozen=True, slots=True)
 class Rescued:
-    """One snapshot that an agent has written.
-
-    Attributes:
-        path: The file.
-        run: The uid of the run that failed.
-        round: Its round.
-        step: Its step.
-        rank: Whose part of a sharded state it is; None where it is all of a state.
-        world: Of how many ranks.
-        size: Bytes.
-        sha256: Of them.
-        base: Run, round and step of the newest checkpoint on disk when that run began; None where there was none.
-        modified: When it was written, by the clock of the file's host.
-    """
+    """One snapshot that an agent has written."""
 
     path: str
     run: str
+    """The uid of the run that failed."""
     round: int
     step: int
     rank: int | None
+    """Whose part of a sharded state it is; None where it is all of a state."""
     world: int | None
     size: int
     sha256: str
     base: tuple[str, int, int] | None
+    """Run, round and step of the newest checkpoint on disk when that run began; None where there was none."""
     modified: float
+    """When it was written, by the clock of the file's host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +140,8 @@ class Rescue:
     def register(self, peers: Peers, newest: Callable[[], AnyCheckpoint | None]) -> None:
         """Tell the agent of this node what to do if the job fails. Collective.
 
-        Args:
-            peers: All ranks.
-            newest: Finds the newest checkpoint; collective. It is called where no agent remembers with which one the
-                run began: with this one, unless it is the run's own.
+        ``newest``, a collective too, is called where no agent remembers with which checkpoint the run began: with this
+        one, unless it is the run's own.
         """
         if not self._directories:
             return
