@@ -36,6 +36,8 @@ ANSWER = 60.0
 _IDLE = 10
 """The nice value of what a busy machine is to leave for later."""
 _NEVER = Stamp(-1, -1)
+MOST = 4
+"""Buffers of a sharded state: one to write to, the newest, the one that is safe, the one that is being sent."""
 _THREAD = "elastic-snapshot"
 """The name of the threads that prepare buffers, for which the end of the process does not wait."""
 

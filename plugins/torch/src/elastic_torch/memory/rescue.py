@@ -23,6 +23,7 @@ from typing import Any
 
 from elastic_core.errors import ElasticError, ResourceError
 from elastic_core.worker.fd_store import RESCUE, held, hold
+from elastic_torch.memory.buffers import MOST
 from elastic_torch.memory.snapshot import Buffer, Snapshot
 from elastic_torch.state.disk_tier import AnyCheckpoint, DiskTier
 from elastic_torch.state.state_exchange import Peers
@@ -39,8 +40,6 @@ _ABANDONED = 86400.0
 """Seconds after which an unfinished file counts as abandoned, where files cannot be locked."""
 _ANSWER = 5.0
 """Seconds to wait for the agent: without its answer a snapshot may be written that need not be."""
-_MOST = 4
-"""Parts of a sharded state that one rank can take; as many as it has buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +287,7 @@ def _dealt(parts: Mapping[int | None, Mapping[int, Rescued]], ranks: int) -> dic
     for old, seen in sorted(parts.items(), key=lambda item: -1 if item[0] is None else item[0]):
         reader = old if old is not None and old in seen else min(seen, key=lambda rank: (len(dealt[rank]), rank))
         dealt[reader].append(seen[reader])
-    return None if any(len(files) > _MOST for files in dealt.values()) else dealt
+    return None if any(len(files) > MOST for files in dealt.values()) else dealt
 
 
 def _is_ours(directory: str, spare: bool) -> bool:

@@ -129,6 +129,7 @@ def hand_over(choice: Choice, buffers: Buffers) -> None:
     if rank != source and rank not in choice.without:
         return
     buffer = buffers.buffer_of(choice.stamp) if rank == source else None
+    assert (buffer is None) == (rank != source)
     size = torch.tensor([0 if buffer is None else buffer.used()])
     dist.broadcast(size, source, group=group)
     if buffer is None:

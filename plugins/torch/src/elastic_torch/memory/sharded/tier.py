@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from elastic_torch.memory.buffers import Buffers
+from elastic_torch.memory.buffers import MOST, Buffers
 from elastic_torch.memory.sharded import checkpoint_format, plan
 from elastic_torch.memory.sharded.dtensors import forget, owners
 from elastic_torch.memory.sharded.fetch import Brought, bring
@@ -26,8 +26,6 @@ from elastic_torch.state.state_exchange import Peers, Transport
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
-MOST = 4
-"""Buffers: one to write to, the newest, the one that is safe, the one that is being sent."""
 _PARTS = "state[1]['state']"
 """Where in a whole state the parts are, by name."""
 
