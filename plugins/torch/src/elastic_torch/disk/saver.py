@@ -112,8 +112,7 @@ class Saver:
     def _begin(self, position: Position, staging: str) -> None:
         """Make the folder, unless a later turn has begun."""
         fence.check_turn(self.storage, position)
-        if any(position == other for other, _ in catalog.positions(self.storage)):
-            raise self._taken(position)
+        self._check_free(position)
         catalog.sweep(self.storage, position.turn)
         self.storage.make(staging)
 
@@ -143,6 +142,10 @@ class Saver:
             if locked:  # else `latest` stays where it is, which is not back; nothing that we read relies on it
                 catalog.point(self.storage)
         return catalog.as_checkpoint(self.storage, folder, whole)
+
+    def _check_free(self, position: Position) -> None:
+        if any(position == other for other, _ in catalog.positions(self.storage)):
+            raise self._taken(position)
 
     def _taken(self, position: Position) -> CheckpointRefusedError:
         found, _ = catalog.holdings(self.storage)
