@@ -61,11 +61,7 @@ def init_process_group(backend: str | None = None, *, timeout: timedelta | float
 
 
 def device_index(environ: Mapping[str, str], count: int) -> int:
-    """Which of the GPUs that it sees is a worker's: that of its local rank, or the only one.
-
-    Args:
-        environ: The worker's environment.
-        count: How many it sees.
+    """Which of the ``count`` GPUs that it sees is a worker's: that of its local rank, or the only one.
 
     Raises:
         UsageError: There is none for it.

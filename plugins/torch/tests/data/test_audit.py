@@ -81,14 +81,14 @@ def test_a_state_that_is_loaded_is_known_at_once(tmp_path: Path) -> None:
 def test_lines_begin_anew_after_a_writer_that_was_killed_within_one(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_text('{"elastic_au')
-    log = AuditLog(path, rank=0, run="r", round=0)
+    log = AuditLog(path, rank=0)
     log.step(step(), range(2))
     assert path.read_text().splitlines()[0] == '{"elastic_au'
     assert json.loads(path.read_text().splitlines()[1])["stop"] == 4
 
 
 def test_a_full_disk_ends_the_log_and_not_the_training() -> None:
-    log = AuditLog("/dev/full", rank=0, run="r", round=0)
+    log = AuditLog("/dev/full", rank=0)
     with pytest.warns(UserWarning, match=r"The audit log /dev/full ends here: .*No space left.*Training goes on\."):
         log.step(step(), range(2))
     log.step(step(), range(2))  # said once

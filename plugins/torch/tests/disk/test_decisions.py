@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk.assembly import Holding, assemble
-from elastic_torch.disk.catalog import Entry, Fault, entries, stale, superfluous
+from elastic_torch.disk.assembly import assemble
+from elastic_torch.disk.catalog import Damage, Holding, holdings, stale, superfluous
 from elastic_torch.disk.collective import Collective, PeerFailedError
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.fence import Claim, Identity, identity, number
 from elastic_torch.disk.manifest import Counters, DamagedError, FileSum, Manifest, decode, encode
-from elastic_torch.disk.schedule import Schedule, daly_interval, mean_time_between_failures, next_look, young_interval
+from elastic_torch.disk.schedule import Schedule, daly_interval, mean_time_between_failures, next_look
 from elastic_torch.disk.shared_dirs import SharedDirs, discover, shared_dirs_of
 from elastic_torch.disk.storage import LocalStorage
 from elastic_torch.disk.writer import snapshot
@@ -91,9 +91,9 @@ def test_runs_are_numbered_as_they_come(
     ],
 )
 def test_the_last_good_ones_stay(steps: list[int], damaged: list[int], keep: int, expected: list[int]) -> None:
-    fault = (Fault("bad"),)
-    found = [Entry(str(s), Position(1, 1, s), manifest(s), fault if s in damaged else ()) for s in steps]
-    assert [entry.folder for entry in superfluous(found, keep, "line")] == [str(step) for step in expected]
+    fault = (Damage("folder", "bad"),)
+    found = [Holding(str(s), manifest(s), frozenset(), fault if s in damaged else ()) for s in steps]
+    assert [holding.folder for holding in superfluous(found, keep, "line")] == [str(step) for step in expected]
     assert superfluous(found, keep, "another") == [], "nobody has gone on from them"
 
 
@@ -102,9 +102,10 @@ def test_of_a_scattered_checkpoint_another_nodes_files_are_neither_here_nor_miss
     (tmp_path / str(kept.position)).mkdir()
     (tmp_path / str(kept.position) / "manifest.json").write_bytes(encode(kept))
     (tmp_path / str(kept.position) / "a").write_bytes(b"1")
-    [found] = entries(LocalStorage(tmp_path))
-    assert found.here == frozenset("a")
+    [found], damage = holdings(LocalStorage(tmp_path))
+    assert found.intact == frozenset("a")
     assert not found.faults
+    assert not damage
 
 
 def test_only_earlier_turns_are_swept_up() -> None:
@@ -184,10 +185,6 @@ def test_where_nothing_can_be_written_readers_count_as_seeing_what_is_their_own(
     assert discover(collective, storage, read_only=True) == SharedDirs(((0,), (1,)), 1, True)
     with pytest.raises(PeerFailedError, match=r"rank 0: .*Not a directory"):
         discover(collective, storage)
-
-
-def test_youngs_interval_is_the_textbooks() -> None:
-    assert young_interval(60, 86_400) == pytest.approx(3219.938, abs=0.001)
 
 
 @pytest.mark.parametrize(("cost", "mtbf"), [(1, 100_000), (60, 86_400), (300, 3600), (30, 600)])

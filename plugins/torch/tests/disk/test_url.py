@@ -11,7 +11,7 @@ import torch
 
 from elastic_core.errors import UsageError
 from elastic_torch.disk import CheckpointRefusedError, CheckpointSaveError, Disk, ownership
-from elastic_torch.disk.catalog import Fault
+from elastic_torch.disk.catalog import Damage
 from elastic_torch.disk.url import UrlStorage
 
 URL = "memory://bucket/checkpoints"
@@ -129,7 +129,7 @@ def test_an_upload_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     with Disk(URL) as disk:
         disk.save({"weight": torch.ones(9)}, 1).result()
         with monkeypatch.context() as patch:
-            patch.setattr("elastic_torch.disk.catalog.check", lambda *_: Fault("it was lost on the way"))
+            patch.setattr("elastic_torch.disk.catalog.check", lambda *_: Damage("s3://a/b", "it was lost on the way"))
             with pytest.raises(CheckpointSaveError, match="it was lost on the way"):
                 disk.save({"weight": torch.ones(9)}, 2).result()
         assert steps(disk) == [1]

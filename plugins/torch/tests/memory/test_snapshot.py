@@ -225,7 +225,8 @@ def test_a_snapshot_is_brought_to_another_slot() -> None:
     other.begin()
     other.bytes()[HEADER_BYTES : buffer.used()].copy_(buffer.bytes()[HEADER_BYTES : buffer.used()])
     assert other.read() is None
-    other.finish(buffer.header())
+    other.finish(buffer.header(), Stamp(3, 9))
+    assert other.stamp == Stamp(3, 9)
     assert same(content(other), STATE)
 
 

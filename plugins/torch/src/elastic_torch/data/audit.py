@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from elastic_torch.version import Place
+
 VERSION = 1
 MARK = "elastic_audit"
 """The key that every line has, with the version."""
@@ -70,15 +72,18 @@ class AuditLog:
     Args:
         path: The file, made when the first line is written, with the folders above it. Earlier rounds' lines stay.
         rank: Who writes.
-        run: The run's uid; by default from the environment that ``elastic run`` sets, or torchrun's job id.
-        round: The round's number; by default from the environment. torchrun has none: None.
+
+    Attributes:
+        run: The run's uid, from the environment that ``elastic run`` sets, or torchrun's job id.
+        round: The round's number, from there too. torchrun has none: None.
     """
 
-    def __init__(self, path: str | Path, *, rank: int, run: str | None = None, round: int | None = None) -> None:
+    def __init__(self, path: str | Path, *, rank: int) -> None:
         self.path = Path(path)
         self.rank = rank
-        self.run = _run() if run is None else run
-        self.round = _round() if round is None else round
+        self.run = Place.found().run
+        number = os.environ.get("ELASTIC_ROUND", "")
+        self.round = int(number) if number.isdecimal() else None
         self._descriptor: int | None = None
         self._failed = False
 
@@ -140,12 +145,3 @@ def _open(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _run() -> str:
-    return os.environ.get("ELASTIC_RUN_UID") or os.environ.get("TORCHELASTIC_RUN_ID") or ""
-
-
-def _round() -> int | None:
-    number = os.environ.get("ELASTIC_ROUND", "")
-    return int(number) if number.isdecimal() else None

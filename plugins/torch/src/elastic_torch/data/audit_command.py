@@ -106,7 +106,10 @@ def lines(report: Report, torn: int = 0) -> list[str]:
         text.append(f"{_count(report.taken_back, 'step')} taken back and done again, from states that were loaded")
     if torn:
         text.append(f"{_count(torn, 'line')} cut short, as when a writer is killed")
-    text += [f"{finding.kind}: {_finding_line(finding, report.epochs)}" for finding in report.findings[:MOST]]
+    text += [
+        f"{finding.kind}: {_where(finding)}{_indices(finding, report.epochs)}: {finding.message}"
+        for finding in report.findings[:MOST]
+    ]
     if len(report.findings) > MOST:
         text.append(f"… and {len(report.findings) - MOST} more")
     if report.findings:
@@ -124,10 +127,6 @@ def _epoch_line(epoch: Epoch) -> str:
         f"epoch {epoch.epoch}: {epoch.used} of {epoch.length} samples{how_far}{left_out}, "
         f"in {_count(epoch.steps, 'step')}, world size {workers}"
     )
-
-
-def _finding_line(finding: Finding, epochs: Sequence[Epoch]) -> str:
-    return f"{_where(finding)}{_indices(finding, epochs)}: {finding.message}"
 
 
 def _indices(finding: Finding, epochs: Sequence[Epoch]) -> str:

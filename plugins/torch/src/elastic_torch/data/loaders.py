@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -43,12 +43,6 @@ def check_sampler(loader: object, sampler: object, epoch: int) -> None:
             )
 
 
-def skip(iterator: Iterator[object], batches: int) -> None:
-    """Draw so many batches and throw them away."""
-    for _ in range(batches):
-        next(iterator, None)
-
-
 def is_stateful(thing: object) -> TypeGuard[DataLoader[Any]]:
     """Whether it is a ``DataLoader`` that knows how far it is, as torchdata's ``StatefulDataLoader``."""
     return isinstance(thing, DataLoader) and hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
@@ -65,11 +59,6 @@ def counts_twice(thing: object) -> bool:
         and isinstance(dataset := thing.dataset, IterableDataset)
         and not hasattr(dataset, "state_dict")
     )
-
-
-def goes_on_with_any_ranks(sampler: object) -> bool:
-    """Whether a sampler's position means the same samples to any number of ranks."""
-    return isinstance(sampler, ElasticDistributedSampler) or bool(getattr(sampler, "elastic", False))
 
 
 def draws_elastically(loader: object) -> bool:

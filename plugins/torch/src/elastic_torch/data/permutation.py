@@ -53,14 +53,7 @@ class Order:
         return SHUFFLED if self.shuffle else IN_ORDER
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples at these places.
-
-        Args:
-            places: From 0 to ``length - 1``, any number of them, shape (n,).
-
-        Returns:
-            Indices of the dataset, shape (n,).
-        """
+        """Return the samples, indices of the dataset, at these places, from 0 to ``length - 1``; both of shape (n,)."""
         if not self.shuffle:
             return places
         samples = self._network(places.astype(np.uint64))

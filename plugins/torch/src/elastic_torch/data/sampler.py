@@ -7,6 +7,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -211,20 +212,19 @@ class ElasticDistributedSampler(Sampler[int]):
     def _generate(self, iteration: int, epoch: int, cursor: int) -> Iterator[list[int]]:
         order = Order(self._length, self.seed, epoch, self.shuffle)
         at_once = max(1, CHUNK // self.batch_size)
-        while cursor < (stop := self._stop_after(cursor)):
-            starts = [cursor]
-            while len(starts) < at_once and stop < (after := self._stop_after(stop)):
-                starts.append(stop)
-                stop = after
+        while cursor < self._stop_after(cursor):
+            ends = [self._stop_after(cursor)]
+            while len(ends) < at_once and ends[-1] < (after := self._stop_after(ends[-1])):
+                ends.append(after)
             # A rank without a sample takes the first of the step: it counts for nothing.
-            mine = [self._share(a, b) or range(a, a + 1) for a, b in zip(starts, [*starts[1:], stop], strict=True)]
+            mine = [self._share(a, b) or range(a, a + 1) for a, b in pairwise([cursor, *ends])]
             places = np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in mine])
             found = iter(order.at(places).tolist())
-            for part, end in zip(mine, [*starts[1:], stop], strict=True):
+            for part, end in zip(mine, ends, strict=True):
                 if iteration == self._iteration:
                     self._handed_out = end
                 yield [next(found) for _ in part]
-            cursor = stop
+            cursor = ends[-1]
 
     def _stop_after(self, cursor: int) -> int:
         return cursor + partition.step_size(

@@ -21,7 +21,6 @@ from elastic_torch.disk.errors import (
     CheckpointUnreadableError,
 )
 from elastic_torch.disk.loader import Loaded
-from elastic_torch.disk.schedule import daly_interval, young_interval
 from elastic_torch.version import Checkpoint, Position
 
 __all__ = [
@@ -34,6 +33,4 @@ __all__ = [
     "Disk",
     "Loaded",
     "Position",
-    "daly_interval",
-    "young_interval",
 ]

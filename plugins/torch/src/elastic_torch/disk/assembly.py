@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastic_torch.disk.catalog import Holding
 from elastic_torch.disk.manifest import Manifest
-from elastic_torch.version import Position
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What one directory has of the checkpoint at one position.
-
-    Attributes:
-        folder: Its folder there.
-        manifest: Its list of contents.
-        intact: The names of its files that are there, and as they should be as far as is known.
-    """
-
-    folder: str
-    manifest: Manifest
-    intact: frozenset[str]
-
-    @property
-    def whole(self) -> bool:
-        """Whether nothing is missing."""
-        return self.intact >= {*self.manifest.files}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +31,6 @@ def assemble(holdings: Mapping[int, Holding], directories: int) -> Assembly | No
 
     Islands with a whole checkpoint keep their own, though another save of the same position may differ in its files:
     what was trained is the same.
-
-    Args:
-        holdings: By directory, those that have something of it.
-        directories: How many directories there are.
     """
     lacking = [i for i in range(directories) if i not in holdings or not holdings[i].whole]
     saves: dict[str, dict[int, Holding]] = {}
@@ -75,11 +51,6 @@ def assemble(holdings: Mapping[int, Holding], directories: int) -> Assembly | No
     wanted = sorted({name for lacks in needs.values() for name in lacks})
     sends = tuple((name, min(i for i, part in parts.items() if name in part.intact)) for name in wanted)
     return Assembly(chosen.manifest, chosen.folder, sends, needs)
-
-
-def newest_first(positions: Sequence[Position]) -> list[Position]:
-    """Every position once, the newest first."""
-    return sorted({*positions}, reverse=True)
 
 
 def _first(parts: Mapping[int, Holding]) -> Holding:

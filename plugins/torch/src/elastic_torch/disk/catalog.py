@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from elastic_torch.disk import manifest as manifests
 from elastic_torch.disk.manifest import DamagedError, FileSum, Manifest, UnknownFormatError
@@ -18,40 +19,54 @@ logger = logging.getLogger("elastic_torch.disk")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """What keeps a checkpoint from being loaded.
+class Damage:
+    """One thing that is wrong, and in which checkpoint.
 
     Attributes:
-        reason: What it is, for people.
-        damaged: Whether what was read is not what was written. Else it could not be read, and may be intact.
+        where: The checkpoint, as a path or URL.
+        reason: What is wrong.
+        kind: Whether something is not what was written; or could not be read, and may be intact; or is on none of the
+            nodes that are here.
+        position: The checkpoint's; None where it is not about one.
     """
 
+    where: str
     reason: str
-    damaged: bool = True
+    kind: Literal["damaged", "unread", "incomplete"] = "damaged"
+    position: Position | None = None
+
+    def __str__(self) -> str:
+        if self.position is None:
+            return f"{self.where} {self.reason}."
+        state = {"damaged": "is damaged", "unread": "could not be read", "incomplete": "is incomplete"}[self.kind]
+        return f"The checkpoint {self.where} {state}: {self.reason}."
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One folder that is named as a checkpoint is.
+class Holding:
+    """What one directory has of a checkpoint.
 
     Attributes:
-        folder: Its name.
-        position: What the name says.
-        manifest: Its list of contents; None where that cannot be read.
+        folder: Its folder there.
+        manifest: Its list of contents.
+        intact: The names of its files that are there, and as they should be as far as is known.
         faults: What is wrong with it at first sight.
-        here: Its files that are there, and of the right size.
     """
 
     folder: str
-    position: Position
-    manifest: Manifest | None
-    faults: tuple[Fault, ...] = ()
-    here: frozenset[str] = frozenset()
+    manifest: Manifest
+    intact: frozenset[str]
+    faults: tuple[Damage, ...] = ()
 
     @property
-    def good(self) -> bool:
-        """Whether it is whole at first sight; of a scattered one, whether what should be here is."""
-        return self.manifest is not None and not self.faults
+    def position(self) -> Position:
+        """Its place in the order of all checkpoints."""
+        return self.manifest.position
+
+    @property
+    def whole(self) -> bool:
+        """Whether no file is missing; of a scattered one, files that other directories have are."""
+        return self.intact >= {*self.manifest.files}
 
 
 def positions(storage: Storage) -> list[tuple[Position, str]]:
@@ -68,17 +83,26 @@ def point(storage: Storage) -> None:
         logger.warning("%s could not be moved: %s. The checkpoint is there all the same.", storage.path(LATEST), error)
 
 
-def entries(storage: Storage, retry: Retry = ONCE) -> list[Entry]:
-    """Every checkpoint, newest first, looked at without reading its data.
+def holdings(storage: Storage, retry: Retry = ONCE) -> tuple[list[Holding], list[Damage]]:
+    """Return every checkpoint whose manifest can be read, newest first, looked at without reading its data; and what is
+    wrong with these and with the others.
 
     Raises:
         OSError: The directory cannot be listed.
     """
-    return [entry(storage, folder, position, retry) for position, folder in retry(lambda: positions(storage))]
+    found, damage = [], []
+    for position, folder in retry(lambda: positions(storage)):
+        seen = _look(storage, folder, position, retry)
+        if isinstance(seen, Damage):
+            damage.append(seen)
+        else:
+            found.append(seen)
+            damage.extend(seen.faults)
+    return found, damage
 
 
-def entry(storage: Storage, folder: str, position: Position, retry: Retry = ONCE) -> Entry:
-    """One checkpoint at first sight: its manifest and the sizes of its files."""
+def _look(storage: Storage, folder: str, position: Position, retry: Retry) -> Holding | Damage:
+    """Return one checkpoint at first sight: its manifest and the sizes of its files."""
     try:
         manifest = read_manifest(storage, folder, retry)
         if manifest.position != position:
@@ -86,17 +110,21 @@ def entry(storage: Storage, folder: str, position: Position, retry: Retry = ONCE
         present = {*retry(lambda: storage.names(folder))}
         sizes = {name: retry(partial(storage.size, f"{folder}/{name}")) for name in {*manifest.files} & present}
     except (DamagedError, UnknownFormatError, OSError) as error:
-        return Entry(folder, position, None, (Fault(str(error), damaged=isinstance(error, DamagedError)),))
-    faults, here = [], set[str]()
+        return _damage(storage, folder, str(error), "damaged" if isinstance(error, DamagedError) else "unread")
+    faults, intact = [], set[str]()
     for name, expected in manifest.files.items():
         size = sizes.get(name)
         if size == expected.size:
-            here.add(name)
+            intact.add(name)
         elif size is not None:
-            faults.append(Fault(f"{name} has {size} bytes instead of {expected.size}"))
+            faults.append(_damage(storage, folder, f"{name} has {size} bytes instead of {expected.size}"))
         elif not manifest.scattered:
-            faults.append(Fault(f"{name} is missing"))
-    return Entry(folder, position, manifest, tuple(faults), frozenset(here))
+            faults.append(_damage(storage, folder, f"{name} is missing"))
+    return Holding(folder, manifest, frozenset(intact), tuple(faults))
+
+
+def _damage(storage: Storage, folder: str, reason: str, kind: Literal["damaged", "unread"] = "damaged") -> Damage:
+    return Damage(storage.path(folder), reason, kind, parse(folder))
 
 
 def read_manifest(storage: Storage, folder: str, retry: Retry = ONCE) -> Manifest:
@@ -114,22 +142,23 @@ def read_manifest(storage: Storage, folder: str, retry: Retry = ONCE) -> Manifes
         raise DamagedError("its manifest is missing") from error
 
 
-def check(storage: Storage, path: str, expected: FileSum, retry: Retry = ONCE) -> Fault | None:
-    """Read a whole file; what is wrong with it, or None."""
-    name = path.rsplit("/", 1)[-1]
+def check(storage: Storage, folder: str, name: str, expected: FileSum, retry: Retry = ONCE) -> Damage | None:
+    """Read a whole file of a checkpoint; what is wrong with it, or None."""
     digest, size, block = hashlib.sha256(), 0, bytearray(BLOCK)
     try:
-        with opened(storage, path, retry) as file:
+        with opened(storage, f"{folder}/{name}", retry) as file:
             while count := file.readinto(block):
                 digest.update(memoryview(block)[:count])
                 size += count
     except (FileNotFoundError, NotADirectoryError):
-        return Fault(f"{name} is missing")
+        return _damage(storage, folder, f"{name} is missing")
     except OSError as error:
-        return Fault(f"{name}: {error}", damaged=False)
+        return _damage(storage, folder, f"{name}: {error}", "unread")
     if size != expected.size:
-        return Fault(f"{name} has {size} bytes instead of {expected.size}")
-    return None if digest.hexdigest() == expected.sha256 else Fault(f"the checksum of {name} is wrong")
+        return _damage(storage, folder, f"{name} has {size} bytes instead of {expected.size}")
+    if digest.hexdigest() != expected.sha256:
+        return _damage(storage, folder, f"the checksum of {name} is wrong")
+    return None
 
 
 def as_checkpoint(storage: Storage, folder: str, manifest: Manifest) -> Checkpoint:
@@ -137,24 +166,25 @@ def as_checkpoint(storage: Storage, folder: str, manifest: Manifest) -> Checkpoi
     return Checkpoint(manifest.position, manifest.run_uid, folder, storage.path(folder), manifest.size)
 
 
-def superfluous(found: Sequence[Entry], keep: int, lineage: str) -> list[Entry]:
+def superfluous(found: Sequence[Holding], keep: int, lineage: str) -> list[Holding]:
     """Return what may go: of this lineage all that is older than the ``keep`` newest good ones. Pure.
 
     Checkpoints of other and of unknown lineages never go: this training has not gone on from them. Damaged
     ones do not count, so that they never push out a good one.
     """
-    ours = [entry for entry in found if entry.manifest is not None and entry.manifest.lineage == lineage]
-    good = sorted((entry.position for entry in ours if entry.good), reverse=True)
-    return [entry for entry in ours if entry.position < good[keep - 1]] if len(good) > keep else []
+    ours = [holding for holding in found if holding.manifest.lineage == lineage]
+    good = sorted((holding.position for holding in ours if not holding.faults), reverse=True)
+    return [holding for holding in ours if holding.position < good[keep - 1]] if len(good) > keep else []
 
 
 def prune(storage: Storage, keep: int, lineage: str) -> None:
     """Remove what is :func:`superfluous`; what is damaged of it is set aside."""
-    for entry in superfluous(entries(storage), keep, lineage):
-        if entry.good:
-            _remove(storage, entry.folder, "old")
+    found, _ = holdings(storage)
+    for holding in superfluous(found, keep, lineage):
+        if holding.faults:
+            set_aside(storage, holding.folder)
         else:
-            set_aside(storage, entry.folder)
+            _remove(storage, holding.folder, "old")
 
 
 def set_aside(storage: Storage, folder: str) -> bool:

@@ -38,11 +38,8 @@ from elastic_torch.disk.storage import Storage, created
 class _Files(FileSystemBase):
     """A storage as torch's classes want it. ``sums`` is what was written.
 
-    Args:
-        storage: Where the files are.
-        retry: For what is read.
-        manifest: Of the checkpoint that is read. torch unpickles ``.metadata``: it is given the very bytes whose sum
-            was compared with this, and no others.
+    Where a checkpoint is read, ``manifest`` is its. torch unpickles ``.metadata``: it is given the very bytes whose sum
+    was compared with that, and no others.
     """
 
     def __init__(self, storage: Storage, retry: Retry = ONCE, manifest: Manifest | None = None) -> None:
@@ -159,14 +156,9 @@ def read(
 ) -> dict[str, Any]:
     """Read a checkpoint: into a state dict, each rank its shards; or, without one, all of it as it was saved.
 
-    Args:
-        storage: Where it is.
-        folder: Its folder.
-        manifest: Its list of contents.
-        into: Tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
-            given it. Where None stands at the top level comes whatever was saved under that name, or nothing; of a
-            :class:`Loose` one what was not saved is left out.
-        retry: For errors that may pass.
+    In ``into`` tensors are filled in place, other values replaced; what has a ``load_state_dict`` at the top level is
+    given it. Where None stands at the top level comes whatever was saved under that name, or nothing; of a
+    :class:`Loose` one what was not saved is left out.
     """
     reader = FileSystemReader(folder)
     reader.path = folder

@@ -114,8 +114,6 @@ class Disk:
             self._warn("Nothing can be saved in %s for now: %s. Each save tries again.", self._storage.root, error)
         self._counters = Counters(failures=0, seconds=0.0)
         self._writer = Writer()
-        self.blocked = 0.0
-        """Seconds for which the last :meth:`save` kept training waiting."""
 
     def _warn(self, message: str, *values: object) -> None:
         if self._front.leads:
@@ -174,8 +172,7 @@ class Disk:
             return refusal
         copied = self._writer.copy(state_dict)
         self._last = step
-        self.blocked = time.monotonic() - began
-        self._schedule.saved(self.blocked)
+        self._schedule.saved(time.monotonic() - began)
         counters = replace(self._counters, seconds=self._counters.seconds + began - self._started)
         position = Position(self.run, self._me.round, step)
         return self._writer.submit(lambda: self._write(position, copied, counters), copied)

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from elastic_torch.disk import catalog
-from elastic_torch.disk.catalog import Entry
+from elastic_torch.disk.catalog import Holding
 from elastic_torch.disk.collective import Collective
 from elastic_torch.disk.fence import FOLDER
 from elastic_torch.disk.storage import Storage
@@ -23,33 +23,27 @@ Turn = tuple[int, int]
 _NOTE = re.compile(r"run-(\d{4,})_round-(\d{5,})_lineage-([0-9a-f]+)")
 
 
-def last(found: Sequence[Entry], notes: Iterable[tuple[Turn, str]], run: int) -> tuple[Turn, str] | None:
+def last(found: Sequence[Holding], notes: Iterable[tuple[Turn, str]], run: int) -> tuple[Turn, str] | None:
     """Return the lineage that a run has had last, and when; None where it has had none. Pure."""
-    saved = [(entry.position.turn, entry.manifest.lineage) for entry in found if entry.manifest is not None]
+    saved = [(holding.position.turn, holding.manifest.lineage) for holding in found]
     return max((item for item in [*notes, *saved] if item[0][0] == run), key=lambda item: item[0], default=None)
 
 
 def continued(collective: Collective, storage: Storage, first: bool, run: int) -> str:
     """Return the lineage of a run that has loaded nothing, as it goes on from memory: its last one, or a new one.
-    Collective.
-
-    Args:
-        collective: All ranks.
-        storage: This rank's directory.
-        first: Whether this rank is the first of those that see it.
-        run: The run's number.
+    Collective; ``first`` says whether this rank is the first of those that see the directory.
 
     Raises:
         PeerFailedError: A directory cannot be read.
     """
-    lasts = collective.agree(lambda: last(catalog.entries(storage), _notes(storage), run) if first else None)
+    lasts = collective.agree(lambda: last(catalog.holdings(storage)[0], _notes(storage), run) if first else None)
     known = [item for item in lasts if item is not None]
-    return max(known)[1] if known else collective.lead(_new)
+    return max(known)[1] if known else begun(collective)
 
 
 def begun(collective: Collective) -> str:
     """Return a new lineage. Collective."""
-    return collective.lead(_new)
+    return collective.lead(lambda: secrets.token_hex(8))
 
 
 def note(storage: Storage, turn: Turn, name: str) -> None:
@@ -64,7 +58,3 @@ def note(storage: Storage, turn: Turn, name: str) -> None:
 def _notes(storage: Storage) -> list[tuple[Turn, str]]:
     matches = [match for name in storage.names(FOLDER) if (match := _NOTE.fullmatch(name)) is not None]
     return [((int(match[1]), int(match[2])), match[3]) for match in matches]
-
-
-def _new() -> str:
-    return secrets.token_hex(8)

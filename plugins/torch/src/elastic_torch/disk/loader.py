@@ -12,13 +12,13 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from elastic_torch.disk import catalog
-from elastic_torch.disk.assembly import Assembly, Holding, assemble, newest_first
-from elastic_torch.disk.catalog import Entry, Fault
+from elastic_torch.disk.assembly import Assembly, assemble
+from elastic_torch.disk.catalog import Damage, Holding
 from elastic_torch.disk.collective import Collective, PeerFailedError
 from elastic_torch.disk.errors import CheckpointLoadError
 from elastic_torch.disk.manifest import NAME, FileSum, Manifest, encode
@@ -34,30 +34,6 @@ READERS = 4
 """Files that a rank checks at the same time."""
 SHOWN = 8
 """Missing files that are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One thing that is wrong, and in which checkpoint.
-
-    Attributes:
-        where: The checkpoint, as a path or URL.
-        reason: What is wrong.
-        kind: Whether something is not what was written; or could not be read, and may be intact; or is on none of the
-            nodes that are here.
-        position: The checkpoint's; None where it is not about one.
-    """
-
-    where: str
-    reason: str
-    kind: Literal["damaged", "unread", "incomplete"] = "damaged"
-    position: Position | None = None
-
-    def __str__(self) -> str:
-        if self.position is None:
-            return f"{self.where} {self.reason}."
-        state = {"damaged": "is damaged", "unread": "could not be read", "incomplete": "is incomplete"}[self.kind]
-        return f"The checkpoint {self.where} {state}: {self.reason}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +83,23 @@ class Loader:
         """Return the newest checkpoint that is intact, or can be put together. Collective.
 
         What could not be read gets another chance in the end, since it would cost the steps since an older one: the
-        error may have passed, or a saver may have removed the checkpoint meanwhile.
-
-        Args:
-            verify: Read all of it, and compare checksums; else believe names and sizes.
+        error may have passed, or a saver may have removed the checkpoint meanwhile. Without ``verify`` names and sizes
+        are believed.
         """
         found = self._look(verify, Retry(self.patience))
         if found.passed or (found.assembly is None and found.damage):
             found = self._look(verify, Retry(0))
-        self._tell(found)
+        if self.everyone.leads and found.assembly is not None:
+            for item in found.damage:
+                logger.warning("%s Taken instead: that of step %d.", item, found.assembly.manifest.position.step)
         return found
 
     def _look(self, verify: bool, retry: Retry) -> FoundCheckpoint:
         listed, damage = self._listed(retry) if self.shared_dirs.first else ([], [])
-        offered = self.everyone.agree(lambda: {e.position: e for e in reversed(listed) if e.manifest is not None})
-        for position in newest_first([position for offer in offered for position in offer]):
-            holdings = {}
-            for directory, places in enumerate(self.shared_dirs.directories):
-                entry = offered[places[0]].get(position)
-                if entry is not None and entry.manifest is not None:
-                    holdings[directory] = Holding(entry.folder, entry.manifest, entry.here)
+        offered = self.everyone.agree(lambda: {holding.position: holding for holding in reversed(listed)})
+        for position in sorted({position for offer in offered for position in offer}, reverse=True):
+            offers = [offered[places[0]].get(position) for places in self.shared_dirs.directories]
+            holdings = {directory: found for directory, found in enumerate(offers) if found is not None}
             if verify and assemble(holdings, len(self.shared_dirs.directories)) is not None:
                 holdings = self._verified(holdings, damage, retry)
             assembly = assemble(holdings, len(self.shared_dirs.directories))
@@ -136,35 +109,35 @@ class Loader:
                 damage.append(lost)
         return self._found(None, None, damage)
 
-    def _listed(self, retry: Retry) -> tuple[list[Entry], list[Damage]]:
+    def _listed(self, retry: Retry) -> tuple[list[Holding], list[Damage]]:
         """Return what is in this rank's directory, and what is wrong with it at first sight."""
         try:
-            listed = catalog.entries(self.storage, retry)
-            pointed = None if listed else retry(self.storage.pointed)
+            listed, damage = catalog.holdings(self.storage, retry)
+            pointed = None if listed or damage else retry(self.storage.pointed)
         except OSError as error:
             return [], [Damage(self.storage.root, f"cannot be listed: {error}", "unread")]
         if pointed is not None:
             gone = f"names {pointed}, which is not there, nor is any other checkpoint"
             return [], [Damage(self.storage.path(LATEST), gone, "unread")]
-        return listed, [self._damage(entry.folder, entry.position, fault) for entry in listed for fault in entry.faults]
+        return listed, damage
 
     def _verified(self, holdings: dict[int, Holding], damage: list[Damage], retry: Retry) -> dict[int, Holding]:
         """Return the holdings without the files whose checksums are wrong; each rank reads a part of its
         directory's.
         """
         mine = holdings.get(self.shared_dirs.mine)
-        wrong: dict[str, Fault] = {}
+        wrong: dict[str, Damage] = {}
         if mine is not None:
             ranks = self.shared_dirs.directories[self.shared_dirs.mine]
             names = _share(mine, ranks.index(self.everyone.place), len(ranks))
 
-            def check(name: str) -> Fault | None:
-                return catalog.check(self.storage, f"{mine.folder}/{name}", mine.manifest.files[name], retry)
+            def check(name: str) -> Damage | None:
+                return catalog.check(self.storage, mine.folder, name, mine.manifest.files[name], retry)
 
             with ThreadPoolExecutor(READERS) as readers:  # sums are made without Python's lock
                 faults = list(readers.map(check, names))
             wrong = {name: fault for name, fault in zip(names, faults, strict=True) if fault is not None}
-            damage.extend(self._damage(mine.folder, mine.manifest.position, fault) for fault in wrong.values())
+            damage.extend(wrong.values())
         reports = self.everyone.agree(lambda: (self.shared_dirs.mine, frozenset(wrong)))
         bad = {i: frozenset().union(*(names for directory, names in reports if directory == i)) for i in holdings}
         return {i: replace(holding, intact=holding.intact - bad[i]) for i, holding in holdings.items()}
@@ -179,9 +152,6 @@ class Loader:
         text = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         reason = f"no node that is here has {text} intact"
         return Damage(self.storage.path(folder), reason, "incomplete", position)
-
-    def _damage(self, folder: str, position: Position, fault: Fault) -> Damage:
-        return Damage(self.storage.path(folder), fault.reason, "damaged" if fault.damaged else "unread", position)
 
     def _found(self, assembly: Assembly | None, mine: Holding | None, damage: Sequence[Damage]) -> FoundCheckpoint:
         """Make the result; all ranks get the same, but for what concerns this directory alone."""
@@ -201,12 +171,6 @@ class Loader:
             if directory == self.shared_dirs.mine and item.kind == "damaged" and item.position != taken
         }
         return FoundCheckpoint(assembly, mine, told, tuple(sorted(aside)), passed)
-
-    def _tell(self, found: FoundCheckpoint) -> None:
-        """Warn of all that is wrong, wherever it was found."""
-        if self.everyone.leads and found.assembly is not None:
-            for item in found.damage:
-                logger.warning("%s Taken instead: that of step %d.", item, found.assembly.manifest.position.step)
 
     def fetch(self, found: FoundCheckpoint) -> tuple[Checkpoint, Manifest]:
         """Let this directory have the whole checkpoint. Collective.

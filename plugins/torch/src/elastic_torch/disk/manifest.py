@@ -38,15 +38,12 @@ class FileSum:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counters that go from checkpoint to checkpoint, to measure how often the job fails.
-
-    Attributes:
-        failures: How often training had to go on from a checkpoint.
-        seconds: How long it has trained, in all processes before.
-    """
+    """Counters that go from checkpoint to checkpoint, to measure how often the job fails."""
 
     failures: int = 0
+    """How often training had to go on from a checkpoint."""
     seconds: float = 0.0
+    """How long it has trained, in all processes before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,21 +39,15 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
-    """One rank's part in saving.
-
-    Attributes:
-        storage: Where to.
-        everyone: All ranks.
-        group: The ranks that see the same directory; the first one writes what a checkpoint has once.
-        me: Who saves.
-        keep: How many checkpoints stay.
-    """
+    """One rank's part in saving."""
 
     storage: Storage
     everyone: Collective
     group: Collective
+    """The ranks that see the same directory; the first one writes what a checkpoint has once."""
     me: Identity
     keep: int
+    """How many checkpoints stay."""
 
     def save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         """Save a snapshot. Collective; on the writer's thread.
@@ -125,9 +119,8 @@ class Saver:
     def _checked(self, staging: str, files: dict[str, FileSum]) -> dict[str, FileSum]:
         """Read back what was written."""
         for name, file in files.items():
-            if (wrong := catalog.check(self.storage, f"{staging}/{name}", file)) is not None:
-                where = self.storage.path(staging)
-                raise OSError(f"what was written cannot be read back: {wrong.reason} in {where}")
+            if (wrong := catalog.check(self.storage, staging, name, file)) is not None:
+                raise OSError(f"what was written cannot be read back: {wrong.reason} in {wrong.where}")
         return files
 
     def _publish(self, staging: str, manifest: Manifest, metadata: bytes) -> Checkpoint:
@@ -155,8 +148,8 @@ class Saver:
             raise self._taken(position)
 
     def _taken(self, position: Position) -> CheckpointRefusedError:
-        others = [entry.manifest for entry in catalog.entries(self.storage) if entry.position == position]
-        who = next((manifest.who for manifest in others if manifest is not None), "another user")
+        found, _ = catalog.holdings(self.storage)
+        who = next((holding.manifest.who for holding in found if holding.position == position), "another user")
         return CheckpointRefusedError(
             f"Step {position.step} of round {position.round} is saved in {self.storage.root} already, by {who}.",
             hint="One Disk saves each step once. All ranks of a job save together, in one process group.",

@@ -126,17 +126,6 @@ class Schedule:
         self._saved_at = self._now()
 
 
-def young_interval(cost: float, mtbf: float) -> float:
-    """Young's interval between checkpoints, in seconds.
-
-    Args:
-        cost: Seconds that one checkpoint costs.
-        mtbf: Mean seconds between failures of the whole job.
-    """
-    _check(cost, mtbf)
-    return math.sqrt(2 * cost * mtbf)
-
-
 def daly_interval(cost: float, mtbf: float) -> float:
     """Daly's interval of computing between checkpoints, in seconds: his equation (37).
 
@@ -147,7 +136,10 @@ def daly_interval(cost: float, mtbf: float) -> float:
     Raises:
         ValueError: A cost below 0, or a mean time that is not above 0.
     """
-    _check(cost, mtbf)
+    if not (cost >= 0 and mtbf > 0):
+        raise ValueError(
+            f"A checkpoint's cost must be at least 0 and the mean time above 0, not {cost!r} and {mtbf!r}."
+        )
     if cost >= 2 * mtbf:
         return mtbf
     ratio = math.sqrt(cost / (2 * mtbf))
@@ -179,10 +171,3 @@ def next_look(elapsed: float, wanted: float, step_seconds: float) -> int:
     if step_seconds <= 0:
         return 1
     return min(MOST_STEPS, max(1, int(left / step_seconds / 2)))
-
-
-def _check(cost: float, mtbf: float) -> None:
-    if not (cost >= 0 and mtbf > 0):
-        raise ValueError(
-            f"A checkpoint's cost must be at least 0 and the mean time above 0, not {cost!r} and {mtbf!r}."
-        )

@@ -64,8 +64,8 @@ def discover(collective: Collective, storage: Storage, *, read_only: bool = Fals
     def look() -> int:
         if not able[collective.place]:
             return collective.place
-        prefix = f"{nonce}-"
-        return min(int(name.removeprefix(prefix)) for name in storage.names(FOLDER) if _is_probe(name, prefix))
+        places = [name.removeprefix(f"{nonce}-") for name in storage.names(FOLDER)]
+        return min(int(place) for place in places if place.isdecimal())
 
     try:
         able = collective.agree(leave)
@@ -81,7 +81,3 @@ def shared_dirs_of(sights: Sequence[int], place: int) -> SharedDirs:
     directories = tuple(tuple(i for i, seen in enumerate(sights) if seen == first) for first in firsts)
     mine = firsts.index(sights[place])
     return SharedDirs(directories, mine, directories[mine][0] == place)
-
-
-def _is_probe(name: str, prefix: str) -> bool:
-    return name.startswith(prefix) and name.removeprefix(prefix).isdecimal()

@@ -36,6 +36,8 @@ ANSWER = 60.0
 _IDLE = 10
 """The nice value of what a busy machine is to leave for later."""
 _NEVER = Stamp(-1, -1)
+MOST = 4
+"""Buffers of a sharded state: one to write to, the newest, the one that is safe, the one that is being sent."""
 _THREAD = "elastic-snapshot"
 """The name of the threads that prepare buffers, for which the end of the process does not wait."""
 
@@ -69,12 +71,12 @@ class Buffers:
             self.outlives = agent is not None
             """Whether there is an agent that keeps them; without one a snapshot is of no use."""
         self._buffers = [adopted(name) for name in self._names]
-        self._stamps = {index: found.stamp for index, found in self._read()}
-        """By buffer, of what is complete in it."""
-        self._newest: int | None = max(self._stamps, key=self._stamps.__getitem__, default=None)
+        self._newest: Buffer | None = None
         """The buffer that the next commit must not touch: the newest snapshot, or the one that was restored."""
+        self.go_back_to(max(self.stamps(), default=None))
         if replica is None:
-            self._settle_adopted()
+            # The newest snapshot is made ready to be read, and the other buffers to be written to.
+            self._settle(sorted((buffer for buffer in self._buffers if buffer is not None), key=_age, reverse=True))
 
     def is_empty(self) -> bool:
         """Whether nothing was ever kept."""
@@ -82,7 +84,7 @@ class Buffers:
 
     def snapshots(self) -> list[Snapshot]:
         """Return the complete snapshots."""
-        return [found for _, found in self._read()]
+        return [found for buffer in self._buffers if buffer is not None and (found := buffer.read()) is not None]
 
     def stamps(self) -> tuple[Stamp, ...]:
         """Return the stamps of the complete snapshots, the newest first."""
@@ -90,7 +92,7 @@ class Buffers:
 
     def go_back_to(self, stamp: Stamp | None) -> None:
         """Keep the snapshot with this stamp, if it is here, and no newer one: all ranks go on from it."""
-        self._newest = next((index for index, its in self._stamps.items() if its == stamp), None)
+        self._newest = None if stamp is None else self.buffer_of(stamp)
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
         """Return the snapshot with this stamp. The next commit goes to another buffer.
@@ -98,17 +100,15 @@ class Buffers:
         Raises:
             LookupError: There is none.
         """
-        for index, found in self._read():
-            if found.stamp == stamp:
-                self._stamps[index], self._newest = stamp, index
-                return found
-        raise LookupError(f"no snapshot of {stamp}")
+        found = next((found for found in self.snapshots() if found.stamp == stamp), None)
+        if found is None:
+            raise LookupError(f"no snapshot of {stamp}")
+        self.go_back_to(stamp)
+        return found
 
     def buffer_of(self, stamp: Stamp) -> Buffer | None:
         """Return the buffer of the snapshot with this stamp; from any thread, as long as it is pinned."""
-        stamps = list(self._stamps.items())  # at once: the training's thread commits meanwhile
-        index = next((index for index, its in stamps if its == stamp), None)
-        return None if index is None else self._buffers[index]
+        return next((buffer for buffer in self._buffers if buffer is not None and buffer.stamp == stamp), None)
 
     def keep(self, stamp: Stamp, said: Any, tensors: list[torch.Tensor]) -> None:
         """Commit: copy the state into a buffer. Where there is no room for it, this tier ends, with a warning.
@@ -118,7 +118,6 @@ class Buffers:
         """
         self._check_name()
         index = self._next()
-        self._stamps.pop(index, None)
         try:
             if self._buffers[index] is None and self._second is not None:
                 self._put(index, self._second.result())
@@ -131,26 +130,23 @@ class Buffers:
         except ResourceError as exc:
             self._end(exc.message)
             return
-        self._stamps[index], self._newest = stamp, index
+        self._newest = buffer
         self._prepare(buffer)
 
     def room(self, size: int) -> Buffer:
-        """Return a buffer of at least so many bytes, for a snapshot that comes from elsewhere.
+        """Return a buffer of at least so many bytes, for a snapshot that comes from elsewhere. Until that is finished
+        it holds nothing.
 
         Raises:
             ResourceError: There is no memory for it, or the agent does not keep it.
         """
         index = self._next()
-        self._stamps.pop(index, None)
         buffer = self._buffers[index]
         if buffer is None or buffer.size < size:
             buffer = Buffer.sized(self._names[index], size + size // 8)
             self._put(index, buffer)
+        buffer.begin()
         return buffer
-
-    def came(self, buffer: Buffer, stamp: Stamp) -> None:
-        """Record that what comes from elsewhere is complete in a buffer."""
-        self._stamps.update({index: stamp for index, its in enumerate(self._buffers) if its is buffer})
 
     def forget(self) -> None:
         """Let go of all of them, and have the agent do so."""
@@ -158,7 +154,7 @@ class Buffers:
             release(name)
             if (buffer := self._buffers[index]) is not None:
                 buffer.close()
-        self._buffers, self._stamps, self._newest = [None] * len(self._names), {}, None
+        self._buffers, self._newest = [None] * len(self._names), None
 
     def _check_name(self) -> None:
         """Refuse a second state of this name; one that only took the place of another is none (as in tests)."""
@@ -178,12 +174,6 @@ class Buffers:
         if self.outlives and self._buffers[other] is None and self._second is None:
             self._second = asked(partial(Buffer.sized, self._names[other], written.size), name=_THREAD)
 
-    def _settle_adopted(self) -> None:
-        """Make the newest snapshot ready to be read, and the other buffers to be written to."""
-        indices = range(len(self._buffers))
-        order = sorted(indices, key=lambda index: self._stamps.get(index, _NEVER), reverse=True)
-        self._settle([buffer for index in order if (buffer := self._buffers[index]) is not None])
-
     def _settle(self, buffers: Sequence[Buffer]) -> None:
         left = [buffer for buffer in buffers if not buffer.settled]
 
@@ -201,17 +191,12 @@ class Buffers:
         """Return the buffer to write to: the oldest one that is not needed; one more where there is none, or only one
         so far.
         """
-        pinned = {*self._pinned()}
-        there = [index for index, buffer in enumerate(self._buffers) if buffer is not None]
-        free = [index for index in there if index != self._newest and self._stamps.get(index) not in pinned]
-        new = [index for index, buffer in enumerate(self._buffers) if buffer is None]
-        if new and (not free or len(there) == 1):
-            return new[0]
-        return min(free, key=lambda index: self._stamps.get(index, _NEVER))
-
-    def _read(self) -> list[tuple[int, Snapshot]]:
-        read = [(index, buffer.read()) for index, buffer in enumerate(self._buffers) if buffer is not None]
-        return [(index, found) for index, found in read if found is not None]
+        pinned = self._pinned()
+        there = [buffer for buffer in self._buffers if buffer is not None]
+        free = [buffer for buffer in there if buffer is not self._newest and buffer.stamp not in pinned]
+        if len(there) < len(self._buffers) and (not free or len(there) == 1):
+            return self._buffers.index(None)
+        return self._buffers.index(min(free, key=_age))
 
     def _put(self, index: int, buffer: Buffer) -> None:
         try:
@@ -227,6 +212,10 @@ class Buffers:
     def _end(self, why: str) -> None:
         self.outlives = False
         warnings.warn(f"No snapshots are kept in memory from here on: {why}", stacklevel=4)
+
+
+def _age(buffer: Buffer) -> Stamp:
+    return buffer.stamp or _NEVER
 
 
 _keepers: weakref.WeakValueDictionary[str, Buffers] = weakref.WeakValueDictionary()

@@ -23,6 +23,7 @@ from typing import Any
 
 from elastic_core.errors import ElasticError, ResourceError
 from elastic_core.worker.fd_store import RESCUE, held, hold
+from elastic_torch.memory.buffers import MOST
 from elastic_torch.memory.snapshot import Buffer, Snapshot
 from elastic_torch.state.disk_tier import AnyCheckpoint, DiskTier
 from elastic_torch.state.state_exchange import Peers
@@ -39,37 +40,26 @@ _ABANDONED = 86400.0
 """Seconds after which an unfinished file counts as abandoned, where files cannot be locked."""
 _ANSWER = 5.0
 """Seconds to wait for the agent: without its answer a snapshot may be written that need not be."""
-_MOST = 4
-"""Parts of a sharded state that one rank can take; as many as it has buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescued:
-    """One snapshot that an agent has written.
-
-    Attributes:
-        path: The file.
-        run: The uid of the run that failed.
-        round: Its round.
-        step: Its step.
-        rank: Whose part of a sharded state it is; None where it is all of a state.
-        world: Of how many ranks.
-        size: Bytes.
-        sha256: Of them.
-        base: Run, round and step of the newest checkpoint on disk when that run began; None where there was none.
-        modified: When it was written, by the clock of the file's host.
-    """
+    """One snapshot that an agent has written."""
 
     path: str
     run: str
+    """The uid of the run that failed."""
     round: int
     step: int
     rank: int | None
+    """Whose part of a sharded state it is; None where it is all of a state."""
     world: int | None
     size: int
     sha256: str
     base: tuple[str, int, int] | None
+    """Run, round and step of the newest checkpoint on disk when that run began; None where there was none."""
     modified: float
+    """When it was written, by the clock of the file's host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +139,8 @@ class Rescue:
     def register(self, peers: Peers, newest: Callable[[], AnyCheckpoint | None]) -> None:
         """Tell the agent of this node what to do if the job fails. Collective.
 
-        Args:
-            peers: All ranks.
-            newest: Finds the newest checkpoint; collective. It is called where no agent remembers with which one the
-                run began: with this one, unless it is the run's own.
+        ``newest``, a collective too, is called where no agent remembers with which checkpoint the run began: with this
+        one, unless it is the run's own.
         """
         if not self._directories:
             return
@@ -299,7 +287,7 @@ def _dealt(parts: Mapping[int | None, Mapping[int, Rescued]], ranks: int) -> dic
     for old, seen in sorted(parts.items(), key=lambda item: -1 if item[0] is None else item[0]):
         reader = old if old is not None and old in seen else min(seen, key=lambda rank: (len(dealt[rank]), rank))
         dealt[reader].append(seen[reader])
-    return None if any(len(files) > _MOST for files in dealt.values()) else dealt
+    return None if any(len(files) > MOST for files in dealt.values()) else dealt
 
 
 def _is_ours(directory: str, spare: bool) -> bool:

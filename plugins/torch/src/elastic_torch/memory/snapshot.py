@@ -57,12 +57,14 @@ class Buffer:
     Attributes:
         fd: Its descriptor.
         size: Its bytes.
+        stamp: Of the snapshot that is complete in it, as far as this process has read, written or received it.
         settled: Whether :meth:`settle` has been asked for.
     """
 
     def __init__(self, fd: int, *, new: bool = False, private: bool = False) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
+        self.stamp: Stamp | None = None
         self.settled = False
         self._map = mmap.mmap(fd, self.size, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
         self._new = new
@@ -138,6 +140,7 @@ class Buffer:
         self._copy(tensors)
         self._map[start : start + len(text)] = text
         self._mark(_COMPLETE, start, len(text), zlib.crc32(text))
+        self.stamp = stamp
         return True
 
     def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -170,6 +173,7 @@ class Buffer:
                 self._known = header, Snapshot(Stamp(int(round_), int(step)), said, self._views)
             except (ValueError, TypeError, AttributeError, RuntimeError):
                 return None
+        self.stamp = self._known[1].stamp
         return self._known[1]
 
     def bytes(self) -> torch.Tensor:
@@ -183,18 +187,18 @@ class Buffer:
 
     def begin(self) -> None:
         """All of it is about to be replaced by another buffer's bytes: until :meth:`finish` it holds nothing."""
-        self._known = None
+        self._known = self.stamp = None
         self._mark(_WRITING)
 
     def header(self) -> torch.Tensor:
         """Return what :meth:`finish` of another buffer takes, as uint8 of shape (40,)."""
         return self.bytes()[:HEADER_BYTES].clone()
 
-    def finish(self, header: torch.Tensor) -> None:
-        """All bytes behind the header are there: now it holds what the other one does."""
+    def finish(self, header: torch.Tensor, stamp: Stamp) -> None:
+        """All bytes behind the header are there: now it holds what the other one does, of this stamp."""
         _, phase, start, length, crc = _HEADER.unpack(header.numpy().tobytes())
         self._mark(phase, start, length, crc)
-        self._new = False
+        self._new, self.stamp = False, stamp
 
     def _mark(self, phase: int, start: int = 0, length: int = 0, crc: int = 0) -> None:
         if phase == _COMPLETE:  # the word that it is comes after all others

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_torch.memory.buffers import Buffers
-from elastic_torch.memory.snapshot import HEADER_BYTES, Buffer, Snapshot
+from elastic_torch.memory.snapshot import HEADER_BYTES, Snapshot
 from elastic_torch.state.components import Components
 from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
 from elastic_torch.state.state_choice import Choice, Tier, choose
@@ -27,18 +27,12 @@ State = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class TakenState:
-    """The state of a snapshot. Of its tensors only those of the model may be views of shared memory.
-
-    Attributes:
-        model: The model's.
-        rest: Everything else.
-        whole: Whether this rank itself has kept all of it, its random generators too.
-        tier: Where it comes from.
-    """
+    """The state of a snapshot. Of its tensors only those of the model may be views of shared memory."""
 
     model: Mapping[str, Any]
     rest: Mapping[str, Any]
     whole: bool
+    """Whether this rank itself has kept all of it, its random generators too."""
     tier: Tier
 
 
@@ -46,12 +40,10 @@ class MemoryTier:
     """The snapshots of a state that each rank has in full.
 
     Every method but :meth:`named` and :meth:`take_over` is for all ranks together.
-
-    Attributes:
-        whole: Whether each rank has all of the state.
     """
 
     whole = True
+    """Whether each rank has all of the state."""
 
     def __init__(self, buffers: Buffers, peers: Peers) -> None:
         self._buffers, self._peers = buffers, peers
@@ -67,7 +59,7 @@ class MemoryTier:
         assert self._choice is not None
         choice, stamp = self._choice, self._choice.stamp
         if choice.without:
-            hand_over(choice.source, choice.without, self._buffers.buffer_of(stamp), self._buffers.room)
+            hand_over(choice, self._buffers)
         snapshot = self._buffers.snapshot(stamp)
         model, rest = snapshot.said  # the model copies what it is given, others may take it as it is
         others = put_together(rest, lambda number: snapshot.views[number].clone())
@@ -124,36 +116,29 @@ def memory_tier(common: Components, name: str, local_rank: int, replicate_every:
         return MemoryTier(Buffers(name, local_rank), peers)
     from elastic_torch.memory.sharded.tier import ShardedMemory
 
-    parts = {**common.parts, "extra": common.extra}
-    return ShardedMemory(common.model, parts, name, local_rank, replicate_every, peers)
+    return ShardedMemory(common, name, local_rank, replicate_every, peers)
 
 
-def hand_over(source: int, to: Sequence[int], buffer: Buffer | None, room: Callable[[int], Buffer]) -> None:
-    """Bring a snapshot from one rank to others. All ranks of the process group call it with the same ranks.
+def hand_over(choice: Choice, buffers: Buffers) -> None:
+    """Bring the chosen snapshot from the rank that has it to those without it. All ranks call it with the same choice.
 
-    Args:
-        source: The rank that has it.
-        to: Those that get it.
-        buffer: At the source, its buffer.
-        room: Called at the others, with the number of bytes that it must have room for.
+    It is a broadcast and no ``Transport.exchange``: where many nodes come at once, those that have a part pass it on.
     """
-    group = dist.new_group(sorted([source, *to]), backend="gloo")
-    rank = dist.get_rank()
-    if rank != source and rank not in to:
+    group = dist.new_group(sorted([choice.source, *choice.without]), backend="gloo")
+    source, rank = choice.source, dist.get_rank()
+    if rank != source and rank not in choice.without:
         return
-    size = torch.zeros(1, dtype=torch.int64)
-    if rank == source:
-        assert buffer is not None
-        size.fill_(buffer.used())
+    buffer = buffers.buffer_of(choice.stamp) if rank == source else None
+    assert (buffer is None) == (rank != source)
+    size = torch.tensor([0 if buffer is None else buffer.used()])
     dist.broadcast(size, source, group=group)
-    if rank != source or buffer is None:
-        buffer = room(int(size))
-        buffer.begin()
+    if buffer is None:
+        buffer = buffers.room(int(size))
     content = buffer.bytes()
     for start in range(HEADER_BYTES, int(size), PART):
         dist.broadcast(content[start : min(start + PART, int(size))], source, group=group)
     header = buffer.header()
     dist.broadcast(header, source, group=group)
     if rank != source:
-        buffer.finish(header)
+        buffer.finish(header, choice.stamp)
     dist.destroy_process_group(group)

@@ -37,13 +37,8 @@ class Checkpoints:
     def last(self, step: int, state: Callable[[], dict[str, Any]], *, save: bool = True, ends: bool = False) -> None:
         """No step follows in this process: save this one, if it is not there, and wait until all of them are.
 
-        So the process group may go, and the process. What cannot be saved the tier has said in its log.
-
-        Args:
-            step: Steps done.
-            state: What is saved, if anything is.
-            save: Whether it has to be saved at all.
-            ends: Whether training is over: then no run goes on from memory.
+        So the process group may go, and the process. What cannot be saved the tier has said in its log. Where training
+        ``ends``, no run goes on from memory.
 
         Raises:
             CheckpointError: Training is over, and its last step is not on disk.

@@ -93,12 +93,9 @@ class PerRank:
     def restores(self, loader: object, common: Mapping[str, object]) -> bool:
         """Whether a loader knows by itself how far it is, and its state was restored with this rank's own.
 
-        Args:
-            loader: The loader.
-            common: What is declared to be the same on all ranks.
-
         Raises:
-            UsageError: Its state and its sampler's are both restored; or it is declared to be the same on all ranks.
+            UsageError: Its state and its sampler's are both restored; or it is in ``common``, which is declared to be
+                the same on all ranks.
         """
         if any(loader is thing for thing in common.values()):
             raise UsageError(

@@ -13,33 +13,13 @@ import torch
 from elastic_torch.version import digest
 
 
-def capture() -> dict[str, Any]:
-    """Where all of them are."""
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def apply(state: Mapping[str, Any]) -> None:
+def _apply(state: Mapping[str, Any]) -> None:
     """Set all of them to where they were."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def reseed(*seeds: int) -> None:
-    """Begin anew from numbers; unlike ones give unlike sequences."""
-    words = np.random.SeedSequence([seed % 2**64 for seed in seeds]).generate_state(2, np.uint64).tolist()
-    torch.manual_seed(words[0])  # every device's
-    random.seed(words[1])
-    np.random.seed(words[1] % 2**32)
 
 
 class Generators:
@@ -57,19 +37,32 @@ class Generators:
         """Of a restored state, to be set when its loader has begun."""
 
     def state(self) -> dict[str, Any] | None:
-        """Their state."""
-        return {"now": capture(), "epoch": self._epoch} if self._kept else None
+        """Return where they are, and where they were when the epoch's loader began."""
+        if not self._kept:
+            return None
+        now: dict[str, Any] = {
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            now["cuda"] = torch.cuda.get_rng_state()
+        return {"now": now, "epoch": self._epoch}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Set what :meth:`state` has returned."""
         if self._kept:
             self._epoch, self._pending = state["epoch"], state["now"]
-            apply(state["now"])
+            _apply(state["now"])
 
     def reseed(self, run: str, *numbers: int) -> None:
-        """Seed them from a run's uid and other numbers."""
+        """Begin anew from a run's uid and other numbers; unlike ones give unlike sequences."""
         if self._kept:
-            reseed(digest(run), *numbers)
+            seeds = [number % 2**64 for number in (digest(run), *numbers)]
+            words = np.random.SeedSequence(seeds).generate_state(2, np.uint64).tolist()
+            torch.manual_seed(words[0])  # every device's
+            random.seed(words[1])
+            np.random.seed(words[1] % 2**32)
 
     @contextlib.contextmanager
     def at_epoch_start(self, *, resumed: bool) -> Iterator[None]:
@@ -80,11 +73,11 @@ class Generators:
         """
         pending, self._pending = self._pending, None
         if pending is not None:
-            apply(pending)
+            _apply(pending)
         if resumed and pending is not None and self._epoch is not None:
             torch.set_rng_state(self._epoch)
         else:
             self._epoch = torch.get_rng_state()
         yield
         if resumed and pending is not None:
-            apply(pending)
+            _apply(pending)

@@ -24,16 +24,11 @@ class Tier(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The snapshot that all go on from.
-
-    Attributes:
-        stamp: Its stamp.
-        source: The rank that sends it to the ranks without it.
-        without: The ranks without it, in order.
-    """
+    """The snapshot that all go on from."""
 
     stamp: Stamp
     source: int
+    """The rank that sends it to those without it."""
     without: tuple[int, ...]
 
     def tier(self, rank: int) -> Tier:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from elastic_core.errors import UsageError
 from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
-from elastic_torch.data.sampler import ElasticBatchSampler
+from elastic_torch.data.sampler import ElasticBatchSampler, ElasticDistributedSampler
 from elastic_torch.data.seeded_dataset import SeededDataset
 from elastic_torch.error_file import follow
 from elastic_torch.memory.rescue import Rescue
@@ -222,9 +222,7 @@ class TrainState:
     def _begin(self, loader: Iterable[_T], resumed_after: int) -> tuple[Iterator[_T], int | None]:
         """Return the loader's iterator; and how many batches are left, where the loader has a length.
 
-        Args:
-            loader: The loader.
-            resumed_after: Batches of the epoch that are done, where it is resumed from a restored state; else 0.
+        ``resumed_after`` are the batches of the epoch that are done, where it is resumed from a restored state; else 0.
         """
         loaders.check_sampler(loader, self._sampler, self.epoch)
         own = self._own.restores(loader, self._common.extra)
@@ -239,14 +237,15 @@ class TrainState:
             left, iterator = (0, iter(())) if over else (loaders.length(loader), iter(loader))
             if resumed and not over and not self._common.sampler_knows:
                 if not own:
-                    loaders.skip(iterator, resumed_after)
+                    for _ in range(resumed_after):
+                        next(iterator, None)
                 left = None if left is None else left - resumed_after
         return iterator, left
 
     def _goes_on(self, loader: object) -> bool:
         """Whether the loader's position means the same samples to any number of ranks."""
-        elastic = loaders.goes_on_with_any_ranks(self._sampler)
-        return elastic and (loader is self._sampler or self._common.sampler_knows)
+        elastic = isinstance(self._sampler, ElasticDistributedSampler) or getattr(self._sampler, "elastic", False)
+        return bool(elastic) and (loader is self._sampler or self._common.sampler_knows)
 
     @property
     def sync_gradients(self) -> bool:

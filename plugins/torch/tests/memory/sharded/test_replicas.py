@@ -7,10 +7,9 @@ import socket
 import pytest
 import torch
 
-from elastic_torch.memory.buffers import Buffers
+from elastic_torch.memory.buffers import MOST, Buffers
 from elastic_torch.memory.sharded.plan import HeldPart
 from elastic_torch.memory.sharded.replicas import Replicas
-from elastic_torch.memory.sharded.tier import MOST
 from elastic_torch.state.state_tree import take_apart
 from elastic_torch.version import Stamp
 
@@ -79,7 +78,6 @@ def test_replicas_are_found_by_the_next_rounds_worker_and_the_safe_one_stays(age
         assert safe is None or safe in {holding.stamp for holding in replicas.holdings()}
         assert buffer.write(Stamp(1, step), {"rank": 3, "world": 4, "tree": said}, tensors)
         safe = Stamp(1, step)
-        replicas.came(buffer, safe)
     later = Replicas("train", 1)
     assert set(later.holdings()) == {HeldPart(Stamp(1, 3), 3, 4), HeldPart(Stamp(1, 4), 3, 4)}
     assert Replicas("train", 0).holdings() == {}

@@ -7,9 +7,10 @@ not by numbers, as the memory tier has them for the same script.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -21,43 +22,48 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from elastic_torch.disk.dcp import Loose
+from elastic_torch.state.components import Components
 from elastic_torch.state.state_tree import leaves
 
-Parts = Mapping[str, Any]
-"""Things that have a state, by name; under ``extra`` a mapping of more of them."""
+Place = tuple[str, ...]
+"""Where in a state an optimizer's is: its name, or ``extra`` and its name."""
 
 
-def named(model: torch.nn.Module, parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
+def named(common: Components, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with the model's and the optimizers' parts by parameters' names.
 
     An optimizer that has not made a step yet is given the state that a step without gradients makes: torch does that.
     """
-    changed = {part: get_optimizer_state_dict(model, thing) for part, thing in optimizers(parts)}
-    return _with(state, {"model": get_model_state_dict(model)}, changed)
+    changed = {place: get_optimizer_state_dict(common.model, its) for place, its in optimizers(common).items()}
+    return _with(state, get_model_state_dict(common.model), changed)
 
 
-def take_over(model: torch.nn.Module, parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
+def take_over(common: Components, state: Mapping[str, Any]) -> dict[str, Any]:
     """Become what :func:`named` has returned, as far as model and optimizers go; the same state, by numbers again."""
-    set_model_state_dict(model, state["model"])
+    set_model_state_dict(common.model, state["model"])
     options = StateDictOptions(strict=False)  # parameters that never had a gradient have no state in there
-    for (group, part), thing in optimizers(parts):
-        saved = state[group][part] if group else state[part]
-        set_optimizer_state_dict(model, thing, saved, options=options)
-    changed = {part: thing.state_dict() for part, thing in optimizers(parts)}
-    return _with(state, {"model": model.state_dict()}, changed)
+    for place, its in optimizers(common).items():
+        set_optimizer_state_dict(common.model, its, _at(state, place), options=options)
+    changed = {place: its.state_dict() for place, its in optimizers(common).items()}
+    return _with(state, common.model.state_dict(), changed)
 
 
-def optimizers(parts: Parts) -> list[tuple[tuple[str, str], Optimizer]]:
-    """All optimizers, by their places: a group, empty for none, and a name."""
-    places = {("", part): thing for part, thing in parts.items()}
-    places |= {("extra", key): thing for key, thing in parts.get("extra", {}).items()}
-    return [(place, thing) for place, thing in places.items() if isinstance(thing, Optimizer)]
+def optimizers(common: Components) -> dict[Place, Optimizer]:
+    """All optimizers, by their places."""
+    places: dict[Place, Any] = {(part,): its for part, its in common.parts.items()}
+    places |= {("extra", key): its for key, its in common.extra.items()}
+    return {place: thing for place, thing in places.items() if isinstance(thing, Optimizer)}
 
 
-def _with(state: Mapping[str, Any], model: dict[str, Any], changed: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
-    parts = {part: its for (group, part), its in changed.items() if not group}
-    extra = {part: its for (group, part), its in changed.items() if group}
-    return {**state, **model, **parts, **({"extra": {**state["extra"], **extra}} if extra else {})}
+def _with(state: Mapping[str, Any], model: dict[str, Any], changed: Mapping[Place, Any]) -> dict[str, Any]:
+    new = {**state, "model": model, **({"extra": {**state["extra"]}} if "extra" in state else {})}
+    for place, its in changed.items():
+        _at(new, place[:-1])[place[-1]] = its
+    return new
+
+
+def _at(state: Any, place: Place) -> Any:
+    return reduce(getitem, place, state)
 
 
 def wanted(state: Mapping[str, Any]) -> dict[str, Any]:

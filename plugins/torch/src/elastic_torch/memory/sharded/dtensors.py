@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -65,9 +65,16 @@ def box_of(tensor: DTensor) -> Box:
 
 def leaves(said: Any) -> list[Leaf]:
     """All sharded tensors of a state that was taken apart, by name."""
-    found: list[Leaf] = []
-    _gather(said, found)
-    return sorted(found, key=lambda leaf: leaf.name)
+    return sorted(_leaves(said), key=lambda leaf: leaf.name)
+
+
+def _leaves(said: Any) -> Iterator[Leaf]:
+    match said:
+        case {"shard": [number, name, shape, offset, placements]}:
+            yield Leaf(int(number), str(name), tuple(shape), tuple(offset), tuple(placements))
+        case list() | dict():
+            for item in said.values() if isinstance(said, dict) else said:
+                yield from _leaves(item)
 
 
 def owners(where: str, optimizer: torch.optim.Optimizer) -> dict[str, DTensor]:
@@ -150,16 +157,3 @@ def _placements(leaf: Leaf, mesh: DeviceMesh) -> tuple[Placement, ...]:
             "dimension(s) cannot repeat."
         )
     return tuple(Replicate() if how == "R" else Shard(int(how)) for how in leaf.placements)
-
-
-def _gather(said: Any, found: list[Leaf]) -> None:
-    if isinstance(said, list):
-        for item in said:
-            _gather(item, found)
-    elif isinstance(said, dict):
-        if "shard" in said:
-            number, name, shape, offset, placements = said["shard"]
-            found.append(Leaf(int(number), str(name), tuple(shape), tuple(offset), tuple(placements)))
-        else:
-            for item in said.values():
-                _gather(item, found)

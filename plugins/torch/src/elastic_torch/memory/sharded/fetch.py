@@ -165,14 +165,7 @@ def _reshard(
 def _table(
     transport: Transport, ranks: int, mine: Mapping[int, Sequence[Box]], dimensions: Sequence[int]
 ) -> list[list[Box]]:
-    """Return the boxes of all ranks, by rank and tensor. Collective.
-
-    Args:
-        transport: Of all ranks.
-        ranks: How many rows there are.
-        mine: The rows that this rank has to tell; each is told by one.
-        dimensions: Of each tensor.
-    """
+    """Return the boxes of all ranks, by rank and tensor. Each row is told by one rank, in ``mine``. Collective."""
     table = torch.zeros(ranks, len(dimensions), 2, max(dimensions, default=1) or 1, dtype=torch.int64)
     for rank, boxes in mine.items():
         for number, box in enumerate(boxes):

@@ -48,30 +48,21 @@ class Box:
 
 @dataclass(frozen=True, slots=True, order=True)
 class HeldPart:
-    """A complete snapshot of an old rank's part, in the memory of a present rank's node.
-
-    Attributes:
-        stamp: When it was made.
-        rank: Whose part it is.
-        world: How many ranks there were then.
-    """
+    """A complete snapshot of an old rank's part, in the memory of a present rank's node."""
 
     stamp: Stamp
     rank: int
     world: int
+    """How many ranks there were then."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundState:
-    """A state of which every part is somewhere.
-
-    Attributes:
-        stamp: When it was made.
-        holders: By old rank, the present ranks that have its part, in order; at least one each.
-    """
+    """A state of which every part is somewhere."""
 
     stamp: Stamp
     holders: tuple[tuple[int, ...], ...]
+    """By old rank, the present ranks that have its part, in order; at least one each."""
 
     @property
     def world(self) -> int:

@@ -50,13 +50,7 @@ class Replicas:
         buffer = buffers.room(size)
         if not buffers.outlives:
             raise ResourceError("The agent does not answer.")
-        buffer.begin()
         return buffer
-
-    def came(self, buffer: Buffer, stamp: Stamp) -> None:
-        """Record that a buffer is finished."""
-        for buffers in self._sources:
-            buffers.came(buffer, stamp)
 
     def let_go(self, first: int) -> None:
         """Release the replicas from this number on: no rank goes back to them any more."""

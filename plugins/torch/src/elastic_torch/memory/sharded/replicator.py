@@ -117,13 +117,11 @@ class Replicator:
         rows = self._transport.gather(row)
         if buffer is None or stamp is None or any(other[0] == 0 or other[1:] != rows[0][1:] for other in rows):
             return
-        into = self._rooms([rows[source][0] for source in self._sources])
+        sizes = [rows[source][0] for source in self._sources]
+        into = self._rooms(sizes)
         if not self._transport.agree(into is not None) or into is None:
             return
-        sizes = [rows[source][0] for source in self._sources]
-        self._bring(buffer, row[0], into, sizes)
-        for theirs in into:
-            self._replicas.came(theirs, stamp)
+        self._bring(buffer, stamp, into, sizes)
         self._transport.agree(True)  # all are there
         self.safe = self.replicated = stamp
         self._replicas.let_go(len(self._sources))
@@ -137,12 +135,13 @@ class Replicator:
             logger.warning("No replicas of any rank are kept here from here on: %s", exc.message)
             return None
 
-    def _bring(self, buffer: Buffer, size: int, into: Sequence[Buffer], sizes: Sequence[int]) -> None:
-        """Send this rank's snapshot to its partner and receive its sources'; the headers go last and mark the end."""
-        taken = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
-        given = buffer.bytes()[HEADER_BYTES:size]
-        self._transport.exchange([(self._partner, given)], zip(self._sources, taken, strict=True))
+    def _bring(self, buffer: Buffer, stamp: Stamp, into: Sequence[Buffer], sizes: Sequence[int]) -> None:
+        """Send this rank's snapshot to its partner and receive its sources'; their headers, set last, mark the end."""
         headers = [torch.empty(HEADER_BYTES, dtype=torch.uint8) for _ in into]
-        self._transport.exchange([(self._partner, buffer.header())], zip(self._sources, headers, strict=True))
+        contents = [its.bytes()[HEADER_BYTES:its_size] for its, its_size in zip(into, sizes, strict=True)]
+        given = [
+            (self._partner, content) for content in (buffer.bytes()[HEADER_BYTES : buffer.used()], buffer.header())
+        ]
+        self._transport.exchange(given, zip(self._sources * 2, contents + headers, strict=True))
         for theirs, header in zip(into, headers, strict=True):
-            theirs.finish(header)
+            theirs.finish(header, stamp)

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch.distributed.tensor import DTensor
 
-from elastic_torch.memory.buffers import Buffers
+from elastic_torch.memory.buffers import MOST, Buffers
 from elastic_torch.memory.sharded import checkpoint_format, plan
 from elastic_torch.memory.sharded.dtensors import forget, owners
 from elastic_torch.memory.sharded.fetch import Brought, bring
@@ -20,44 +19,26 @@ from elastic_torch.memory.sharded.replicas import Replicas, held_parts
 from elastic_torch.memory.sharded.replicator import Replicator
 from elastic_torch.memory.snapshot import Snapshot
 from elastic_torch.memory.tier import MemoryTier, State, TakenState
+from elastic_torch.state.components import Components
 from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import Peers, Transport
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
-MOST = 4
-"""Buffers: one to write to, the newest, the one that is safe, the one that is being sent."""
 _PARTS = "state[1]['state']"
 """Where in a whole state the parts are, by name."""
 
 
 class ShardedMemory(MemoryTier):
-    """A rank's part of a sharded state, and the replicas that it keeps of other ranks' parts.
-
-    Args:
-        model: The module.
-        parts: What else has a state, by name; under ``extra`` a mapping of more of it. Optimizers are among it.
-        name: Of the state.
-        local_rank: The worker's number on its node.
-        replicate_every: Snapshots from one replica to the next.
-        peers: All ranks.
-    """
+    """A rank's part of a sharded state, and the replicas that it keeps of other ranks' parts."""
 
     whole = False
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        parts: Mapping[str, Any],
-        name: str,
-        local_rank: int,
-        replicate_every: int,
-        peers: Peers,
-    ) -> None:
+    def __init__(self, common: Components, name: str, local_rank: int, replicate_every: int, peers: Peers) -> None:
         self._replicator: Replicator | None = None
         super().__init__(Buffers(name, local_rank, MOST, pinned=self._pinned), peers)
-        self._model, self._parts = model, parts
+        self._common = common
         self._replicas = Replicas(name, local_rank)
         self._every, self._kept = replicate_every, 0
         self._transport: Transport | None = None
@@ -99,8 +80,8 @@ class ShardedMemory(MemoryTier):
         present: dict[str, DTensor] = {}
         take_apart(state(), present)
         owner: dict[str, DTensor] = {}  # optimizers have no state before their first step
-        for (group, part), optimizer in checkpoint_format.optimizers(self._parts):
-            owner |= owners(f"{_PARTS}[{group!r}][{part!r}]" if group else f"{_PARTS}[{part!r}]", optimizer)
+        for place, optimizer in checkpoint_format.optimizers(self._common).items():
+            owner |= owners(_PARTS + "".join(f"[{key!r}]" for key in place), optimizer)
         self._brought = brought = bring(self._transport, found, mine, present, owner)
         self._buffers.go_back_to(found.stamp)
         model, rest = brought.said
@@ -156,15 +137,15 @@ class ShardedMemory(MemoryTier):
 
     def named(self, state: dict[str, Any]) -> dict[str, Any]:
         """By parameters' names: see ``checkpoint_format``."""
-        return checkpoint_format.named(self._model, self._parts, state)
+        return checkpoint_format.named(self._common, state)
 
     def take_over(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Become it, as far as model and optimizers go; the same state again."""
-        return checkpoint_format.take_over(self._model, self._parts, state)
+        return checkpoint_format.take_over(self._common, state)
 
     def load(self, disk: DiskTier, state: State) -> AnyLoaded | None:
         """Return the newest intact checkpoint, of what is sharded the parts that this rank needs."""
-        new = [optimizer for _, optimizer in checkpoint_format.optimizers(self._parts) if not optimizer.state]
+        new = [its for its in checkpoint_format.optimizers(self._common).values() if not its.state]
         loaded = None
         try:
             loaded = disk.load(checkpoint_format.wanted({**state(), "rng": None, "per_rank": None}))

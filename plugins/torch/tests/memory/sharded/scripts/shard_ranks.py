@@ -124,7 +124,7 @@ def fail_to_replicate(rank: int, world: int, buffer: Buffer) -> None:
     """Rank 0's thread ends by something that nobody has foreseen, while the others wait for its word."""
     play_an_agent()
     if rank == 0:
-        patch.object(Replicas, "came", side_effect=OSError(5, "Input/output error")).start()
+        patch.object(Buffer, "finish", side_effect=OSError(5, "Input/output error")).start()
     said, tensors = take_apart(state_of(world, 1.0), {})
     assert buffer.write(Stamp(0, 1), {"rank": rank, "world": world, "tree": said}, tensors)
     partner = [to for to in partners(range(world)) if to is not None]
