@@ -23,9 +23,9 @@ from elastic_core.events import Event
 from elastic_policies.plugin import FailurePolicies
 
 plugin = FailurePolicies()
-plugin.elastic_observe(event=Event("round_started", ""))
-print({LATE!r} in sys.modules)
 plugin.elastic_observe(event=Event("workers_started", ""))
+print({LATE!r} in sys.modules)
+plugin.elastic_observe(event=Event("initialized", ""))
 print({LATE!r} in sys.modules)
 """
 
@@ -61,7 +61,7 @@ def test_a_text_that_is_wrong_is_refused_when_plugins_are_loaded() -> None:
         elastic_core.plugins.manager.load(config(failure_policy="x=1"))
 
 
-def test_what_a_verdict_needs_is_imported_when_workers_run() -> None:
+def test_what_a_verdict_needs_is_imported_when_workers_are_in_their_process_group() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
 
@@ -73,5 +73,5 @@ def test_the_example_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = FailurePolicies()
     monkeypatch.setattr(plugin, "elastic_judge_failure", lambda incident, history: judged.append(incident.message))
     for _ in range(2):
-        plugin.elastic_observe(event=Event("workers_started", ""))
+        plugin.elastic_observe(event=Event("initialized", ""))
     assert judged == ["Error: example"]

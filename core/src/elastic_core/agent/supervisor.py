@@ -387,10 +387,10 @@ class Supervisor:
         if planned:
             self._plugins.stop_planned(self._state.round, seconds, why)
         self._say("stopping", f"stopping the workers of round {self._state.round}: {why}", Level.DEBUG)
-        self._gate.prepare(self._state.round + 1)
         signum = received if received is not None and grace is Grace.PLANNED else signal.SIGTERM
         early = self._group.early_exit(known_failure(self._state)) if grace is Grace.BROKEN else None
         self._group.stop(seconds, broken=grace is Grace.BROKEN, signum=signum)
+        self._gate.prepare(self._state.round + 1)  # after the signal, since it starts a thread
         if early is not None:
             self._step(early)
 

@@ -45,7 +45,7 @@ from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round, Stacks
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo
-from elastic_core.threads import bounded
+from elastic_core.threads import asked, bounded
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import waits_in
@@ -97,6 +97,7 @@ class WorkerGroup:
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
+    _prepared: bool = False  # whether the reader of their output was prepared
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
     _notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
@@ -340,8 +341,9 @@ class WorkerGroup:
             return
         (began, had), took = self._notice, self.now() - self._notice[0]
         self._read_steps()
-        with contextlib.suppress(TimeoutError):
-            bounded(self.progress.look_for_checkpoint, CHECKPOINT_MAX_SECONDS)
+        if (look := self.progress.look_for_checkpoint) is not None:
+            with contextlib.suppress(TimeoutError):
+                bounded(look, CHECKPOINT_MAX_SECONDS)
         kept = newest_kept(self.reports.fd_store.held.values())
         checkpoint = self.progress.last_checkpoint()
         if checkpoint is not None:
@@ -395,6 +397,9 @@ class WorkerGroup:
             return None
         self._initialized = True
         self.publish(initialized(number, len(self._workers), self._after(), self._recovered, self.now()))
+        if not self._prepared:
+            self._prepared = True
+            asked(self.progress.prepare, name="elastic-prepare")
         return node_events.Progressed(number)
 
     def _read_steps(self) -> bool:

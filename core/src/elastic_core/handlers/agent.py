@@ -444,10 +444,10 @@ class HandlerAgent:
             self._plugins.stop_planned(self._round, seconds, why)
         if (reason := self._state.reason) is not None:
             self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=why)))
-        self._gate.prepare(self._round + 1)
         signum = self._received if planned and self._received is not None else signal.SIGTERM
         early = None if planned else self._group.early_exit(self._state.incident)
         self._group.stop(seconds, broken=not planned, signum=signum)
+        self._gate.prepare(self._round + 1)  # after the signal, since it starts a thread
         if early is not None:
             self._step(early)
 

@@ -1,6 +1,7 @@
 """The plugin: it reads ``--failure_policy`` when a run begins, and judges every failure by it.
 
-What it needs for a verdict is imported once workers run: neither the start of a job nor its recovery waits for that.
+What it needs for a verdict is imported once the workers are in their process group: neither the start of a job nor its
+recovery nor the join of a node waits for that. A program without a process group imports it with its first verdict.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class FailurePolicies:
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
-        """Import what the first verdict needs, and compile its patterns, once the workers of a round run."""
-        if event.name == "workers_started" and not self._prepared:
+        """Import what the first verdict needs, and compile its patterns, once the workers are in a process group."""
+        if event.name == "initialized" and not self._prepared:
             self._prepared = True
             from elastic_core.incidents import History, Incident, IncidentKind
 
