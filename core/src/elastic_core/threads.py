@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from threading import Thread
+from threading import Thread, Timer
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -22,6 +22,13 @@ def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T
 
     Thread(target=run, name=name, daemon=True).start()
     return answer
+
+
+def call_later(seconds: float, call: Callable[[], object], *, name: str) -> None:
+    """Call ``call`` on a daemon thread of this name, after so many seconds."""
+    timer = Timer(seconds, call)
+    timer.name, timer.daemon = name, True
+    timer.start()
 
 
 def bounded(ask: Callable[[], _T], seconds: float) -> _T:

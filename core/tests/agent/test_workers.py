@@ -669,6 +669,7 @@ def test_what_reads_output_is_prepared_once_when_all_are_in_the_process_group(no
     node.start("sleep 1000", TWO)
     node.run()
     node.group.progress = reader = PreparedReader()
+    node.group.prepare_after = 0.0
     node.group.handle(Initialized(1))
     assert reader.prepared.empty()  # the start of the other worker does not wait for it
     node.group.handle(Initialized(2))
