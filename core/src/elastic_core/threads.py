@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from threading import Thread, Timer
 from typing import TypeVar
 
@@ -24,11 +25,20 @@ def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T
     return answer
 
 
-def call_later(seconds: float, call: Callable[[], object], *, name: str) -> None:
-    """Call ``call`` on a daemon thread of this name, after so many seconds."""
-    timer = Timer(seconds, call)
+def prepare_later(seconds: float, prepare: Callable[[], object], *, name: str) -> None:
+    """Call ``prepare`` on a daemon thread of this name, after so many seconds.
+
+    If it fails, or no thread can be started, its work is done when it is needed, and reported then.
+    """
+
+    def run() -> None:
+        with suppress(Exception):
+            prepare()
+
+    timer = Timer(seconds, run)
     timer.name, timer.daemon = name, True
-    timer.start()
+    with suppress(RuntimeError):
+        timer.start()
 
 
 def bounded(ask: Callable[[], _T], seconds: float) -> _T:

@@ -45,7 +45,7 @@ from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round, Stacks
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo
-from elastic_core.threads import bounded, call_later
+from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import waits_in
@@ -401,7 +401,7 @@ class WorkerGroup:
         self.publish(initialized(number, len(self._workers), self._after(), self._recovered, self.now()))
         if not self._prepared:
             self._prepared = True
-            call_later(self.prepare_after, self.progress.prepare, name="elastic-prepare")
+            prepare_later(self.prepare_after, self.progress.prepare, name="elastic-prepare")
         return node_events.Progressed(number)
 
     def _read_steps(self) -> bool:

@@ -38,10 +38,10 @@ class FailurePolicies:
     def elastic_observe(self, event: Event) -> None:
         """Prepare for the first verdict, on another thread, after the workers are in their first process group."""
         if event.name == "initialized" and not self._prepared:
-            from elastic_core.threads import call_later
+            from elastic_core.threads import prepare_later
 
             self._prepared = True
-            call_later(self._prepare_after, self._prepare, name="elastic-policies")
+            prepare_later(self._prepare_after, self._prepare, name="elastic-policies")
 
     def _prepare(self) -> None:
         """Import what the first verdict needs, and compile its patterns."""
