@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from threading import Thread
+from contextlib import suppress
+from threading import Thread, Timer
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -22,6 +23,22 @@ def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T
 
     Thread(target=run, name=name, daemon=True).start()
     return answer
+
+
+def prepare_later(seconds: float, prepare: Callable[[], object], *, name: str) -> None:
+    """Call ``prepare`` on a daemon thread of this name, after so many seconds.
+
+    If it fails, or no thread can be started, its work is done when it is needed, and reported then.
+    """
+
+    def run() -> None:
+        with suppress(Exception):
+            prepare()
+
+    timer = Timer(seconds, run)
+    timer.name, timer.daemon = name, True
+    with suppress(RuntimeError):
+        timer.start()
 
 
 def bounded(ask: Callable[[], _T], seconds: float) -> _T:

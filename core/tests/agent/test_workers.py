@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import queue
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +21,7 @@ from views import info, offer
 
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_reader import LossBroken, StepSeen
+from elastic_core.agent.progress_reader import LossBroken, ProgressReader, StepSeen
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.worker_incidents import DETAIL_MAX_CHARACTERS, start_failure
@@ -649,6 +651,36 @@ def test_a_round_has_progressed_once_all_local_workers_are_in_the_process_group(
     assert [node.group.handle(Initialized(tag)) for tag in (2, 2, 1, 1)] == [None, None, Progressed(1), None]
     [event] = node.said_of("initialized")
     assert event.fields == {"round": 1, "workers": 2, "took_s": 0.25}
+
+
+class PreparedReader(ProgressReader):
+    """Counts how often it is prepared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def prepare(self) -> None:
+        """Note the thread."""
+        self.prepared.put(threading.current_thread().name)
+
+
+def test_what_reads_output_is_prepared_once_when_all_are_in_the_process_group(node: Node) -> None:
+    node.start("sleep 1000", TWO)
+    node.run()
+    node.group.progress = reader = PreparedReader()
+    node.group.prepare_after = 0.0
+    node.group.handle(Initialized(1))
+    assert reader.prepared.empty()  # the start of the other worker does not wait for it
+    node.group.handle(Initialized(2))
+    assert reader.prepared.get(timeout=PATIENCE) == "elastic-prepare"
+    node.group.stop(0.0)
+    assert node.next() is None
+    node.group.finish_round()
+    node.start("sleep 1000", number=2)
+    node.run()
+    assert node.group.handle(Initialized(3)) == Progressed(2)
+    assert reader.prepared.empty()
 
 
 def test_a_report_may_be_heard_before_it_is_known_that_its_worker_runs(node: Node) -> None:

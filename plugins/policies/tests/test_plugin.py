@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 
@@ -18,14 +19,16 @@ from elastic_core.plugins.entry_points import Catalogue
 
 LATE = "elastic_policies.composition"
 IMPORTS = f"""
-import sys
+import sys, threading
 from elastic_core.events import Event
 from elastic_policies.plugin import FailurePolicies
 
-plugin = FailurePolicies()
-plugin.elastic_observe(event=Event("round_started", ""))
-print({LATE!r} in sys.modules)
+plugin = FailurePolicies(prepare_after=0.0)
 plugin.elastic_observe(event=Event("workers_started", ""))
+assert threading.active_count() == 1
+print({LATE!r} in sys.modules)
+plugin.elastic_observe(event=Event("initialized", ""))
+[thread.join() for thread in threading.enumerate() if thread is not threading.main_thread()]
 print({LATE!r} in sys.modules)
 """
 
@@ -61,7 +64,7 @@ def test_a_text_that_is_wrong_is_refused_when_plugins_are_loaded() -> None:
         elastic_core.plugins.manager.load(config(failure_policy="x=1"))
 
 
-def test_what_a_verdict_needs_is_imported_when_workers_run() -> None:
+def test_what_a_verdict_needs_is_imported_when_workers_are_in_their_process_group() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
 
@@ -69,9 +72,10 @@ def test_what_a_verdict_needs_is_imported_when_workers_run() -> None:
 def test_the_example_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from elastic_policies.plugin import FailurePolicies
 
-    judged: list[str] = []
-    plugin = FailurePolicies()
-    monkeypatch.setattr(plugin, "elastic_judge_failure", lambda incident, history: judged.append(incident.message))
+    judged: queue.SimpleQueue[str] = queue.SimpleQueue()
+    plugin = FailurePolicies(prepare_after=0.0)
+    monkeypatch.setattr(plugin, "elastic_judge_failure", lambda incident, history: judged.put(incident.message))
     for _ in range(2):
-        plugin.elastic_observe(event=Event("workers_started", ""))
-    assert judged == ["Error: example"]
+        plugin.elastic_observe(event=Event("initialized", ""))
+    assert judged.get(timeout=30.0) == "Error: example"
+    assert judged.empty()

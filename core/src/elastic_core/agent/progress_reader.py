@@ -103,8 +103,9 @@ class ProgressReader:
         """The greatest step of all checkpoints that were noticed; no checkpoint from before this reader is new."""
         self._has_new_checkpoint = False
         self._longest: float | None = None
-        self.look_for_checkpoint: Callable[[], None] = lambda: None
-        """Looks at the disk for the last checkpoint of a round whose workers have ended, as long as the disk takes."""
+        self.look_for_checkpoint: Callable[[], None] | None = None
+        """Looks at the disk for the last checkpoint of a round whose workers have ended, as long as the disk takes.
+        None if it is not known where checkpoints are."""
         self.wants_all_output = expressions.progress is not None or expressions.checkpoint is not None
         """Whether the agent has to read streams that it would otherwise leave to the worker."""
 
@@ -112,6 +113,12 @@ class ProgressReader:
     def needles(self) -> tuple[bytes, ...] | None:
         """Texts of which a line must have one to be worth reading; None for any line."""
         return self._recognize().needles
+
+    def prepare(self) -> None:
+        """Import what the first output needs: 15 ms of CPU. That output may be the traceback of a failure, whose
+        recovery would wait.
+        """
+        import elastic_core.progress_lines  # noqa: F401
 
     def seconds(self) -> float:
         """Return the monotonic time."""

@@ -350,8 +350,9 @@ class Supervisor:
     def _stop(self, stop: node_events.Stop) -> None:
         number, failure = self._state.round, known_failure(self._state)
         self._say("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG)
-        self._gate.prepare(number + 1)
-        self._step(stop_workers(self._resources, stop, number, self._departure.received, failure))
+        early = stop_workers(self._resources, stop, number, self._departure.received, failure)
+        self._gate.prepare(number + 1)  # after the signal, since it starts a thread
+        self._step(early)
 
     # Reports ---------------------------------------------------------------------------------------------------------
 

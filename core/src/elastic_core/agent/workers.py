@@ -45,13 +45,14 @@ from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round, Stacks
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo
-from elastic_core.threads import bounded
+from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import waits_in
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
+PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 
 
@@ -78,6 +79,7 @@ class WorkerGroup:
     progress: ProgressReader = field(default_factory=ProgressReader)
     hangs: HangWatch | None = None  # none if hangs are not looked for
     now: Callable[[], float] = time.monotonic
+    prepare_after: float = PREPARE_AFTER_SECONDS  # seconds from the process group to the preparation for a failure
     started_at: float = 0.0
     interrupted_seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
     oom: OomCounter = field(default_factory=find_counter)
@@ -97,6 +99,7 @@ class WorkerGroup:
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
+    _prepared: bool = False  # whether the reader of their output was prepared
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
     _notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
@@ -340,8 +343,9 @@ class WorkerGroup:
             return
         (began, had), took = self._notice, self.now() - self._notice[0]
         self._read_steps()
-        with contextlib.suppress(TimeoutError):
-            bounded(self.progress.look_for_checkpoint, CHECKPOINT_MAX_SECONDS)
+        if (look := self.progress.look_for_checkpoint) is not None:
+            with contextlib.suppress(TimeoutError):
+                bounded(look, CHECKPOINT_MAX_SECONDS)
         kept = newest_kept(self.reports.fd_store.held.values())
         checkpoint = self.progress.last_checkpoint()
         if checkpoint is not None:
@@ -395,6 +399,9 @@ class WorkerGroup:
             return None
         self._initialized = True
         self.publish(initialized(number, len(self._workers), self._after(), self._recovered, self.now()))
+        if not self._prepared:
+            self._prepared = True
+            prepare_later(self.prepare_after, self.progress.prepare, name="elastic-prepare")
         return node_events.Progressed(number)
 
     def _read_steps(self) -> bool:

@@ -1,6 +1,7 @@
 """The plugin: it reads ``--failure_policy`` when a run begins, and judges every failure by it.
 
-What it needs for a verdict is imported once workers run: neither the start of a job nor its recovery waits for that.
+What it needs for a verdict is imported soon after the workers are in their process group: neither the start of a job
+nor its recovery nor the join of a node waits for that. Without a process group, the first verdict imports it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from elastic_core.incidents import History, Incident, Verdict
 
 
+PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
+
+
 class FailurePolicies:
     """The policies of one run."""
 
-    def __init__(self) -> None:
-        self._text = ""
+    def __init__(self, prepare_after: float = PREPARE_AFTER_SECONDS) -> None:
+        self._text, self._prepare_after = "", prepare_after
         self._policies: dict[str, Any] | None = None
         self._prepared = False
 
@@ -32,13 +36,19 @@ class FailurePolicies:
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
-        """Import what the first verdict needs, and compile its patterns, once the workers of a round run."""
-        if event.name == "workers_started" and not self._prepared:
-            self._prepared = True
-            from elastic_core.incidents import History, Incident, IncidentKind
+        """Prepare for the first verdict, on another thread, after the workers are in their first process group."""
+        if event.name == "initialized" and not self._prepared:
+            from elastic_core.threads import prepare_later
 
-            example = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="", host="", message="Error: example")
-            self.elastic_judge_failure(example, History(restarts=0, max_restarts=0, rounds_without_progress=0))
+            self._prepared = True
+            prepare_later(self._prepare_after, self._prepare, name="elastic-policies")
+
+    def _prepare(self) -> None:
+        """Import what the first verdict needs, and compile its patterns."""
+        from elastic_core.incidents import History, Incident, IncidentKind
+
+        example = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="", host="", message="Error: example")
+        self.elastic_judge_failure(example, History(restarts=0, max_restarts=0, rounds_without_progress=0))
 
     @hookimpl
     def elastic_judge_failure(self, incident: Incident, history: History) -> Verdict | None:
