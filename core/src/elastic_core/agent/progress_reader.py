@@ -115,9 +115,7 @@ class ProgressReader:
         return self._recognize().needles
 
     def prepare(self) -> None:
-        """Import what the first output needs: 15 ms of CPU. That output may be the traceback of a failure, whose
-        recovery would wait.
-        """
+        """Import what the first output needs: 15 ms of CPU, which a recovery would wait for if that is a traceback."""
         import elastic_core.progress_lines  # noqa: F401
 
     def seconds(self) -> float:

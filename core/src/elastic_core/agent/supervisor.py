@@ -396,9 +396,6 @@ class Supervisor:
             failures=past_failures(ledger, now),
         )
 
-    def _as_former(self) -> FormerNode:
-        return FormerNode(self._state.info.node_id, self._state.ledger.head.index)
-
     def _conclude(self, end: Exit) -> Ending:
         if (closed := self.closed) is not None:
             # Before the first round every node was needed, although none has started a worker.
@@ -406,6 +403,7 @@ class Supervisor:
             return finish(self._publish, closed, self._summary(), idle=idle)
         end = settle_exit(end, self._departure.received)
         if end.rejoin:
-            return Ending(end.code, end.why, rejoin=True, former=self._as_former())
+            former = FormerNode(self._state.info.node_id, self._state.ledger.head.index)
+            return Ending(end.code, end.why, rejoin=True, former=former)
         incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
         return report.leave(self._publish, end.code, end.why, incident)
