@@ -23,7 +23,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 @pytest.fixture(params=["file", "c10d", pytest.param("redis", marks=pytest.mark.variant)])
 def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
-    """The flags with which several nodes meet, over each backend that serves several."""
+    """The flags with which several nodes meet, over a directory, over c10d and over Redis."""
     if request.param == "redis":
         from redis_servers import redis_server  # where core is tested alone, there is no such backend
 

@@ -52,7 +52,7 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             "c10d",
             [Group.RENDEZVOUS],
             "The rendezvous backend 'c10d' is not installed.",
-            "Install the distribution that brings it: pip install elastic-rdzv-c10d",
+            "Install the distribution that brings it: elastic-rdzv-c10d",
             id="known, not installed",
         ),
         pytest.param(

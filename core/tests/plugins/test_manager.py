@@ -421,7 +421,7 @@ def test_a_failure_policy_needs_the_plugin_that_reads_it() -> None:
     with pytest.raises(PluginError) as missing:
         load(config(failure_policy="budget=1/1h"), Catalogue([*_local()]))
     assert missing.value.message == "The plugin 'policies' is not installed."
-    assert missing.value.hint == "Install the distribution that brings it: pip install elastic-policies"
+    assert missing.value.hint == "Install the distribution that brings it: elastic-policies"
 
 
 def test_a_failure_policy_whose_plugin_is_off_or_broken_is_refused(install: Install) -> None:

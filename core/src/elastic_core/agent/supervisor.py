@@ -1,7 +1,8 @@
 """The agent's event loop: feeds events to ``step`` of :mod:`elastic_core.protocol.node` and runs its effects.
 
 The threads of the session do all blocking I/O with the store, the warden starts and stops processes, and the threads of
-the output read streams. So the loop never blocks on anything but the next event.
+the output read streams. So the loop waits for the next event, and for anything else 0.2 s at most at a time: the last
+output of a dead worker, a core dump, the last checkpoint (``workers``, ``worker_incidents``).
 """
 
 from __future__ import annotations

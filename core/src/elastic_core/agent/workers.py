@@ -60,7 +60,7 @@ EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 class WorkerGroup:
     """The local workers: which process is which rank, and which failure came first.
 
-    Methods are called on the agent's loop, and never block it for longer than ``DRAIN_MAX_SECONDS``.
+    Methods are called on the agent's loop. Each of their waits ends after 0.2 s at the latest.
     """
 
     config: RunConfig

@@ -141,7 +141,7 @@ class Catalogue:
             if distribution := BROUGHT_BY.get((group, name)):
                 return PluginError(
                     f"The {noun} {name!r} is not installed.",
-                    hint=f"Install the distribution that brings it: pip install {distribution}",
+                    hint=f"Install the distribution that brings it: {distribution}",
                 )
         installed = self.names(*groups)
         others = {

@@ -322,7 +322,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
         if verdict.action is not Action.GIVE_UP:
             return None
         reason, requeue = verdict.reason, verdict.requeue
-    # The verdict is to give up. A member went away: the workers failed because of that, and the job goes on without it.
+    # The verdict is to give up. If a member left or was lost, that counts as the cause, and the job goes on without it.
     if gone or members.leaving:
         return None
     # Wait for the reports of all members: the root cause is among them.

@@ -1,7 +1,7 @@
 """The warden: a process that is the parent of all workers of a node, and kills every process that they have started.
 
-The process stays small: it imports modules of the standard library, and of core the modules below but ``client`` and
-``messages``, ``exit_codes`` and ``worker.channel``. No other module may be added; a test holds the list.
+The process stays small. It may import the standard library, ``exit_codes``, ``worker.channel``, and the modules below
+except ``client`` and ``messages``; a test holds the list.
 
 General layout:
 

@@ -247,7 +247,7 @@ class WardenProcess:
         now = time.monotonic()
         if now >= self._fence_at:
             self._fence_at = math.inf
-            # One Fenced answers all fences that go off before all workers are gone.
+            # If the fence goes off again before the workers are gone, it counts once, and one ``fenced`` event is sent.
             self._fences += self._stopping is None or not self._stopping.fenced
             self._stop(SIGKILL, grace=0.0, fenced=True)
         for child in [child for child in self._unforked() if now >= self._fork_deadline(child)]:

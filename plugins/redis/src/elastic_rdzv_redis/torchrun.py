@@ -17,9 +17,7 @@ def handler() -> Callable[[Any], Any]:
         try:
             from elastic_torchrun.handlers import handler_of
         except ImportError:
-            raise PluginError(
-                "Plain torchrun meets over Redis only where elastic-torchrun is installed: pip install elastic-torchrun"
-            ) from None
+            raise PluginError("Plain torchrun meets over Redis only where elastic-torchrun is installed.") from None
 
         return handler_of("elastic_rdzv_redis.plugin")(parameters)
 
