@@ -43,4 +43,4 @@ def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
 ) -> None:
     agent = stage.run(*flags, "--no_python", "true")
     assert agent.exit_code() == 2
-    assert agent.lines[-1] == f"Install the distribution that brings it: pip install {distribution}"
+    assert agent.lines[-1] == f"Install the distribution that brings it: {distribution}"

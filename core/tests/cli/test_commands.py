@@ -61,7 +61,7 @@ def test_a_command_that_is_not_installed_is_answered_with_what_brings_it(
     assert elastic(name, "--any=thing") == 2
     assert capsys.readouterr().err == (
         f"elastic: error: The command {name!r} is not installed.\n\n"
-        f"Install the distribution that brings it: pip install {distribution}\n"
+        f"Install the distribution that brings it: {distribution}\n"
     )
     assert elastic("--help") == 0
     assert f"\n  {name} " not in capsys.readouterr().out, "it is listed once it is installed"
@@ -95,7 +95,7 @@ def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
     assert elastic("run", f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", __file__) == 2
     assert capsys.readouterr().err == (
         f"elastic: error: The rendezvous backend {backend!r} is not installed.\n\n"
-        f"Install the distribution that brings it: pip install {distribution}\n"
+        f"Install the distribution that brings it: {distribution}\n"
     )
 
 

@@ -169,7 +169,7 @@ def test_a_plugin_of_ours_that_is_not_installed_is_named_with_its_distribution(n
     with pytest.raises(PluginError) as refused:
         load(config(plugins=(name,)), Catalogue([]))
     assert refused.value.message == f"The plugin {name!r} is not installed."
-    assert refused.value.hint == f"Install the distribution that brings it: pip install {distribution}"
+    assert refused.value.hint == f"Install the distribution that brings it: {distribution}"
 
 
 def test_a_backend_that_two_distributions_offer_is_refused_naming_both(install: Install) -> None:

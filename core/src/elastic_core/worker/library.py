@@ -81,6 +81,6 @@ def from_elastic_torch(name: str) -> Any:
         if exc.name != "elastic_torch":
             raise
         raise ImportError(
-            f"elastic.{name} needs the distribution elastic-torch, which is not installed here. Install it."
+            f"elastic.{name} needs elastic-torch, which is not installed here. Install that distribution."
         ) from None
     return getattr(library, name)
