@@ -37,11 +37,12 @@ STATE := plugins/torch/tests $(patsubst %,tests/test_%.py,examples fsdp_example 
     sharded_state train_state)
 CLUSTERS := plugins/slurm/tests plugins/kubernetes/tests tests/test_slurm.py tests/test_kubernetes.py
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
-QUICK := core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py tests/simulator/test_simulator.py
+# The longest test first.
+QUICK := tests/simulator/test_simulator.py core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py
 ARGS ?=
 SEEDS ?= 100
 # Many tests wait more than they work.
-RUNNERS ?= $(shell echo $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )))
+RUNNERS ?= 4
 PLANS ?= 1000000
 OUTAGE ?= 60
 
@@ -85,7 +86,7 @@ check: setup
 	$(BIN)/codespell
 	@$(BIN)/mypy $(TYPED) > $(VENV)/mypy.txt 2>&1 & types=$$!; \
 	echo "mypy $(TYPED), beside the tests"; \
-	$(BIN)/python -m pytest --numprocesses=2 --plans=1000 -m "not slow" $(QUICK) $(ARGS) || tests=$$?; \
+	$(BIN)/python -m pytest --numprocesses=$(RUNNERS) --plans=1000 -m "not slow" $(QUICK) $(ARGS) || tests=$$?; \
 	wait $$types || tests=$$?; cat $(VENV)/mypy.txt; exit $${tests:-0}
 
 test: setup
