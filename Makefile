@@ -4,7 +4,8 @@
 #   make setup   .venv, with every distribution editable and the tools for development
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make check   lint, types, unit tests and 1,000 plans of the simulator: two minutes, after each small change
-#   make test    core, backends and whole jobs: twelve minutes; `make test ARGS="-k leader -x"` passes arguments to pytest
+#   make test    core and whole jobs: ten minutes; `make test ARGS="-k leader -x"` passes arguments to pytest
+#   make test-stores  the backends, and jobs whose store is slow, silent, restarted, replaced or has forgotten
 #   make test-parity  torchrun and Elastic side by side: command lines, callers, handlers, terminals, launchers, and the stories of failures
 #   make test-state   what elastic-torch keeps over failures: samplers, training state, checkpoints
 #   make test-clusters  jobs on a real Slurm of four nodes, and pods as processes, on this machine (root, slurmctld, slurmd, slurm-client, munge)
@@ -22,7 +23,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo check test test-parity test-state test-clusters soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares bench-frameworks clean
+.PHONY: help setup demo check test test-stores test-parity test-state test-clusters soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares bench-frameworks clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
@@ -31,17 +32,20 @@ READY := $(VENV)/.ready
 DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file health kubernetes metrics notices policies redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.
 TYPED := core plugins examples tests benchmarks docs
+STORES := $(patsubst %,plugins/%/tests,c10d etcd file redis) $(patsubst %,tests/test_%.py,etcd late_stores lost_history \
+    outages redis_jobs replaced_master silent_stores)
 PARITY := tests/parity plugins/torchrun/tests $(patsubst %,tests/test_%.py,error_file etcd_torchrun exec foreign_handlers \
     failure_stories hangs launchers migrating python_api surface tcp_init terminals torchrun watchdog)
 STATE := plugins/torch/tests $(patsubst %,tests/test_%.py,examples fsdp_example full_disk rank_state rescue \
     sharded_state train_state)
 CLUSTERS := plugins/slurm/tests plugins/kubernetes/tests tests/test_slurm.py tests/test_kubernetes.py
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
-QUICK := core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py tests/simulator/test_simulator.py
+# The longest test first.
+QUICK := tests/simulator/test_simulator.py core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py
 ARGS ?=
 SEEDS ?= 100
 # Many tests wait more than they work.
-RUNNERS ?= $(shell echo $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )))
+RUNNERS ?= 4
 PLANS ?= 1000000
 OUTAGE ?= 60
 
@@ -85,11 +89,14 @@ check: setup
 	$(BIN)/codespell
 	@$(BIN)/mypy $(TYPED) > $(VENV)/mypy.txt 2>&1 & types=$$!; \
 	echo "mypy $(TYPED), beside the tests"; \
-	$(BIN)/python -m pytest --numprocesses=2 --plans=1000 -m "not slow" $(QUICK) $(ARGS) || tests=$$?; \
+	$(BIN)/python -m pytest --numprocesses=$(RUNNERS) --plans=1000 -m "not slow" $(QUICK) $(ARGS) || tests=$$?; \
 	wait $$types || tests=$$?; cat $(VENV)/mypy.txt; exit $${tests:-0}
 
 test: setup
-	$(PYTEST) $(addprefix --ignore=,$(PARITY) $(STATE) $(CLUSTERS)) $(ARGS)
+	$(PYTEST) $(addprefix --ignore=,$(STORES) $(PARITY) $(STATE) $(CLUSTERS)) $(ARGS)
+
+test-stores: setup
+	$(PYTEST) $(STORES) $(ARGS)
 
 test-parity: setup
 	$(PYTEST) $(PARITY) $(ARGS)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-try:
-    from _blake2 import blake2b  # the module behind hashlib's
-except ImportError:  # another Python than CPython
-    from hashlib import blake2b
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+_MODULES = ("_sha2", "_sha512", "hashlib")  # CPython's from 3.12 on, and before, as in ``random``; another Python's
 
 
 def hex_digest(text: str, digits: int) -> str:
-    """Return so many hex digits, an even number up to 128, that differ where two texts differ."""
-    return blake2b(text.encode(errors="surrogateescape"), digest_size=digits // 2).hexdigest()
+    """Return the first hex digits of the SHA-512 of a text, at most 128, which is the same on every host."""
+    return str(_sha512()(text.encode(errors="surrogateescape")).hexdigest()[:digits])
+
+
+def _sha512() -> Callable[[bytes], Any]:
+    for name in _MODULES:
+        with suppress(ImportError, AttributeError):
+            found: Callable[[bytes], Any] = import_module(name).sha512
+            return found
+    raise ImportError("this Python has no SHA-512")

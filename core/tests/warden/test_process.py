@@ -14,7 +14,7 @@ import pytest
 
 from elastic_core.warden import process
 from elastic_core.warden.channel import Channel
-from elastic_core.warden.linux import Process
+from elastic_core.warden.linux import Process, running_process
 from elastic_core.warden.process import WardenProcess
 from elastic_core.warden.spawn import Child, Kind
 from elastic_testing.race import PATIENCE
@@ -42,9 +42,12 @@ def stubborn() -> Iterator[subprocess.Popen[bytes]]:
         started.kill()
 
 
-@pytest.mark.parametrize("search", ["first", "second"])
+@pytest.mark.parametrize("killed", [None, {}], ids=["first search", "later search"])
 def test_a_worker_whose_pid_is_read_after_the_search_for_processes_is_killed_too(
-    warden: WardenProcess, stubborn: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, search: str
+    warden: WardenProcess,
+    stubborn: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    killed: dict[Process, float] | None,
 ) -> None:
     """It was forked after the search. Nothing would wake the warden any more, and the stop would not complete."""
     child = Child(Kind.WORKER, {"tag": 1, "fences": 0}, [])
@@ -52,14 +55,18 @@ def test_a_worker_whose_pid_is_read_after_the_search_for_processes_is_killed_too
     child.pipe, report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     warden._starting.append(child)
     stop = warden._stop(signal.SIGTERM, grace=0.0)
-    stop.killed = None if search == "first" else {}
+    stop.killed = killed
+    worker = running_process(stubborn.pid)
+    assert worker is not None
 
     def descendants(root: int, without: Collection[int] = ()) -> list[Process]:
         if child.pid is None:
             os.write(report, b"pid %d\nok %d 0\n" % (stubborn.pid, stubborn.pid))
-        return []
+            return []
+        return [worker]
 
     monkeypatch.setattr(process, "descendants", descendants)
     warden._kill_all(stop, time.monotonic())
     assert child.started
     assert stubborn.wait(PATIENCE) == -signal.SIGKILL
+    assert (stop.killed or {}).keys() == {worker}  # so it is reported if it does not die

@@ -96,6 +96,21 @@ def test_the_endpoint_opens_with_the_run_tells_what_happens_and_closes_with_it(
         read(opened)
 
 
+def test_an_agent_that_enters_the_job_as_another_node_keeps_its_endpoint(
+    plugins: Plugins, start: Start, end: End, port: int, heard: list[Event]
+) -> None:
+    plugins.register("prometheus", Prometheus({"ELASTIC_METRICS_PORT": str(port)}))
+    start()
+    start()
+    plugins.publish(Event("joining", ""))
+    while 'elastic_events_total{event="joining",level="info"} 1.0' not in _patiently(
+        f"http://127.0.0.1:{port}/metrics"
+    ):
+        pass
+    end()
+    assert warnings(heard) == []
+
+
 def _patiently(url: str) -> str:
     """The page, or '' while nobody listens; the test's own time limit is the deadline."""
     try:

@@ -134,16 +134,19 @@ class LeaderView:
         unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
         silent = node is not None and node.row.epoch == ledger.head.epoch and node.row.head < at.latest
         if deposed or (unseen and silent):
-            return ledger.halt_at + max(LAST_CHANCE_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
+            last = ledger.halt_at + max(LAST_CHANCE_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
+            return max(last, self._back_at)
         return self.members_suspected_at
 
     @property
     def members_suspected_at(self) -> float:
-        """When members that have not shown that they read the newest ROUND or HALT are suspected (rule L2).
+        """When members that have not shown that they read the newest ROUND or HALT are suspected (rule L2)."""
+        return max(self.answered_at + head_patience(self.ledger), self._back_at)
 
-        If the leader was cut off from the store, other nodes may have been too: they get a full period to return.
-        """
-        return max(self.answered_at + head_patience(self.ledger), self.watch.gap_at + self.timing.lost_after)
+    @property
+    def _back_at(self) -> float:
+        """When every living node is back after the leader was cut off from the store, as others may have been (L1)."""
+        return self.watch.gap_at + self.timing.lost_after
 
     @cached_property
     def answered_at(self) -> float:

@@ -201,8 +201,8 @@ class WardenProcess:
             self._children[child.pid] = child
             if child.cancelled:
                 signal_group(child.pid, SIGKILL)
-            elif self._stopping is not None and child.kind is Kind.WORKER:  # it has missed the signal, or the search
-                self._signal_workers([child.pid], self._stopping.signum if self._stopping.killed is None else SIGKILL)
+            elif self._stopping is not None and self._stopping.killed is None and child.kind is Kind.WORKER:
+                self._signal_workers([child.pid], self._stopping.signum)  # the signal that it has missed
         if not ended:
             return
         self._starting.remove(child)
@@ -343,8 +343,8 @@ class WardenProcess:
 
     def _kill_all(self, stop: StopInProgress, now: float) -> None:
         """Send SIGKILL to every descendant, until no new one is found. Each death leads to a new search."""
-        stop.killed = stop.killed or {}
         alive = self._find_killable()
+        stop.killed = stop.killed or {}
         while fresh := [process for process in alive if process not in stop.killed]:
             pids = [process[0] for process in fresh if kill(process)]
             stop.killed.update(dict.fromkeys(fresh, now))
@@ -359,9 +359,13 @@ class WardenProcess:
 
     def _find_killable(self) -> list[Process]:
         """Return every descendant except services and their descendants."""
-        found = descendants(os.getpid(), without=self._services())
-        for child in self._starting[:]:  # the pid of a service forked just now is still in its pipe
-            self._read_start(child)
+        searched = False
+        while not searched:
+            known = self._workers()
+            found = descendants(os.getpid(), without=self._services())
+            for child in self._starting[:]:  # the pid of a service forked just now is still in its pipe
+                self._read_start(child)
+            searched = known == self._workers()  # else a worker was forked after the search, and nothing tells of it
         return [process for process in found if process[0] not in self._services()]
 
     def _send_event(self, event: str, **facts: object) -> None:

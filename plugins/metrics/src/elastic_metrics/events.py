@@ -60,7 +60,8 @@ class EventLines:
     @hookimpl
     def elastic_run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
         """Make the file, and write down which run and node it is about."""
-        early, self._early = self._early, None
+        early = self._early
+        self.elastic_run_ends()  # the agent may have entered the job again, as another node
         if log_dir is None:
             return
         self._path = log_dir / file_name(node)

@@ -96,6 +96,7 @@ class Prometheus:
         Raises:
             EndpointError: It cannot be opened.
         """
+        self.elastic_run_ends()  # the agent may have entered the job again, as another node
         if self._place is None:
             return
         from elastic_metrics.endpoint import Endpoint, Identity  # imports prometheus_client

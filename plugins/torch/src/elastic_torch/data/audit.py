@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from elastic_torch.version import Place
-
 VERSION = 1
 MARK = "elastic_audit"
 """The key that every line has, with the version."""
@@ -81,7 +79,7 @@ class AuditLog:
     def __init__(self, path: str | Path, *, rank: int) -> None:
         self.path = Path(path)
         self.rank = rank
-        self.run = Place.found().run
+        self.run = os.environ.get("ELASTIC_RUN_UID") or os.environ.get("TORCHELASTIC_RUN_ID", "")
         number = os.environ.get("ELASTIC_ROUND", "")
         self.round = int(number) if number.isdecimal() else None
         self._descriptor: int | None = None

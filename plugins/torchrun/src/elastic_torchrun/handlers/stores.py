@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.entries import Offer
+from elastic_core.threads import asked
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """Prefix of the keys of the barrier that torchrun's agents enter once their workers have finished."""
@@ -50,8 +51,7 @@ def open_store(offer: Offer, port: HeldPort | None, over: Callable[[], bool]) ->
     """
     if port is not None:
         return serve(offer, port)
-    client: Future[Any] = Future()
-    threading.Thread(target=_set_result, args=(client, offer), name="elastic-connect", daemon=True).start()
+    client = asked(partial(connect, offer), name="elastic-connect")
     while not wait([client], LOOK).done:
         if over():
             return None
@@ -84,13 +84,6 @@ def connect(offer: Offer) -> Any:
     )
     client.set_timeout(STORE_TIMEOUT)
     return client
-
-
-def _set_result(client: Future[Any], offer: Offer) -> None:
-    try:
-        client.set_result(connect(offer))
-    except Exception as exc:
-        client.set_exception(exc)
 
 
 def gather(store: Any, size: int, over: Callable[[], bool]) -> bool:
