@@ -97,7 +97,7 @@ def _encode_resume(
         with suppress(OversizedError):
             return entry, runtime.codec.encode_entry(entry), body.why
     raise OversizedError(
-        f"The state of run {mine.head.run} is too large for one entry of the ledger, whatever is left out.",
+        f"The state of run {mine.head.run} is too large for one value of the store, whatever is left out.",
         hint="Give the nodes of the job fewer --role names, or shorter ones.",
     )
 
