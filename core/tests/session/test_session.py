@@ -174,8 +174,8 @@ Fleet = Callable[..., Node]
 def fleet() -> Iterator[Fleet]:
     store, nodes = MemoryStore(), list[Node]()
 
-    def add(name: str, the_settings: Settings, **more: str) -> Node:
-        nodes.append(Node(name, LocalBackend(store), the_settings, **more))
+    def add(name: str, the_settings: Settings, uid: str | None = None) -> Node:
+        nodes.append(Node(name, LocalBackend(store), the_settings, uid=uid))
         return nodes[-1]
 
     yield add

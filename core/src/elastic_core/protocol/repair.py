@@ -181,10 +181,10 @@ def lighten(resume: Resume, counters: Counters) -> Iterator[tuple[Resume, Counte
     if halt is not None and halt.incident is not None:
         halt = replace(halt, incident=replace(halt.incident, detail=""))
     shown = replace(resume, halt=halt, round=replace(resume.round, hosts=()))
-    yield replace(shown, why=f"{why} the traceback of the last failure and the names of the members' hosts"), counters
+    names = "the traceback of the last failure and the names of the members' hosts"
+    yield replace(shown, why=f"{why} {names}"), counters
     bare = Counters(restarts=counters.restarts, barren=counters.barren, worst_seen=counters.worst_seen)
-    forgets = "its memory of past failures, of lost hosts and of excluded hosts"
-    yield replace(shown, why=f"{why} {forgets}"), bare
+    yield replace(shown, why=f"{why} {names}, and without the past failures, lost hosts and excluded hosts"), bare
 
 
 def describe_loss(head: int, mine: Ledger) -> str:
