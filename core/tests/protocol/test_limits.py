@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_ROLE, OnNodeLoss, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Failure, Incident, IncidentKind, Verdict
-from elastic_core.protocol.codec import decode_entry, encode_entry
+from elastic_core.protocol.codec import OversizedError, decode_entry, encode_entry
 from elastic_core.protocol.entries import (
     Body,
     Counters,
@@ -41,21 +43,25 @@ from elastic_core.protocol.limits import (
     DETAIL_BYTES,
     FAILURE_TEXT_BYTES,
     HOSTS_BYTES,
+    MAX_CHANGES,
     MAX_FAILURES,
     MAX_HOSTS,
     MAX_KINDS,
     MAX_LEFT_MEMBERS,
     NAMES_SHOWN,
+    OPEN_BYTES,
     TEXT_BYTES,
+    WHERE_BYTES,
     WHY_BYTES,
     clip,
     fit_body,
+    fit_incident,
     fit_names,
     list_names,
 )
-from elastic_core.protocol.repair import compose_resume
+from elastic_core.protocol.repair import compose_resume, lighten
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
-from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, SEAL_BYTES
 from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.options import MAX_NODES
 
@@ -287,6 +293,156 @@ def test_a_run_that_has_lost_20_000_hosts_goes_on() -> None:
 def test_20_000_names_in_one_text_are_eight_and_a_count() -> None:
     given = view(random.Random(3), MAX_NODES, 2)
     assert given.describe_nodes(list(given.watch.nodes)[:MAX_NODES]).endswith(f" and {MAX_NODES - NAMES_SHOWN} more")
+
+
+# The largest RESUME --------------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[3] / "docs" / "protocol.md"
+LONG = 9000 * "w"
+
+
+def largest_counters() -> Counters:
+    """Counters with everything that they can have at once, and long numbers."""
+    text = FAILURE_TEXT_BYTES * "w"
+    failed = Failure(round=10**6, rank=10**6, host=text, exception=text, exit_code=-11, step=10**12)
+    return Counters(
+        restarts=10**6,
+        barren=9,
+        worst_seen=123.456,
+        losses={f"{host:016x}": HostLosses(9999, 86_400_000.5) for host in range(MAX_HOSTS)},
+        excluded=tuple(Exclusion(f"{host:016x}", 86_400_000) for host in range(MAX_HOSTS)),
+        failures=MAX_FAILURES * (SpentRestart(failure=failed, age=86_400_000.5),),
+        new_checkpoints=MAX_FAILURES * (10**6,),
+        changes=MAX_CHANGES * (86_400_000.5,),
+    )
+
+
+def largest_incident() -> Incident:
+    return Incident(
+        kind=IncidentKind.WORKER_FAILED,
+        round=10**6,
+        node_id=LONG,
+        host=LONG,
+        after=123_456.789,
+        rank=10**6,
+        local_rank=999,
+        pid=2**22,
+        exit_code=-11,
+        message=LONG,
+        detail=LONG,
+        log=LONG,
+        step=10**12,
+        where=LONG,
+    )
+
+
+def largest_ledger(kinds: int) -> Ledger:
+    """A run of MAX_NODES nodes of so many kinds, halted, whose parts all have their full size."""
+    roles = [(10 + number, f"{number:03}" + (MAX_ROLE - 3) * "\U0001f525") for number in range(kinds)]
+    members = tuple(Member(f"{number:012x}", *roles[number % kinds]) for number in range(MAX_NODES))
+    author = members[0].node_id
+
+    def opening(plugin: int) -> Entry:
+        run = settings(1, MAX_NODES)
+        run = replace(run, agreement=replace(run.agreement, worker_plugins=(plugin * "p",)))
+        return compose(None, Open(scheduler_uid="u", settings=run), entry_id=12 * "e", author=author, now=0.0, run=RUN)
+
+    opened = opening(OPEN_BYTES - len(encode_entry(opening(0))))
+    assert len(encode_entry(opened)) == OPEN_BYTES
+    offer = replace(place(random.Random(1)), hosted=True)
+    hosts = fit_names(MAX_NODES * ["host"], HOSTS_BYTES)
+    sealed = Round(number=10**6, offer=offer, members=members, hosts=hosts, charged=True, why=LONG, verdict=LONG)
+    halt = Halt(
+        round=10**6,
+        reason=HaltReason.GIVING_UP,
+        why=LONG,
+        incident=largest_incident(),
+        planned=True,
+        verdict=LONG,
+        requeue=True,
+    )
+    over = Over(round=10**6, left=tuple(member.node_id for member in members[:MAX_LEFT_MEMBERS]))
+    ledger, bodies = open_ledger(opened, 0.0), (sealed, halt, over)
+    for body in bodies:
+        written = compose(
+            ledger, body, entry_id=12 * "e", author=author, now=1e6, counters=largest_counters(), kept=10**6
+        )
+        assert decode_entry(encode_entry(written)) == written
+        ledger = advance(ledger, written, 1e6)
+    return ledger
+
+
+def resume(ledger: Ledger, body: Body, counters: Counters) -> Entry:
+    author = ledger.leader
+    return compose(ledger, body, entry_id=12 * "e", author=author, now=2e6, counters=counters, store=ORIGIN)
+
+
+def shares() -> list[tuple[str, int]]:
+    """The parts and the bytes in the table of rule L8."""
+    rule = DOCS.read_text(encoding="utf-8").partition("### L8\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| (.+?) \|.+\| ([\d,]+) \|$", rule, re.MULTILINE)
+    return [(part, int(size.replace(",", ""))) for part, size in rows]
+
+
+def test_the_documented_shares_of_a_resume_hold_its_parts_and_fit_into_a_value_together() -> None:
+    ledger = largest_ledger(MAX_KINDS)
+    assert ledger.round is not None
+    assert ledger.halt is not None
+    whole = json.loads(encode_entry(resume(ledger, compose_resume(ledger, LONG), ledger.counters)))
+    body, counters = whole["body"], whole["counters"]
+    ids, kinds, which = body["round"]["members"]
+    halt = body["halt"]
+    texts = [body["why"], body["round"]["why"], body["round"]["verdict?"], halt["why"], halt["verdict?"]]
+    parts: list[list[Any]] = [
+        [ids, which],
+        [kinds],
+        [counters["losses"]],
+        [counters["excluded"]],
+        [counters["failures"]],
+        [counters["new_checkpoints?"], counters["changes?"]],
+        texts,
+        [halt["incident"]],
+        [body["round"]["hosts"]],
+        [body["over"]["left"]],
+        [body["settings"], body["scheduler_uid"]],
+    ]
+    table = shares()
+    assert len(table) == len(parts) + 1, "and the rest: names of fields and numbers"
+    sizes = [sum(len(json.dumps(one, separators=(",", ":"))) for one in part) for part in parts]
+    sizes.append(len(json.dumps(whole, separators=(",", ":"))) - sum(sizes))
+    too_small = [(name, share, size) for (name, share), size in zip(table, sizes, strict=True) if size > share]
+    assert not too_small
+    assert sum(share for _, share in table) <= MAX_VALUE_BYTES - SEAL_BYTES
+
+
+def test_an_incidents_texts_are_in_its_share() -> None:
+    texts = [text for text in asdict(fit_incident(largest_incident())).values() if isinstance(text, str)]
+    most = DETAIL_BYTES + 4 * TEXT_BYTES + WHERE_BYTES
+    assert sum(map(len, texts)) <= most + len(IncidentKind.WORKER_FAILED.value)
+
+
+def test_a_resume_of_too_many_kinds_of_nodes_goes_without_what_only_messages_and_policies_need() -> None:
+    fits = {}
+    for kinds in (MAX_KINDS, MAX_KINDS + 16, MAX_KINDS + 36):
+        ledger = largest_ledger(kinds)
+        ways = list(lighten(compose_resume(ledger, "lost"), ledger.counters))
+        fits[kinds] = [fits_a_value(resume(ledger, *way)) for way in ways]
+    assert list(fits.values()) == [[True, True, True], [False, True, True], [False, False, True]]
+    written = resume(ledger, *ways[-1])
+    assert decode_entry(encode_entry(written)) == written
+    resumed, kept, before = open_ledger(written, 0.0), written.counters, ledger.counters
+    assert resumed.round is not None
+    assert ledger.round is not None
+    assert (resumed.round.members, resumed.over) == (ledger.round.members, ledger.over)
+    assert (kept.restarts, kept.barren, kept.worst_seen) == (before.restarts, before.barren, before.worst_seen)
+
+
+def fits_a_value(written: Entry) -> bool:
+    try:
+        encode_entry(written)
+    except OversizedError:
+        return False
+    return True
 
 
 # The start -----------------------------------------------------------------------------------------------------------

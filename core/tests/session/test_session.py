@@ -65,7 +65,15 @@ def restart(_incident: Incident, history: History) -> Verdict:
 class Node:
     """An agent without processes: its workers are obedient and instantaneous."""
 
-    def __init__(self, name: str, store: RendezvousBackend, the_settings: Settings, *, uid: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: RendezvousBackend,
+        the_settings: Settings,
+        *,
+        uid: str | None = None,
+        runtime: Runtime = CLOCK,
+    ) -> None:
         self.name, self.store = name, store
         applicant = Applicant(
             info=info(name),
@@ -84,7 +92,7 @@ class Node:
         self.dead = False
         self.changed = threading.Condition()
         calls = SessionCalls(post=self.events.put, publish=self._hear, judge=restart, crashed=self._crashed)
-        self.session = Session(store, joined, CLOCK, calls)
+        self.session = Session(store, joined, runtime, calls)
         self.thread = threading.Thread(target=self._run, name=f"node-{name}")
         self.thread.start()
 
@@ -166,8 +174,8 @@ Fleet = Callable[..., Node]
 def fleet() -> Iterator[Fleet]:
     store, nodes = MemoryStore(), list[Node]()
 
-    def add(name: str, the_settings: Settings, **more: str) -> Node:
-        nodes.append(Node(name, LocalBackend(store), the_settings, **more))
+    def add(name: str, the_settings: Settings, uid: str | None = None) -> Node:
+        nodes.append(Node(name, LocalBackend(store), the_settings, uid=uid))
         return nodes[-1]
 
     yield add

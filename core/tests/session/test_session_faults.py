@@ -14,12 +14,12 @@ from views import incident, info, live
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousStateError, StoreLostError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.codec import decode_entry, encode_row
-from elastic_core.protocol.entries import Leader
+from elastic_core.protocol.codec import Codec, decode_entry, encode_entry, encode_row
+from elastic_core.protocol.entries import Entry, Leader, Resume
 from elastic_core.protocol.ledger import HistoryChangedError
 from elastic_core.protocol.node_events import Leaving, WorkerFailed
 from elastic_core.protocol.roster import NodeRow, Phase
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, RosterRow
 from elastic_core.session.contact import Contact
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Applicant, Joined, join
@@ -431,6 +431,22 @@ def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None
     node.until(lambda n: any(event.name == "store_unreachable" for event in n.said))
     bench.faults["a"].down = False
     assert node.until(lambda n: n.exit is not None).exit.code == 74  # type: ignore[union-attr]
+
+
+def test_a_run_whose_state_fits_into_no_value_is_not_put_back_and_its_workers_go_on(bench: Bench) -> None:
+    def encode(entry: Entry) -> bytes:
+        return encode_entry(entry, 500 if isinstance(entry.body, Resume) else MAX_VALUE_BYTES)
+
+    runtime = replace(CLOCK, codec=Codec(encode_entry=encode))
+    bench.nodes.append(node := Node("a", LocalBackend(bench.store), quick(1, 1), runtime=runtime))
+    node.until(in_round(1, "a"))
+    with bench.store.changed:
+        bench.store.entries.clear()
+        bench.store.changed.notify_all()
+    node.until(lambda n: n.state.store_lost)
+    [told] = [event.message for event in node.said if event.name == "store_lost"]
+    assert "is too large for one value of the store, whatever is left out. Give the nodes" in told
+    assert (node.state.round, bench.store.entries) == (1, [])
 
 
 def test_a_newcomer_that_cannot_read_the_roster_to_take_the_leader_ends_and_says_why(bench: Bench) -> None:

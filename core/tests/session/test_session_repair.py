@@ -7,12 +7,12 @@ from itertools import count
 
 import pytest
 from test_repair import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
-from views import live, members, offer, start, then
+from views import halted, incident, live, members, offer, start, then, with_counters
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.codec import decode_entry, encode_entry
-from elastic_core.protocol.entries import Entry, Halt, HaltReason, Leader, Resume, Round
+from elastic_core.protocol.codec import Codec, OversizedError, decode_entry, encode_entry
+from elastic_core.protocol.entries import Entry, Exclusion, Halt, HaltReason, Leader, Resume, Round
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import ORIGIN, Link
@@ -84,6 +84,27 @@ def test_an_empty_store_gets_the_state_in_one_entry_and_the_next_node_adopts_it(
     assert again[1] is not None
     assert again[1].head == entry
     assert len(entries(store)) == 1
+
+
+def test_a_run_whose_state_is_too_large_for_a_value_goes_on_without_what_it_can_do_without() -> None:
+    failed = halted("ab", HaltReason.FAILURE, blame=replace(incident("a"), detail=4000 * "d"))
+    mine, store = with_counters(failed, restarts=2, excluded=(Exclusion("host-c"),)), holding()
+    most = len(encode_entry(mine.head)) - 1000
+    small = replace(CLOCK, codec=Codec(encode_entry=lambda entry: encode_entry(entry, most)))
+    found = restore(store, mine, told(mine), "b", small)
+    assert isinstance(found, tuple)
+    (entry,) = entries(store)
+    assert isinstance(entry.body, Resume)
+    assert found[0] == entry.body.why
+    assert found[0].startswith("the store came back empty; ")
+    assert found[0].endswith("without the traceback of the last failure and the names of the members' hosts")
+    assert entry.body.halt is not None
+    assert entry.body.halt.incident == incident("a")
+    assert entry.counters == mine.counters
+    with pytest.raises(OversizedError, match="is too large for one value of the store"):
+        restore(
+            holding(), mine, told(mine), "b", replace(CLOCK, codec=Codec(encode_entry=lambda e: encode_entry(e, 500)))
+        )
 
 
 def test_a_newcomers_open_is_outranked_also_when_it_comes_first() -> None:

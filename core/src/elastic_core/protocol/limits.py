@@ -1,7 +1,8 @@
 """Limits of the parts of a ledger entry, so that every entry that a leader can decide on fits into one store value.
 
 ``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON, which
-``docs/protocol.md`` lists (rule L8). A RESUME carries all parts at once; their shares add up to less than the limit.
+``docs/protocol.md`` lists (rule L8). A RESUME carries all parts at once; their shares add up to less than the limit. A
+job of more kinds of nodes than ``MAX_KINDS`` can exceed it: ``repair.lighten`` then leaves out parts of a RESUME.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from elastic_core.incidents import Incident
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-MAX_KINDS = 32  # most pairs of a local world size and a role in a ROUND of ``MAX_NODES`` members
+MAX_KINDS = 24
+"""Most pairs of a local world size and a role among ``MAX_NODES`` members for which a RESUME surely fits whole. Not
+enforced: roles are mostly far shorter than they may be."""
 MAX_HOSTS = 256  # most hosts whose losses the ledger counts, and most hosts that it excludes
 MAX_FAILURES = 32  # most failures that spent a restart which the ledger remembers
 MAX_CHANGES = 8  # most losses and failures whose time the ledger remembers (rule L13)

@@ -7,11 +7,11 @@ store is empty, :func:`settle` decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from elastic_core.protocol.entries import Entry, Resume
+from elastic_core.protocol.entries import Counters, Entry, Resume
 from elastic_core.protocol.ledger import Ledger
 
 ENTRIES_REMEMBERED = 512
@@ -168,6 +168,23 @@ def compose_resume(mine: Ledger, why: str) -> Resume:
         index=mine.head.index,
         why=why,
     )
+
+
+def lighten(resume: Resume, counters: Counters) -> Iterator[tuple[Resume, Counters]]:
+    """Yield a RESUME and its counters whole, then with ever fewer parts, for one that is too large for a value (L8).
+
+    The parts that the run can best do without go first: what only messages show, then the policies' memory. Restarts
+    and rounds without progress stay counted, and the members and the proof that a round is over (S4) stay as well.
+    """
+    yield resume, counters
+    halt, why = resume.halt, f"{resume.why}; one entry is too small for all of the run's state, so it goes on without"
+    if halt is not None and halt.incident is not None:
+        halt = replace(halt, incident=replace(halt.incident, detail=""))
+    shown = replace(resume, halt=halt, round=replace(resume.round, hosts=()))
+    names = "the traceback of the last failure and the names of the members' hosts"
+    yield replace(shown, why=f"{why} {names}"), counters
+    bare = Counters(restarts=counters.restarts, barren=counters.barren, worst_seen=counters.worst_seen)
+    yield replace(shown, why=f"{why} {names}, and without the past failures, lost hosts and excluded hosts"), bare
 
 
 def describe_loss(head: int, mine: Ledger) -> str:

@@ -9,6 +9,7 @@ import math
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
+from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.failure_detector import DeposedLeader, Watch, mark_interrupted, roster_read_interval
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced, RunReplaced
@@ -104,7 +105,7 @@ class StoreReader:
                 if not self._doubt:
                     self._connections.failed("reader", exc)
                     state.stopping.wait(backoff.failed())
-            except RendezvousStateError as exc:
+            except (RendezvousStateError, OversizedError) as exc:  # OversizedError: its state fits into no entry (L8)
                 state.give_up(exc)
                 return
             finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol import repair
-from elastic_core.protocol.codec import Codec
+from elastic_core.protocol.codec import Codec, OversizedError
 from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
@@ -41,6 +42,7 @@ def restore(
         HistoryChangedError: The store has lost what its newest entry stands on, or loses entries at this very moment.
         RendezvousStateError: The store holds something invalid.
         RendezvousConnectionError: It cannot be reached; what was being written may or may not have landed.
+        OversizedError: The run's state is too large for one entry, whatever is left out.
     """
     lost, gone, codec = None, None, runtime.codec
     for _ in range(REPAIR_ATTEMPTS_MAX):
@@ -70,13 +72,34 @@ def restore(
                 return lost or "the store had lost entries, or this node was away", theirs
         lost = lost or repair.describe_loss(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
-        body, now = repair.compose_resume(mine, lost), runtime.now()
-        entry = compose(mine, body, entry_id=runtime.new_id(), author=node_id, leader=mine.leader, now=now, store=prev)
-        if store.append(prev, entry.link, codec.encode_entry(entry)):
-            return lost, open_ledger(entry, now)
+        now = runtime.now()
+        entry, data, told = _encode_resume(mine, lost, node_id, prev, runtime, now)
+        if store.append(prev, entry.link, data):
+            return told, open_ledger(entry, now)
     if gone is not None:
         raise gone
     return None
+
+
+def _encode_resume(
+    mine: Ledger, lost: str, node_id: str, prev: Link, runtime: Runtime, now: float
+) -> tuple[Entry, bytes, str]:
+    """Return the RESUME of ``mine`` after ``prev``, with as many parts as fit into a value (rule L8), and its reason.
+
+    Raises:
+        OversizedError: It does not fit, whatever is left out.
+    """
+    entry_id = runtime.new_id()
+    for body, counters in repair.lighten(repair.compose_resume(mine, lost), mine.counters):
+        entry = compose(
+            mine, body, entry_id=entry_id, author=node_id, now=now, counters=counters, leader=mine.leader, store=prev
+        )
+        with suppress(OversizedError):
+            return entry, runtime.codec.encode_entry(entry), body.why
+    raise OversizedError(
+        f"The state of run {mine.head.run} is too large for one value of the store, whatever is left out.",
+        hint="Give the nodes of the job fewer --role names, or shorter ones.",
+    )
 
 
 def _onward(
