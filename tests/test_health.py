@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hosts import hosts
-from stage import WORKERS, Agent, Stage, free_port
+from stage import WARM, WORKERS, Agent, Stage, free_port
 
+from elastic_core.config.run import DEFAULT_ID
 from elastic_core.exit_codes import ExitCode
+from elastic_core.protocol.codec import decode_row
+from elastic_rdzv_file.backend import FileBackend
 
 HANGS = """#!/bin/sh
 # A check that waits for ever, with a process in a session of its own that its parent does not wait for.
@@ -33,11 +38,15 @@ esac
 """
 
 
-def being_checked(stage: Stage, folder: Path, *arguments: object, name: str = "") -> Agent:
+def being_checked(
+    stage: Stage, folder: Path, *arguments: object, name: str = "", env: Mapping[str, str] | None = None
+) -> Agent:
     """Start an agent, on a host of this name, whose check never ends, and wait for the check."""
     check = script(folder / "check", f"#!/bin/sh\ntouch {folder}/began\n" + HANGS)
     command = ["-m", "elastic_core", "run", f"--health_check={check}", "--health_timeout=3600", *map(str, arguments)]
-    agent = stage.start([sys.executable, *command], env={"ELASTIC_HOST_NAME": name} if name else None)
+    agent = stage.start(
+        [sys.executable, *command], env={**(env or {}), **({"ELASTIC_HOST_NAME": name} if name else {})}
+    )
     while not (folder / "began").exists():
         assert agent.process.poll() is None, agent.output
     return agent
@@ -106,6 +115,18 @@ def test_a_signal_during_a_check_ends_the_agent_at_once_and_leaves_nothing(
     assert f"this node is out: received {signum.name}, before this node had entered the job" in agent.output
     assert "node_check_failed" not in agent.output
     assert stage.processes() == []
+
+
+def test_a_signal_during_the_checks_of_a_latecomer_announces_no_import(
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+) -> None:
+    flags = ["--nnodes=1:2", *file_rendezvous, "--rdzv_conf=last_call_timeout=0.1", "--preload=json"]
+    job = [WORKERS / "sleeper.py"]
+    stage.run(*flags, *job, env=WARM).wait_for_report("started")
+    agent = being_checked(stage, tmp_path, *flags, *job, env=WARM)
+    agent.signal(signal.SIGTERM)
+    assert agent.exit_code() == 128 + signal.SIGTERM, agent.output
+    assert "is under way" not in agent.output
 
 
 @pytest.mark.parametrize(
@@ -251,6 +272,50 @@ def test_a_node_that_is_preempted_while_it_is_checked_again_does_not_enter(stage
         code = suspected.exit_code()
         assert code in (128 + signal.SIGTERM, -signal.SIGTERM), suspected.output
         assert "waiting as long as nodes of other hosts are enough" not in suspected.output.partition("excluded: ")[2]
+        (tmp_path / "done").touch()
+        assert healthy.exit_code() == 0, healthy.output
+
+
+CLOSING = """
+import os, signal, sys
+from elastic_core.agent import event_loop
+from elastic_core.cli.main import main
+
+class Late(event_loop.EventLoop):
+    def close(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().close()
+
+event_loop.EventLoop = Late
+sys.exit(main())
+"""
+"""An agent that receives SIGTERM while its resources are closed."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_node_that_is_preempted_as_it_leaves_for_its_checks_does_not_enter_again(
+    stage: Stage, tmp_path: Path
+) -> None:
+    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    flags = ["--nnodes=1:2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
+    flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30,lost_after=120"]
+    with hosts(2) as (one, two):
+        healthy, suspected = (
+            stage.start(host.command(sys.executable, *code, "run", *map(str, [*flags, *more, *job])))
+            for host, code, more in (
+                (one, ["-m", "elastic_core"], []),
+                (two, ["-c", CLOSING], ["--health_check=true"]),
+            )
+        )
+        for agent in (healthy, suspected):
+            agent.wait_for_report("training", world_size=2)
+        (rank,) = suspected.workers()
+        suspected.kill_worker(rank)
+        assert suspected.exit_code() == 128 + signal.SIGTERM, suspected.output
+        assert "this node is out: received SIGTERM" in suspected.output
+        with closing(FileBackend.open(tmp_path, DEFAULT_ID)) as store:
+            rows = [decode_row(seen.value) for seen in store.roster()]
+        assert [row.returns for row in rows if row.leaving] == [True], "it stays, and the leader removes it"
         (tmp_path / "done").touch()
         assert healthy.exit_code() == 0, healthy.output
 

@@ -217,6 +217,15 @@ def test_the_signals_are_given_back_at_the_end() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
+def test_a_signal_that_comes_before_the_end_and_is_not_taken_is_known_after_it(loop: EventLoop) -> None:
+    inner = EventLoop([signal.SIGTERM])
+    signal.raise_signal(signal.SIGTERM)
+    inner.close()
+    assert inner.late_signals == [SignalReceived(signal.SIGTERM)]
+    signal.raise_signal(signal.SIGUSR1)
+    assert loop.take() == [SignalReceived(signal.SIGUSR1)]
+
+
 def test_nothing_is_left_open_after_the_end() -> None:
     before = os.listdir("/proc/self/fd")
     EventLoop([signal.SIGUSR1]).close()

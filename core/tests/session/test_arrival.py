@@ -11,7 +11,7 @@ from views import entry, info, members, offer
 
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.codec import encode_entry
+from elastic_core.protocol.codec import encode_entry, encode_row
 from elastic_core.protocol.entries import Body, Closed, Open, Round
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.settings import Settings
@@ -182,7 +182,9 @@ def test_a_node_learns_at_its_arrival_that_a_round_is_live_and_that_it_is_refuse
 def test_a_node_that_a_living_job_does_not_take_is_refused_at_its_arrival() -> None:
     store, heartbeats = LocalBackend(MemoryStore()), itertools.count(1)
     first = Applicant(info=info("a"), settings=quick(1, 3), offer=offer("a"))
-    assert isinstance(join(store, first, CLOCK), Joined)
+    opened = join(store, first, CLOCK)
+    assert isinstance(opened, Joined)
+    store.amend("a", 1, encode_row(replace(opened.row, run=opened.ledger.head.run)))
 
     def sleep(_seconds: float) -> None:
         store.heartbeat("a", next(heartbeats))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 from views import entry, info, seen, start
 
-from elastic_core.errors import RendezvousTimeoutError, UsageError
+from elastic_core.errors import RendezvousTimeoutError, StoreLostError, UsageError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.roster import Phase
-from elastic_core.rendezvous.backend import ORIGIN, Cursor
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, RosterRow
 from elastic_core.session.drain_request import ask, release
 
 
@@ -72,6 +73,48 @@ def await_request(store: LocalBackend, but: str = "") -> str:
     ):
         version = store.wait(Cursor(1, version), roster=True, timeout=5).roster
     return found[0]
+
+
+class EndsWithItsAgents(LocalBackend):
+    """The store of an agent that leaves as soon as it is asked to: before the request is removed, or after it."""
+
+    hosting = False
+    lost = False
+
+    def __init__(self, store: MemoryStore, *, early: bool) -> None:
+        super().__init__(store)
+        self.early = early
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        serial = super().enter(node_id, value)
+        self.amend("a", 1, encode_row(seen("a", leaving=True, node=info("a")).row))
+        return serial
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        if self.lost:
+            raise StoreLostError("The agent that holds the store is gone.")
+        self.lost = self.early and ids is not None
+        return super().roster(ids)
+
+    def remove(self, node_id: str) -> None:
+        if self.lost:
+            raise StoreLostError("The agent that holds the store is gone.")
+        super().remove(node_id)
+        self.lost = True
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("embedded", [True, False])
+def test_an_embedded_store_that_ends_with_its_agents_has_been_drained(embedded: bool, early: bool) -> None:
+    other = job()
+    other.remove("b")
+    store = EndsWithItsAgents(other._store, early=early)
+    store.embedded = embedded
+    if embedded:
+        assert ask(store, "host-a", "job") == 1
+        return
+    with pytest.raises(StoreLostError):
+        ask(store, "host-a", "job")
 
 
 def test_an_agent_that_is_gone_has_left() -> None:

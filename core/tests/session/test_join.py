@@ -10,13 +10,13 @@ from views import entry, info
 
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.codec import decode_row, encode_entry
-from elastic_core.protocol.entries import Closed, Leader, Offer
+from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
+from elastic_core.protocol.entries import Closed, Drain, Leader, Offer
 from elastic_core.protocol.ledger import HistoryChangedError, compose
-from elastic_core.protocol.roster import Slots
+from elastic_core.protocol.roster import NodeRow, Slots
 from elastic_core.protocol.settings import Command
 from elastic_core.rendezvous.backend import Cursor, RosterRow
-from elastic_core.session.join import Applicant, Joined, join
+from elastic_core.session.join import Applicant, Joined, arrive, join
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
@@ -127,7 +127,9 @@ def test_a_run_is_not_abandoned_whose_node_heartbeats_though_its_slot_proves_it_
 
     clock = Runtime(now=lambda: now[0], sleep=sleep, new_id=CLOCK.new_id)
     first, twin = (info(name, host="h", slots=Slots(at)) for name, at in (("a", 100), ("b", 200)))
-    assert isinstance(join(store, Applicant(info=first, settings=quick(), scheduler_uid="1"), clock), Joined)
+    opened = join(store, Applicant(info=first, settings=quick(), scheduler_uid="1"), clock)
+    assert isinstance(opened, Joined)
+    store.amend("a", 1, encode_row(replace(opened.row, run=opened.ledger.head.run)))
     if alive:
         with pytest.raises(RendezvousRefusedError, match="is alive under this job id"):
             join(store, Applicant(info=twin, settings=quick(), scheduler_uid="2"), clock)
@@ -136,6 +138,69 @@ def test_a_run_is_not_abandoned_whose_node_heartbeats_though_its_slot_proves_it_
         assert isinstance(found, Joined)
         assert found.ledger.scheduler_uid == "2"
         assert now[0] < quick().timing.lost_after
+
+
+@pytest.mark.parametrize("differs", ["uid", "flags"])
+def test_a_node_that_is_being_checked_does_not_keep_a_dead_run_alive(differs: str) -> None:
+    """Its row is in no run, and has a heartbeat (rule L17)."""
+    store, now = LocalBackend(MemoryStore()), [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        store.heartbeat("checked", round(now[0] * 1000))
+
+    clock = Runtime(now=lambda: now[0], sleep=sleep, new_id=CLOCK.new_id)
+    first = Applicant(info=info("a"), settings=quick(), scheduler_uid="1", offer=PLACE)
+    assert isinstance(join(store, first, clock), Joined)
+    store.enter("checked", encode_row(NodeRow(info=info("checked"))))
+    if differs == "uid":
+        second = replace(first, info=info("b"), scheduler_uid="2")
+    else:
+        second = replace(first, info=info("b"), settings=quick(1, 3))
+        arrive(store, second, clock)
+    found = join(store, second, clock)
+    assert isinstance(found, Joined)
+    assert (found.ledger.settings, found.ledger.scheduler_uid) == (second.settings, second.scheduler_uid)
+    assert now[0] >= quick().timing.lost_after, "it may be about to join"
+
+
+def test_the_rank_of_a_node_that_is_being_checked_is_free() -> None:
+    store, now = LocalBackend(MemoryStore()), [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        store.heartbeat("checked", round(now[0] * 1000))
+
+    clock = Runtime(now=lambda: now[0], sleep=sleep, new_id=CLOCK.new_id)
+    assert isinstance(join(store, Applicant(info=info("a"), settings=quick(), offer=PLACE), clock), Joined)
+    store.enter("checked", encode_row(NodeRow(info=replace(info("checked"), node_rank=1))))
+    second = Applicant(info=replace(info("b"), node_rank=1), settings=quick(), offer=PLACE)
+    assert isinstance(join(store, second, clock), Joined)
+
+
+def test_a_drain_of_a_node_that_still_looks_for_its_run_is_not_lost() -> None:
+    """Meanwhile another node opens the run, which that node reads only together with the DRAIN."""
+    store, now, opened = LocalBackend(MemoryStore()), [0.0], list[Joined]()
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    def sleep(seconds: float) -> None:
+        pass_time(seconds)
+        if not opened:
+            found = join(store, replace(first, info=info("c"), scheduler_uid="2"), replace(clock, sleep=pass_time))
+            assert isinstance(found, Joined)
+            opened.append(found)
+            drain = entry(found.ledger, Drain(nodes=("b",), why="asked to leave"), at=now[0])
+            assert store.append(found.ledger.head.link, drain.link, encode_entry(drain))
+
+    clock = Runtime(now=lambda: now[0], sleep=sleep, new_id=CLOCK.new_id)
+    first = Applicant(info=info("a"), settings=quick(), scheduler_uid="1", offer=PLACE)
+    assert isinstance(join(store, first, replace(clock, sleep=pass_time)), Joined)
+    found = join(store, replace(first, info=info("b"), scheduler_uid="2"), clock)
+    assert isinstance(found, Joined)
+    assert found.ledger.head.run == opened[0].ledger.head.run
+    assert found.drained == "asked to leave"
 
 
 @pytest.mark.parametrize(("name", "opens"), [("a.py", False), ("b.py", True)])

@@ -13,7 +13,7 @@ from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import Drain
 from elastic_core.protocol.ledger import advance
-from elastic_core.rendezvous.backend import ORIGIN
+from elastic_core.rendezvous.backend import ORIGIN, Cursor
 from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.join import Applicant
 from elastic_core.session.ledger_watch import Lookout
@@ -104,3 +104,61 @@ def test_a_node_that_is_drained_says_in_its_row_that_it_leaves() -> None:
     assert (row.info.node_id, row.run, row.head, row.leaving) == ("lookout", "", follows.index, True)
     lookout.close()
     assert store.roster() == []
+
+
+def test_a_row_that_the_leader_has_removed_is_entered_again() -> None:
+    """The host had stood still for longer than ``lost_after``; people must find the node there all the same."""
+    memory, ledger, told = MemoryStore(), start(), threading.Event()
+    store = LocalBackend(memory)
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    applicant = Applicant(info=info("b"), settings=settings(1, 2, beat_interval=0.05))
+    arrival = Arrival(ledger.head.link, ledger.head.run, belongs=True)
+    lookout = Lookout(LocalBackend(memory), applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
+    lookout.wait_until_entered(PATIENCE)
+    store.remove("lookout")
+    version = 0
+    while not (rows := store.roster(["lookout"])):
+        version, before = store.wait(Cursor(1, version), roster=True, timeout=PATIENCE).roster, version
+        assert version != before, "the row does not come back"
+    assert decode_row(rows[0].value).head == ledger.head.index
+    drained = entry(ledger, Drain(nodes=("lookout",), why="asked"), at=1.0)
+    assert store.append(ledger.head.link, drained.link, encode_entry(drained))
+    assert told.wait(PATIENCE)
+    lookout.stop()
+    assert [decode_row(row.value).leaving for row in store.roster()] == [True]
+    lookout.close()
+
+
+class Counting(LocalBackend):
+    """Keeps what was removed."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.removed: list[str] = []
+
+    def connect(self) -> Counting:
+        return self
+
+    def close(self) -> None:
+        """Stay open."""
+
+    def remove(self, node_id: str) -> None:
+        self.removed.append(node_id)
+        super().remove(node_id)
+
+
+def test_the_row_of_a_former_node_is_removed_once() -> None:
+    store, ledger, told = Counting(MemoryStore()), start(), threading.Event()
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    applicant = Applicant(info=info("b"), settings=settings(1, 2), former=(FormerNode("before", ledger.head.index),))
+    arrival = Arrival(ledger.head.link, ledger.head.run, belongs=True)
+    store.enter("before", encode_row(seen("before", node=info("before")).row))
+    lookout = Lookout(store, applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
+    version = 0
+    while store.roster(["before"]):
+        version = store.wait(Cursor(1, version), roster=True, timeout=PATIENCE).roster
+    drained = entry(ledger, Drain(nodes=("lookout",), why="asked"), at=1.0)
+    assert store.append(ledger.head.link, drained.link, encode_entry(drained))
+    assert told.wait(PATIENCE)
+    lookout.close()
+    assert store.removed == ["before", "lookout"]

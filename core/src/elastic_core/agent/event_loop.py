@@ -81,6 +81,7 @@ class EventLoop:
 
     def __init__(self, signals: Iterable[int] = (), now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
+        self.late_signals: list[SignalReceived] = []
         self._selector = selectors.DefaultSelector()
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, object]] = []
@@ -128,10 +129,11 @@ class EventLoop:
         return [SignalReceived(signum) for signum in _drain(self._signal_r) if signum in self._old_handlers]
 
     def close(self) -> None:
-        """Restore the signal handlers and close the pipes."""
-        signal.set_wakeup_fd(self._old_wakeup)
+        """Restore the signal handlers and close the pipes; :attr:`late_signals` keeps those that nothing has taken."""
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._old_wakeup)
+        self.late_signals = self.untaken_signals()
         self._selector.close()
         pipes = (self._wake_r, self._wake_w, self._signal_r, self._signal_w)
         with self._closing:

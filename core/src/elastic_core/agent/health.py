@@ -58,14 +58,14 @@ class HealthChecks:
         """Run all checks, again after each pause of ``--health_retry``; end them at the ``interruption``.
 
         Args:
-            interruption: Readable if the node is not to enter.
+            interruption: Is due if the node is not to enter.
             patience: For how many seconds failed checks are run again.
 
         Raises:
             UnhealthyNodeError: A check has failed.
         """
         self._interruption, began = interruption, time.monotonic()
-        while (failed := self._failed_checks()) and not self._is_interrupted():
+        while failed := self._failed_checks():
             names = ", ".join(failed)
             if self._retry is None or time.monotonic() - began + self._retry > patience:
                 tried = "" if self._retry is None else f", which ran again for {patience:g} s at most"
@@ -114,7 +114,7 @@ class HealthChecks:
         def look() -> None:
             try:
                 found.append(None if one.check.look is None else one.check.look(one.value))
-            except Exception as exc:
+            except BaseException as exc:  # also SystemExit
                 message = f"the health check {one.name!r} itself failed: {in_one_line(exc)} It refuses nothing."
                 self._publish(Event("node_check_broken", message, Level.WARNING, {"check": one.name}))
                 found.append(None)

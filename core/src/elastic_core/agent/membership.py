@@ -22,7 +22,6 @@ from elastic_core.agent.status import ShowState, Status
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import signalled
 from elastic_core.host.addresses import advertised_address
@@ -115,7 +114,7 @@ def join_and_run(
                     lookout.wait_until_entered(config.timing.beat_interval)
                 health.run(interruption)
                 heard += health.heard
-                if warm and arrival is not None and arrival.round:
+                if warm and arrival is not None and arrival.round and not interruption.is_due():
                     publish(report.under_way(arrival, preloaded))
                     later = preload.later_modules(config, preloaded)
                     heard = preload.wait_until_ready(warden, later, interruption, heard)
@@ -149,12 +148,10 @@ def join_and_run(
             resources.loop.watch(door, door.greet)
         show_state(supervisor.describe)
         ending = snapshot_rescue.run(supervisor, resources)
-        if ending.rejoin and (late := resources.loop.untaken_signals()):  # received while the supervisor was closed
-            with suppress(ElasticError):
-                store.remove(info.node_id)
-            end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
-            return report.leave(publish, end.code, end.why, None)
-        return ending
+    if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
+        end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
+        return report.leave(publish, end.code, end.why, None)
+    return ending
 
 
 def _make_stores(

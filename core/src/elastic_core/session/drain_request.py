@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
+from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.host.identity import host_name
 from elastic_core.host.versions import installed_versions
 from elastic_core.protocol.codec import encode_row
@@ -55,10 +55,17 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
             "To end the job all the same, send that agent SIGTERM.",
         )
     while wanted:
-        with requested(store, "drain", drain=host):
-            _await(store, wanted, deadline)
-        # An agent that was being checked has another row once it has joined, which is newer than the request.
-        wanted = {row.info.node_id for row in _staying(store, ledger) if row.info.host == host}
+        answered = False
+        try:
+            with requested(store, "drain", drain=host):
+                _await(store, wanted, deadline)
+                answered = True
+            # An agent that was being checked has another row once it has joined, which is newer than the request.
+            wanted = {row.info.node_id for row in _staying(store, ledger) if row.info.host == host}
+        except RendezvousConnectionError:
+            if not (answered and store.embedded):
+                raise
+            break  # an embedded store ends with the last agent
     return len(first)
 
 

@@ -61,7 +61,7 @@ class Joined:
 
     ledger: Ledger
     row: NodeRow  # what the roster says of the node: less than it will, if it had to find out which others are alive
-    drained: str = ""  # why its agent was asked to leave, as the node that it was before; '' if it was not
+    drained: str = ""  # why its agent was asked to leave, by an entry of this ledger; '' if it was not
 
 
 def arrive(store: RendezvousBackend, applicant: Applicant, runtime: Runtime, *, again: bool = False) -> Arrival:
@@ -102,7 +102,8 @@ def join(
                 return replace(joined, drained=joining.drained(ledger))
         row = joining.enter(NodeRow(info=applicant.info))
         found = joining.find_run(arrival)
-        drained = "" if isinstance(found, Closed) else joining.drained(found)
+        own = FormerNode(row.info.node_id, 0 if ledger is None else ledger.head.index)  # a DRAIN may name it by now
+        drained = "" if isinstance(found, Closed) else joining.drained(found, own)
     except BaseException:
         with contextlib.suppress(Exception):
             store.remove(applicant.info.node_id)
@@ -168,9 +169,9 @@ class _Joining:
         """Return the verdict on the node's run if that has ended since the node arrived."""
         return verdict_since(self.store, arrival, ledger, self.applicant.is_taken_by, self.runtime.codec)
 
-    def drained(self, ledger: Ledger) -> str:
-        """Return why the nodes that the agent was before were drained, in a part of the ledger that none has read."""
-        return drained_since(self.store, self.applicant.former, ledger, self.runtime.codec)
+    def drained(self, ledger: Ledger, *more: FormerNode) -> str:
+        """Return why these, or the nodes that the agent was before, were drained by an entry that none has read."""
+        return drained_since(self.store, (*self.applicant.former, *more), ledger, self.runtime.codec)
 
     def find_run(self, arrival: Arrival) -> Ledger | Closed:
         """Return the run that the node takes part in, once there is one, or the verdict on the one it belongs to."""
@@ -285,11 +286,11 @@ class _Joining:
         own = {me.node_id, *(node.node_id for node in self.applicant.former)}
         runs = {ledger.head.run} if ledger.closed is not None else {ledger.head.run, ""}  # '': about to join, perhaps
         first: dict[str, tuple[int, int]] = {}
-        moving: dict[str, str] = {}
+        moving = set[str]()
         began = self.runtime.now()
         deadline, proved_at = began + timing.lost_after, began + PROOF_HEARTBEATS * timing.beat_interval
         while True:
-            here, now = set(), self.runtime.now()
+            here, alive, now = set(), dict[str, str](), self.runtime.now()
             for seen in self.store.roster():
                 try:
                     row = said_by(seen, self.runtime.codec)
@@ -297,14 +298,16 @@ class _Joining:
                     continue
                 state = (seen.revision, seen.heartbeat)
                 if first.setdefault(seen.node_id, state) != state:
-                    moving[seen.node_id] = str(row.info)
+                    moving.add(seen.node_id)
                 may_be_gone = now >= proved_at and seen.node_id not in moving
                 gone = may_be_gone and seen.node_id in find_gone_nodes((row, NodeRow(info=me)))
                 left = row.leaving and row.phase is not Phase.RUNNING
                 other_rank = node_rank is not None and row.info.node_rank != node_rank
                 if row.run in runs and seen.node_id not in own and not (gone or left or other_rank):
                     here.add(seen.node_id)
-            if not here or self.runtime.now() >= deadline or here <= moving.keys():
-                return sorted(moving[node_id] for node_id in here if node_id in moving)
+                    if row.run and seen.node_id in moving:  # a node that is being checked is in no run (rule L17)
+                        alive[seen.node_id] = str(row.info)
+            if self.runtime.now() >= deadline or here == alive.keys():
+                return sorted(alive.values())
             until_proved = proved_at - self.runtime.now()
             self.runtime.sleep(until_proved if 0 < until_proved < timing.beat_interval else timing.beat_interval)

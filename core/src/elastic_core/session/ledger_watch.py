@@ -45,6 +45,7 @@ class Lookout:
         self._tell = tell
         self._row = NodeRow(info=replace(applicant.info, node_id=runtime.new_id()))
         self._revision = 0
+        self._former_rows = applicant.former  # nodes whose rows may still be there
         self.former = (*applicant.former, FormerNode(self._row.info.node_id, arrival.place.index))
         """The nodes as which the roster has shown this agent."""
         self.drained = ""
@@ -122,7 +123,8 @@ class Lookout:
             head = Cursor() if ledger is None else Cursor(ledger.head.index)
             while not self._stopping.is_set() and store.wait(head, roster=False, timeout=interval).head == head.head:
                 heartbeats += 1
-                store.heartbeat(node_id, heartbeats)
+                if store.heartbeat(node_id, heartbeats).revision is None:  # it was thought lost, or the store lost it
+                    store.enter(node_id, codec.encode_row(self._row))
 
     def _note(self, store: RendezvousBackend, ledger: Ledger) -> bool:
         """Read what is new, and show in the row that it is read; return whether the node is not to join."""
@@ -135,7 +137,8 @@ class Lookout:
         self._revision += 1
         self._row = replace(self._row, head=head.index, epoch=head.epoch, leaving=bool(self.drained))
         store.amend(self._row.info.node_id, self._revision, codec.encode_row(self._row))
-        for node in self._applicant.former:  # its agent is this one; the row of a member shows that it has left
+        for node in self._former_rows:  # its agent is this one; the row of a member shows that it has left
             if not ledger.is_member(node.node_id):
                 store.remove(node.node_id)
+        self._former_rows = tuple(node for node in self._former_rows if ledger.is_member(node.node_id))
         return bool(self.drained)
