@@ -196,7 +196,9 @@ def test_a_killed_worker_restarts_all_over_torchs_own_handler(stage: Stage, torc
 
 
 def test_a_hang_is_named_on_its_node_and_ended_over_torchs_own_handler(stage: Stage, torch_c10d: list[str]) -> None:
-    flags = ["--nnodes=2", "--nproc_per_node=2", "--hang_timeout=3", "--max_restarts=2", *torch_c10d]
+    # Neither node looks whether the other waits, and stops for it, before it has noticed the hang itself.
+    flags = ["--nnodes=2", "--nproc_per_node=2", "--hang_timeout=3", "--monitor_interval=30", "--max_restarts=2"]
+    flags += torch_c10d
     agents = [stage.run(*flags, WORKERS / "hang.py", "--how=lock", env=WARM) for _ in range(2)]
     for agent in agents:
         assert agent.exit_code() == 0, agent.output
