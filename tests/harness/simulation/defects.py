@@ -315,7 +315,6 @@ DEFECTS: tuple[Defect, ...] = (
         "self._warden.is_over(event) or True",
         "suspended",
         1500,
-        first=10000,
     ),
     Defect(
         "what a replaced server lets one read is contact",
