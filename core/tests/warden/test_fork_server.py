@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from elastic_core.warden.fork_server import IMPORT_MAX_SECONDS, ForkServerClient
-from elastic_core.warden.linux import signal_group
+from elastic_core.warden.fork_server import IMPORT_MAX_SECONDS, SUCCESSOR_DELAYS_SECONDS, ForkServerClient
+from elastic_core.warden.linux import become_subreaper, signal_group
 from elastic_core.warden.spawn import Child, Kind
 
 FOREVER = {
@@ -99,3 +102,39 @@ def test_a_stop_dismisses_the_workers_that_wait_and_not_the_services(view: View)
         view.client.request_fork(waiting)
     assert view.client.drop_waiting_workers() == [worker]
     assert view.client.waiting == [service]
+
+
+def test_a_successor_whose_pid_is_not_yet_read_does_not_become_the_fork_server(tmp_path: Path) -> None:
+    become_subreaper()
+    script = tmp_path / "train.py"
+    script.write_text("")
+    view = View()
+    environment = {"PATH": os.environ["PATH"]}
+    settings = {"modules": ["json"], "later": ["csv"], "whole": True, "env": environment}
+    view.client.start({**settings, "python": [sys.executable, "-u"], "program": [str(script)]})
+    first = view.client.process
+    assert first is not None
+    while not view.client.is_ready:
+        select.select(view.client.channels, [], [])
+        view.client.receive()
+    view.now += SUCCESSOR_DELAYS_SECONDS[0]
+    successor = view.client.fork_successor()
+    assert successor is not None
+    assert successor.pipe is not None
+    assert view.client._successor_channel is not None
+    select.select([view.client._successor_channel], [], [])
+    view.client.receive_from_successor()
+    assert view.client.process is first, "its message waits"
+    while successor.pid is None:
+        select.select([successor.pipe], [], [])
+        successor.read_start()
+    view.client.receive_from_successor()
+    assert view.client.process is successor
+    (event, facts) = view.told[-1]
+    assert (event, facts["pid"]) == ("fork_server_grown", successor.pid)
+    for process in (first, successor):
+        assert process.pid is not None
+        signal_group(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+        process.close_pipe()
+    view.client.handle_death(successor, -signal.SIGKILL, closing=True)

@@ -80,8 +80,13 @@ class ForkServerClient:
         return [channel for channel in (self._channel, self._readable_successor_channel()) if channel is not None]
 
     def _readable_successor_channel(self) -> Channel | None:
-        """Return the successor's channel, unless the fork server is still to be sent requests, which would be lost."""
-        return None if self._channel is not None and self._channel.pending else self._successor_channel
+        """Return the successor's channel, once it may become the fork server: its pid is known, and no request is lost.
+
+        The fork server's report of the pid, on a pipe, may be read later than the successor's first message.
+        """
+        undelivered = self._channel is not None and self._channel.pending
+        known = self._successor is not None and self._successor.pid is not None
+        return self._successor_channel if known and not undelivered else None
 
     def start(self, settings: Message) -> Child | None:
         """Start the fork server for the first time; return its process, or None if that fails."""
