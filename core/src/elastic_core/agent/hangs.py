@@ -22,6 +22,7 @@ LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
 LOOKS_PER_WINDOW = 50
 LOOK_SECONDS = 0.2, 5.0  # the least and the greatest interval between two looks
+LOOK_EARLY_SHARE = 0.3  # of an interval, by which a look may come sooner if the agent is awake, as at each heartbeat
 QUIET_SHARE = 0.5  # of a window without another sign, after which it is found out whether GPUs are used
 CPU_SHARE = 0.01  # of a core: a process that uses less waits
 CPU_SHARE_ASKED = 0.03  # the same while it is asked for its stacks, which takes some CPU time too
