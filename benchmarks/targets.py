@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks.idle import CPU, RSS_AGENT, RSS_WARDEN
+from benchmarks.idle import CPU, RSS_AGENT, RSS_WARDEN, Kind
 from benchmarks.jobs import FRESH, TORCHRUN, TUNED, WARM
 from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, LOST, LOST_DEAF, PAUSE, TIMES, WEIGHT
 from benchmarks.tables import NOTHING, Samples, median, megabytes, per_hour, ratio, seconds
 
+TORCHRUN_IDLE = Kind(TORCHRUN, "c10d").name
 HEARTBEATS = 6.0
 """Seconds within which a node is missed whose peers only block: ``lost_after``."""
 Measured = Mapping[str, Mapping[str, Samples]]
@@ -61,7 +62,8 @@ def targets(times: Measured, memory: Measured, idle: Measured) -> Iterator[Targe
         if "c10d" not in kind:
             weight = median(used[RSS_AGENT]) + median(used[RSS_WARDEN])
             yield Target(f"{kind}: RSS of agent and warden", weight, 45e6, megabytes)
-            yield Target(f"{kind}: CPU of both", median(used[CPU]), 3.0, per_hour)
+            if (whole := of(idle, TORCHRUN_IDLE, CPU)) < math.inf:
+                yield Target(f"{kind}: CPU of both, a third of torchrun's", median(used[CPU]), whole / 3, per_hour)
     if {FRESH.name, WARM.name} <= memory.get(WEIGHT, {}).keys():
         fresh = of(memory, WEIGHT, FRESH.name)
         yield Target(f"PSS of {WEIGHT}, less than fresh", of(memory, WEIGHT, WARM.name), fresh, megabytes)

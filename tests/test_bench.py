@@ -186,7 +186,8 @@ def test_targets_are_judged_by_medians() -> None:
     memory: dict[str, dict[str, Samples]] = {WEIGHT: {FRESH.name: [3e8], WARM.name: [2e8]}}
     idle: dict[str, dict[str, Samples]] = {
         "elastic, `local`": {CPU: [2.0], RSS_AGENT: [30e6], RSS_WARDEN: [16e6]},
-        "torchrun, `c10d`": {CPU: [90.0], RSS_AGENT: [300e6]},
+        "elastic, `file`": {CPU: [4.1], RSS_AGENT: [30e6], RSS_WARDEN: [12e6]},
+        "torchrun, `c10d`": {CPU: [12.0, 9.0, 90.0], RSS_AGENT: [300e6]},
     }
     assert [(target.value, target.met) for target in targets(times, memory, idle)] == [
         (0.15, True),  # 1/15 of 2.4 s, the better one
@@ -196,6 +197,8 @@ def test_targets_are_judged_by_medians() -> None:
         (math.inf, False),
         (46e6, False),
         (2.0, True),
+        (42e6, True),
+        (4.1, False),  # a third of 12.0
         (2e8, True),
     ]
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.gpu_use import GpuUse, users
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.worker import Worker
@@ -82,6 +83,12 @@ def hang_check_interval(window: float) -> float:
     """Return the seconds between two looks."""
     least, most = LOOK_SECONDS
     return min(most, max(least, window / LOOKS_PER_WINDOW))
+
+
+def check_later(loop: EventLoop, now: float, window: float, round: int) -> None:
+    """Have the loop deliver the next :class:`HangCheck` of a round."""
+    interval = hang_check_interval(window)
+    loop.at(now + interval, HangCheck(round), early=LOOK_EARLY_SHARE * interval)
 
 
 def uses_cpu(seconds: float, elapsed: float, share: float = CPU_SHARE) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, Tick
-from elastic_core.agent.hangs import LOOK_EARLY_SHARE, HangCheck, HangExplained, hang_check_interval
+from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, handle_warden_death, stop_workers
@@ -247,8 +247,7 @@ class Supervisor:
             return
         if (seconds := self._group.seconds_without_progress()) != self._state.hung:
             self._step(node_events.Hung(number, seconds))
-        interval = hang_check_interval(watch.window)
-        self._loop.at(self._runtime.now() + interval, HangCheck(number), early=LOOK_EARLY_SHARE * interval)
+        check_later(self._loop, self._runtime.now(), watch.window, number)
 
     def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).

@@ -17,7 +17,7 @@ from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived
-from elastic_core.agent.hangs import HangCheck, HangExplained, hang_check_interval
+from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.registration import applicant_for
@@ -350,7 +350,7 @@ class HandlerAgent:
         if window and not self._locating and now >= next_question_at(self._suspected, self._suspected_at, window):
             self._locating = True
             self._resources.locate_workers(Locate(number, full=False, judge=True), self._runtime.thread)
-        self._loop.at(now + hang_check_interval(watch.window), HangCheck(number))
+        check_later(self._loop, now, watch.window, number)
 
     def _on_located(self, found: LocalStacks) -> None:
         """Report where the ranks of this node are; end one of them if they hang and the user wants that."""

@@ -28,6 +28,7 @@ _PAUSES, _PPOLL = {"x86_64": ({"34", "130"}, "271"), "aarch64": ({"133"}, "73")}
 """The numbers of pause, rt_sigsuspend and ppoll."""
 _spares: list[int] = []
 _DELAY_WEIGHT = 0.1  # of the time in which a main thread waits for a CPU
+_SMALL = 4096  # bytes, more than the files of a process that are read whole can hold
 _TICKS_PER_SECOND = sysconf("SC_CLK_TCK")
 
 
@@ -272,9 +273,14 @@ def _fields(pid: int) -> list[str]:
 
 
 def _read(pid: int, name: str) -> str:
+    """Return the text of a small file of a process, '' of a process that is gone."""
+
     def read() -> str:
-        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # half the time of a text file
-            return file.read().decode(errors="replace")
+        file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)  # a third of the time of a file object
+        try:
+            return os.read(file, _SMALL).decode(errors="replace")  # /proc gives all of it at once
+        finally:
+            os.close(file)
 
     try:
         return _with_a_descriptor(read)
