@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 WORKER = Path(__file__).parent / "workers" / "buckets.py"
+pytestmark = pytest.mark.timeout(600)  # four processes import torch and its compiler, beside other tests
 
 
 def look(folder: Path, options: dict[str, Any], hook: str = "", accumulate: int = 1) -> list[dict[str, Any]]:
     command = [sys.executable, str(WORKER), str(folder), json.dumps(options), hook, str(accumulate)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
