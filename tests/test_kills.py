@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from stage import PATIENCE, WARM, WORKERS, Agent, Stage, over
+from wardens import wait_until
 
 KILLS = 7
 """A run's; with the three seeds of everyday runs that makes 21, with the hundred of ``make soak`` 700."""
@@ -101,8 +102,11 @@ def test_whatever_is_killed_and_whenever_the_job_goes_on(stage: Stage, temporary
     assert codes == [0, 0], job.described()
     assert stage.close() == []
     assert files(temporary) == []
-    left = {name for name in set(os.listdir(SHARED_MEMORY)) - shared if not name.startswith("sem.mp-")}
-    assert not left, "others' semaphores aside, shared memory is left"
+
+    def left() -> list[str]:
+        return [name for name in set(os.listdir(SHARED_MEMORY)) - shared if not name.startswith("sem.mp-")]
+
+    assert wait_until(lambda: not left()), f"{left()}: others' semaphores, and what soon is gone, aside"
 
 
 @pytest.mark.timeout(600)

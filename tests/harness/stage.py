@@ -35,6 +35,8 @@ FIRST_FAILURE_ENDS = {"PET_MAX_RESTARTS": "0"}
 """So it is in agents that tests start, unless a test says otherwise: most failures in tests are meant to be seen."""
 PATIENCE = 60.0
 """Seconds after which a test gives up on something; far more than anything takes."""
+END_MAX_SECONDS = 10.0
+"""From the end of an agent to that of its last process, which takes a moment: far more than it should take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ class Stage:
         return [pid for pid in pids if variable(pid, MARK) == self.mark]
 
     def close(self) -> list[str]:
-        """End the agents, politely; return what outlives them by more than two seconds. Nothing is left either way."""
+        """End the agents, politely; return what outlives them by END_MAX_SECONDS. Nothing is left either way."""
         for agent in self.agents:
             for pid in agent.stopped:
                 with contextlib.suppress(ProcessLookupError):
@@ -227,7 +229,7 @@ class Stage:
         for agent in self.agents:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.process.wait(PATIENCE / 2)
-        names = [f"{pid}: {command_line(pid)}" for pid in still_there(self.processes(), within=2.0)]
+        names = [f"{pid}: {command_line(pid)}" for pid in still_there(self.processes(), within=END_MAX_SECONDS)]
         self.destroy()
         return names
 

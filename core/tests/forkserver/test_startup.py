@@ -75,7 +75,7 @@ def test_a_worker_that_prepares_answers_when_it_is_asked_for_its_stacks(tmp_path
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        assert "train.py" in collect([process.pid])[process.pid].place
+        assert "train.py" in collect([process.pid], seconds=60.0)[process.pid].place
         process.communicate(b"")
     assert process.returncode == 0
 

@@ -4,6 +4,7 @@ left.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -145,6 +146,15 @@ def large_pages(pid: int) -> int:
     return int(found[1])
 
 
+def open_files(pid: int) -> set[str]:
+    """The files that a process has open; one that it closes meanwhile may be missing."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(entry))
+    return found
+
+
 def alive(pid: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
@@ -262,8 +272,7 @@ def test_a_warm_worker_inherits_a_copy_of_the_slot_and_the_fork_server_does_not_
     os.close(shows)
     assert os.read(shown, 100).decode() == slot
     assert listener.end(tag).returncode == 0
-    held = {os.readlink(entry) for entry in Path(f"/proc/{fork_server.pid}/fd").iterdir()}
-    assert slot not in held
+    assert wait_until(lambda: slot not in open_files(fork_server.pid)), "its copy is closed once the worker is forked"
     os.close(reading)
     os.close(shown)
 
@@ -650,14 +659,13 @@ def test_a_fence_kills_warm_workers_and_spares_the_fork_server(listener: Workers
     assert alive(fork_server.pid)
 
 
-def test_a_fence_that_goes_off_while_another_still_kills_is_the_same(listener: Workers) -> None:
+def test_a_fence_does_not_blame_a_worker_that_a_silent_fork_server_was_asked_for(listener: Workers) -> None:
     fork_server = listener.fork_server(program=SLEEP)
     worker, _ = listener.running()
-    os.kill(fork_server.pid, signal.SIGSTOP)  # so that the first one takes a while
+    os.kill(fork_server.pid, signal.SIGSTOP)
     listener.spawn()
     listener.warden.fence(0)
     gone(worker.pid)
-    listener.warden.fence(0)
     listener.wait(Fenced)
     listener.wait(ForkServerReady, lambda event: event.pid != fork_server.pid)
     listener.running()

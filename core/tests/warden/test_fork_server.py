@@ -104,37 +104,84 @@ def test_a_stop_dismisses_the_workers_that_wait_and_not_the_services(view: View)
     assert view.client.waiting == [service]
 
 
-def test_a_successor_whose_pid_is_not_yet_read_does_not_become_the_fork_server(tmp_path: Path) -> None:
-    become_subreaper()
-    script = tmp_path / "train.py"
-    script.write_text("")
-    view = View()
-    environment = {"PATH": os.environ["PATH"]}
-    settings = {"modules": ["json"], "later": ["csv"], "whole": True, "env": environment}
-    view.client.start({**settings, "python": [sys.executable, "-u"], "program": [str(script)]})
-    first = view.client.process
-    assert first is not None
-    while not view.client.is_ready:
-        select.select(view.client.channels, [], [])
-        view.client.receive()
-    view.now += SUCCESSOR_DELAYS_SECONDS[0]
-    successor = view.client.fork_successor()
-    assert successor is not None
-    assert successor.pipe is not None
-    assert view.client._successor_channel is not None
-    select.select([view.client._successor_channel], [], [])
-    view.client.receive_from_successor()
-    assert view.client.process is first, "its message waits"
-    while successor.pid is None:
-        select.select([successor.pipe], [], [])
-        successor.read_start()
-    view.client.receive_from_successor()
-    assert view.client.process is successor
-    (event, facts) = view.told[-1]
+class Forks(View):
+    """A client of a fork server that imports ``json``, and whose successors import ``csv`` too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        become_subreaper()
+        (script := folder / "train.py").write_text("")
+        settings = {"modules": ["json"], "later": ["csv"], "whole": True, "env": {"PATH": os.environ["PATH"]}}
+        self.children = [self.client.start({**settings, "python": [sys.executable, "-u"], "program": [str(script)]})]
+
+    def wait_until_ready(self) -> None:
+        """Read the fork server's messages until it forks."""
+        while not self.client.is_ready:
+            select.select(self.client.channels, [], [])
+            self.client.receive()
+
+    def fork_successor(self) -> Child:
+        """Request a successor, and wait until it has sent its message."""
+        self.now += SUCCESSOR_DELAYS_SECONDS[0]
+        successor = self.client.fork_successor()
+        assert successor is not None
+        assert self.client._successor_channel is not None
+        select.select([self.client._successor_channel], [], [])
+        self.children.append(successor)
+        return successor
+
+    def read_pid(self, successor: Child) -> None:
+        """Read the pid of the successor, which the fork server reports."""
+        assert successor.pipe is not None
+        while successor.pid is None:
+            select.select([successor.pipe], [], [])
+            successor.read_start()
+
+    def reap(self, child: Child) -> None:
+        """Kill a fork server, and wait for its end."""
+        assert child.pid is not None
+        signal_group(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        child.close_pipe()
+        self.children.remove(child)
+
+    def close(self) -> None:
+        """End all of them."""
+        for child in filter(None, self.children[:]):
+            self.reap(child)
+        if self.client.process is not None:
+            self.client.handle_death(self.client.process, -signal.SIGKILL, closing=True)
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Iterator[Forks]:
+    found = Forks(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_successor_whose_pid_is_not_yet_read_does_not_become_the_fork_server(forks: Forks) -> None:
+    forks.wait_until_ready()
+    first, successor = forks.client.process, forks.fork_successor()
+    forks.client.receive_from_successor()
+    assert forks.client.process is first, "its message waits"
+    forks.read_pid(successor)
+    forks.client.receive_from_successor()
+    assert forks.client.process is successor
+    (event, facts) = forks.told[-1]
     assert (event, facts["pid"]) == ("fork_server_grown", successor.pid)
-    for process in (first, successor):
-        assert process.pid is not None
-        signal_group(process.pid, signal.SIGKILL)
-        os.waitpid(process.pid, 0)
-        process.close_pipe()
-    view.client.handle_death(successor, -signal.SIGKILL, closing=True)
+
+
+def test_a_successor_that_replaces_the_next_fork_server_is_not_followed_by_its_like(forks: Forks) -> None:
+    """The fork server dies while its successor imports; the one that is started instead has no successor yet."""
+    forks.wait_until_ready()
+    first, successor = forks.client.process, forks.fork_successor()
+    assert first is not None
+    forks.read_pid(successor)
+    forks.reap(first)
+    second = forks.client.handle_death(first, -signal.SIGKILL, closing=False)
+    assert second is not None
+    forks.children.append(second)
+    forks.client.receive_from_successor()
+    assert forks.client.process is successor
+    assert forks.client.next_deadline() == forks.now + SUCCESSOR_DELAYS_SECONDS[1], "the next one is to learn"

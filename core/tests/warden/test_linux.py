@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from wardens import wait_until
 
 from elastic_core.warden.linux import bytes_written, descendants, kill, name_of, signal_group, waits_in
 
@@ -212,7 +213,8 @@ def test_what_a_process_writes_is_counted() -> None:
         process.stdin.write(b"go\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"hello\n"
-        assert bytes_written(process.pid) == before + 6
+        # The kernel counts after it has passed the bytes on.
+        assert wait_until(lambda: bytes_written(process.pid) == before + 6)
     assert bytes_written(process.pid) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -21,14 +22,20 @@ from elastic_testing.race import PATIENCE
 
 
 @pytest.fixture
-def warden() -> Iterator[WardenProcess]:
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    """The agent's channel, and the warden's."""
+    ours, theirs = map(Channel, socket.socketpair())
+    with closing(ours), closing(theirs):
+        yield ours, theirs
+
+
+@pytest.fixture
+def warden(ends: tuple[Channel, Channel]) -> Iterator[WardenProcess]:
     """The warden's loop, in this process, which does not run."""
     handler = signal.getsignal(signal.SIGCHLD)
-    ours, theirs = socket.socketpair()
-    with closing(ours), closing(theirs):
-        yield WardenProcess(Channel(theirs))
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, handler)
+    yield WardenProcess(ends[1])
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, handler)
 
 
 @pytest.fixture
@@ -70,3 +77,23 @@ def test_a_worker_whose_pid_is_read_after_the_search_for_processes_is_killed_too
     assert child.started
     assert stubborn.wait(PATIENCE) == -signal.SIGKILL
     assert (stop.killed or {}).keys() == {worker}  # so it is reported if it does not die
+
+
+def test_a_fence_that_goes_off_while_another_still_kills_is_the_same(
+    warden: WardenProcess, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one waits for a fork that may still be made."""
+    monkeypatch.setattr(process, "descendants", lambda root, without: [])
+    monkeypatch.setattr(warden, "_reap", lambda: None)  # this process has other children than the warden's
+    child = Child(Kind.WORKER, {"tag": 1, "fences": 0}, [])
+    child.forked, child.requested_at = True, math.inf
+    child.pipe, report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    warden._starting.append(child)
+    for _ in range(2):
+        warden._fence_at = 0.0
+        warden._run_deadlines()
+    assert ends[0].receive() == []
+    os.close(report)  # it will not be made
+    warden._read_start(child)
+    warden._run_deadlines()
+    assert (ends[0].receive(), warden._fences) == ([({"event": "fenced"}, [])], 1)

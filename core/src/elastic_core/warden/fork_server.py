@@ -129,6 +129,7 @@ class ForkServerClient:
                     self._close_channel()  # the old one ends once it has done what was requested
                     self.process, self._channel, self._ready = successor, channel, True
                     self.refusal, self._early_deaths = "", 0
+                    self._grown = max(self._grown, 1)  # 0 if the old one was started after this one was requested
                     self._successor = self._successor_channel = None
                     more = {"learned": message["learned"], "refused": message["refused"]}
                     self._send_event("fork_server_grown", pid=successor.pid, seconds=seconds, modules=modules, **more)
