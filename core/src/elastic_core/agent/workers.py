@@ -97,8 +97,7 @@ class WorkerGroup:
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
-    _failed_early: set[int] = field(default_factory=set)
-    """The workers, by tag, that have reported a failure before the warden has reported their start."""
+    _failed_early: set[int] = field(default_factory=set)  # tags of workers that failed before their start was reported
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
     _prepared: bool = False  # whether the reader of their output was prepared
@@ -114,7 +113,6 @@ class WorkerGroup:
         self._killed.clear()
         self._expired.clear()
         self._raised.clear()
-        self._failed_early.clear()
         self._notice = None
         self._recovered, self._initialized = None, False
         self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
@@ -219,10 +217,9 @@ class WorkerGroup:
                 worker.initialized = True
                 return self._progress(worker.assignment.round)
             case worker_channels.Failed(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
-                if worker.pid is None:  # the warden reports its start over another channel, and it must be named
-                    self._failed_early.add(tag)
-                    return None
-                return self._fail_raised(tag, worker)
+                if worker.pid is not None:
+                    return self._fail_raised(tag, worker)
+                self._failed_early.add(tag)  # the warden reports the start over another channel
             case worker_channels.Lingers(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
             case worker_channels.Stepped(tag, step, leaves) if worker := self._workers.get(tag):
@@ -447,8 +444,7 @@ class WorkerGroup:
 
     def _fail_raised(self, tag: int, worker: Worker) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that reports that an exception has ended its program, and that still lives."""
-        if self._recovery is None:
-            self._recovery = Recovery(began=self.now(), detected=self.now())
+        self._recovery = self._recovery or Recovery(began=self.now(), detected=self.now())
         self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
         return self._fail(tag, self._exit_incident(worker, EXCEPTION_EXIT_CODE))
 
