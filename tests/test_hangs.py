@@ -128,6 +128,11 @@ def test_a_job_of_which_one_rank_computes_is_no_hang(
         assert "no progress" not in agent.output
 
 
+def ranks(found: str) -> list[str]:
+    """The ranks whose whole stacks ``elastic stacks --full`` has printed."""
+    return re.findall(r"^rank (\d)$", found, re.MULTILINE)
+
+
 def test_elastic_stacks_says_where_the_ranks_are_and_ends_none(
     stage: Stage, file_rendezvous: list[str], tmp_path: Path
 ) -> None:
@@ -137,12 +142,11 @@ def test_elastic_stacks_says_where_the_ranks_are_and_ends_none(
         agent.wait_for("round 1: 4 worker")
     command = [sys.executable, "-m", "elastic_core", "stacks", "--full", *file_rendezvous]
     found = ""
-    while "compute" not in found:  # the workers may not have come there yet
+    while "compute" not in found or ranks(found) != ["0", "1", "2", "3"]:  # not all may have come there, or answered
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         found = done.stdout
     assert found.startswith("round 1: where the ranks are")
-    assert re.findall(r"^rank (\d)$", found, re.MULTILINE) == ["0", "1", "2", "3"]
     until.touch()
     for agent in agents:
         assert agent.exit_code() == 0, agent.output

@@ -47,9 +47,18 @@ TITAN = """
         time.sleep(0.01)
 """
 
+AFTER_ALL = """
+    DONE.with_name(f"printed_{RANK}").touch()
+    if RANK != 3:
+        time.sleep(1000)
+    while len(list(DONE.parent.glob("printed_*"))) < 4:  # a rank that has not begun would be stopped without a line
+        time.sleep(0.01)
+    raise SystemExit(3)
+"""
+
 
 def test_a_script_that_prints_its_steps_fails_at_one(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
-    write(script, TITAN, "raise SystemExit(3 if RANK == 3 else time.sleep(1000))")
+    write(script, TITAN, AFTER_ALL)
     command = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous, script]
     agents = [stage.run(*command), stage.run(*command)]
     for agent in agents:
@@ -65,6 +74,9 @@ BARS = """
             sys.stderr.write(f"\\r {step}%|###    | {step}/100 [00:01<00:09,  8.00it/s]")
             sys.stderr.flush()
             time.sleep(0.01)
+    if RANK == 0:
+        sys.stderr.write("\\n")  # the bar is a line
+        sys.stderr.flush()
     print("ready", flush=True)
     while not DONE.exists():
         time.sleep(0.01)
@@ -78,8 +90,9 @@ def test_the_state_of_an_agent_shows_the_step_of_a_bar_and_its_age(
     agents = [stage.run("--nnodes=2", EVENTS, *file_rendezvous, script) for _ in range(2)]
     for agent in agents:
         agent.wait_for("ready")
-    [teller] = [agent for agent in agents if "1%|###" in agent.output]
-    teller.wait_for("60/100")
+    # The bar comes through its agent, and "ready" from the workers themselves.
+    assert stage.wait_until(lambda: any("60/100" in agent.output for agent in agents))
+    [teller] = [agent for agent in agents if "60/100" in agent.output]
     teller.signal(signal.SIGQUIT)
     teller.wait_for(r"^  rank 0     pid \d+, started \d+\.\d s ago, step 60, last progress \d+\.\d s ago$")
     script.with_name("done").touch()

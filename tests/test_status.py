@@ -30,7 +30,7 @@ def job_status(rendezvous: list[str]) -> dict[str, Any]:
 def test_a_job_is_seen_from_outside_with_its_nodes_and_why_restarts_were_spent(
     stage: Stage, file_rendezvous: list[str]
 ) -> None:
-    command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=2", *file_rendezvous, str(WORKERS / "sleeper.py")]
+    command = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=2", *file_rendezvous, str(WORKERS / "sleeper.py")]
     agents = [stage.run(*command), stage.run(*command)]
     for agent in agents:
         agent.wait_for_report("started", count=2, world_size=4)
@@ -73,7 +73,9 @@ def test_ranks_are_shown_with_their_pids_steps_and_what_is_saved(stage: Stage, t
     for agent in agents:
         agent.wait_for("round 1: 4 worker")
     watching = stage.start([sys.executable, "-m", "elastic_core", "status", "--watch", "--json", *rendezvous])
-    shown = json.loads(watching.wait_for('"step": 7,.*"snapshot": {.*"checkpoint": {.*"step": 10,'))
+    shown = json.loads(
+        watching.wait_for('"step": 7,.*"step": 8,.*"snapshot": {.*"checkpoint": {.*"step": 9,.*"step": 10,')
+    )
     ranks = [worker["step"] for node in shown["nodes"] for worker in node["workers"]]
     assert ranks == [7, 8, 9, 10]
     pids = {worker["rank"]: worker["pid"] for node in shown["nodes"] for worker in node["workers"]}

@@ -517,6 +517,19 @@ def test_a_worker_that_says_that_it_has_failed_is_not_waited_for(node: Node) -> 
     assert [event.name for event in node.published].count("worker_failed") == 1
 
 
+def test_a_failure_that_is_reported_before_the_start_of_its_worker_is_told_with_its_pid(node: Node) -> None:
+    """The worker and the warden report over channels of their own, and the agent may read either one first."""
+    node.start("exec sleep 1000")
+    assert node.group.handle(Failed(1)) is None
+    incident = node.failure()
+    (spawned,) = (event for event in node.heard if isinstance(event, Spawned))
+    assert incident.pid == spawned.pid
+    [told] = node.said_of("worker_failed")
+    assert (told.fields["pid"], told.message) == (spawned.pid, f"rank 0 (pid {spawned.pid}) exited with code 1")
+    node.group.stop(0.0)
+    assert node.next() is None
+
+
 def test_a_worker_that_is_dead_has_not_failed_once_more(node: Node) -> None:
     node.start("exit 3")
     assert node.failure().exit_code == 3

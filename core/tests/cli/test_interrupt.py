@@ -10,7 +10,7 @@ import pytest
 
 from elastic_core.cli.interrupt import end_at_once, raise_again
 
-SENDS_SIGINT = """
+SENDS_SIGNAL = """
 import os, signal, sys
 
 class Finder:
@@ -24,31 +24,37 @@ class Finder:
                 print(name, file=file)
             Finder.count += 1
             if Finder.count == at:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signum)
 
 if "INTERRUPT_AT" in os.environ:  # not in what this process starts
     at, imported = int(os.environ.pop("INTERRUPT_AT")), os.environ.pop("IMPORTED")
+    signum = int(os.environ.pop("INTERRUPT_WITH"))
     sys.meta_path.insert(0, Finder())
 """
-"""A sitecustomize that sends SIGINT to its own process at the n-th import, without those that lead to ``main``."""
+"""A sitecustomize that sends its own process a signal at the n-th import, without those that lead to ``main``."""
+CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Runs a program as the first process of a pid namespace."""
 ELASTIC = "import sys; from elastic_core.cli.main import main; sys.exit(main())"
 """The console script."""
 STARTED = "elastic_core.agent.membership"
 """Imported when the command line is read, and the agent's own handlers are about to be there."""
 
 
-def interrupted(tmp_path: Path, at: int, *program: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """A run that gets SIGINT at its n-th import, and what it had imported by its end."""
-    (tmp_path / "sitecustomize.py").write_text(SENDS_SIGINT)
+def interrupted(
+    tmp_path: Path, at: int, *program: str, signum: int = signal.SIGINT, before: tuple[str, ...] = ()
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """A run that gets a signal at its n-th import, and what it had imported by its end."""
+    (tmp_path / "sitecustomize.py").write_text(SENDS_SIGNAL)
     imported = tmp_path / "imported"
     imported.write_text("")
     environment = {
         **os.environ,
         "PYTHONPATH": str(tmp_path),
         "INTERRUPT_AT": str(at),
+        "INTERRUPT_WITH": str(int(signum)),
         "IMPORTED": str(imported),
     }
-    command = [sys.executable, "-c", ELASTIC, "run", "--standalone", "--no_python", *program]
+    command = [*before, sys.executable, "-c", ELASTIC, "run", "--standalone", "--no_python", *program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     return done, imported.read_text().split()
 
@@ -61,6 +67,17 @@ def test_sigint_ends_a_run_quietly_wherever_it_is_on_its_way(tmp_path: Path) -> 
     for at in range(1, early, max(1, early // 20)):
         done, _ = interrupted(tmp_path, at, "sleep", "1000")
         assert (done.returncode, done.stderr) == (130, ""), f"at the import of {imported[at - 1]}"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_is_not_lost_on_the_first_process_of_a_container(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    """The kernel discards a signal that such a process does not handle."""
+    _, imported = interrupted(tmp_path, 0, "true")
+    at = imported.index(STARTED)
+    done, _ = interrupted(tmp_path, at, "sleep", "1000", signum=signum, before=CONTAINER)
+    assert (done.returncode, done.stderr) == (128 + signum, "")
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])

@@ -181,12 +181,13 @@ def test_one_plugin_that_vouches_is_enough(
 
 def test_a_plugin_is_asked_about_no_other_node_before_it_has_answered() -> None:
     """Else each node of a lost rack costs its time limit, and a thread, and who could vouch for one is not heard."""
-    may_answer = threading.Event()
+    began, may_answer = threading.Event(), threading.Event()
     questions: list[str] = []
     told: list[Event] = []
 
     def hangs(node: NodeInfo) -> bool:
         questions.append(node.node_id)
+        began.set()
         may_answer.wait(PATIENCE)
         return True
 
@@ -196,6 +197,7 @@ def test_a_plugin_is_asked_about_no_other_node_before_it_has_answered() -> None:
         return node_gone(plugins, node, report=told.append, unanswered=unanswered, timeout=timeout)
 
     assert [gone(node, 0.05) for node in NODES] == [False, False, False]
+    assert began.wait(PATIENCE)
     assert (questions, [event.name for event in told]) == (["a"], ["plugin_timed_out"])
     plugins.append(vouches("quick", lambda _: True))
     assert gone(NODES[1], PATIENCE), "others are asked all the same"

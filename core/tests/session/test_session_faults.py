@@ -136,8 +136,9 @@ class Bench:
     def pair(self, min_nodes: int = 2, **timing: float) -> tuple[Node, Node]:
         """Nodes a, the leader, and b, in a round of both."""
         self.faults |= {"a": Faults(), "b": Faults()}
+        patient = quick(min_nodes, 2, last_call_timeout=PATIENCE, **timing)
         for name in "ab":
-            self.nodes.append(Node(name, FaultyBackend(self.store, self.faults[name]), quick(min_nodes, 2, **timing)))
+            self.nodes.append(Node(name, FaultyBackend(self.store, self.faults[name]), patient))
         a, b = self.nodes
         return a.until(in_round(1, "ab")), b.until(in_round(1, "ab"))
 

@@ -1,6 +1,10 @@
 """Ctrl-C while the command line is read: the process exits at once, since there is nothing to clean up yet.
 
 A KeyboardInterrupt inside an import might be printed and ignored, or end in a traceback that helps no user.
+
+The first process of a container (pid 1) also needs handlers for the other requests to end: the kernel discards a signal
+that such a process does not handle. Without them a pod that is deleted while its node waits for the store would stay
+until it is killed, and the node would enter a job that it is about to leave.
 """
 
 from __future__ import annotations
@@ -9,12 +13,19 @@ import os
 import signal
 
 _PYTHONS = signal.default_int_handler
+_FIRST_PID = 1
 
 
 def end_at_once() -> None:
-    """Make SIGINT end this process with exit code 130 and no output, unless SIGINT is ignored."""
+    """Make SIGINT end this process with exit code 130 and no output, unless SIGINT is ignored.
+
+    In the first process of a container, SIGTERM and SIGHUP do the same, with 143 and 129, until the agent handles them.
+    """
     if signal.getsignal(signal.SIGINT) is _PYTHONS:
         signal.signal(signal.SIGINT, _end)
+    for signum in (signal.SIGTERM, signal.SIGHUP) if os.getpid() == _FIRST_PID else ():
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            signal.signal(signum, _end)
 
 
 def raise_again() -> None:
