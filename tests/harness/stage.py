@@ -220,7 +220,7 @@ class Stage:
         return [pid for pid in pids if variable(pid, MARK) == self.mark]
 
     def close(self) -> list[str]:
-        """End the agents, politely; return what outlives them by more than two seconds. Nothing is left either way."""
+        """End the agents, politely; return what outlives them by more than ten seconds. Nothing is left either way."""
         for agent in self.agents:
             for pid in agent.stopped:
                 with contextlib.suppress(ProcessLookupError):
@@ -230,7 +230,7 @@ class Stage:
         for agent in self.agents:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.process.wait(PATIENCE / 2)
-        names = [f"{pid}: {command_line(pid)}" for pid in still_there(self.processes(), within=2.0)]
+        names = [f"{pid}: {command_line(pid)}" for pid in still_there(self.processes(), within=10.0)]
         self.destroy()
         return names
 
