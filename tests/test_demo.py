@@ -20,7 +20,7 @@ def test_the_demo_trains_through_kills_and_a_return(stage: Stage, backend: str) 
     command = [sys.executable, str(EXAMPLES / "digits" / "demo.py"), f"--rdzv_backend={backend}"]
     env = {**WARM, "PET_MAX_RESTARTS": "3", "PET_PRELOAD": "torch._dynamo"}  # which else each worker imports
     demo = stage.start(command, env=env)
-    assert demo.process.wait(240) == 0, demo.output
+    assert demo.exit_code(240) == 0, demo.output
     table = demo.output[demo.output.index("what happened") :]
     assert [line.split()[-1] for line in table.splitlines() if "->" in line]
     if backend in ("etcd", "redis"):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from stage import COLD, WARM, WORKERS, Agent, Stage, free_port, variable
+from wardens import wait_until
 
 COST = "with a rendezvous handler of others"
 
@@ -239,7 +240,7 @@ def test_elastic_stacks_shows_the_ranks_of_this_host(
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     in_gate = f"  ranks 0-1 are in wait_for_gate ({script.name}:6)"
-    assert stage.wait_until(lambda: in_gate in stacks(job).stdout), stacks(job)
+    assert wait_until(lambda: in_gate in stacks(job).stdout), stacks(job)
     found = stacks(job)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines() == [
@@ -259,11 +260,12 @@ def test_elastic_stacks_shows_the_ranks_of_this_host(
 
 
 FAILS_ALIKE = """
-import os, signal
+import os, signal, time
 from report import report
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 report("started")
-open(os.environ["GATE"]).read()
+while not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.01)
 raise KeyError("label")
 """
 EXITS_EARLY = """
@@ -294,11 +296,10 @@ def test_ranks_that_failed_alike_are_counted_over_torchs_own_handler(
 ) -> None:
     script, gate = tmp_path / "alike.py", tmp_path / "gate"
     script.write_text(FAILS_ALIKE)
-    os.mkfifo(gate)
     command = ["--nnodes=1", "--nproc_per_node=2", "--max_restarts=0", *torch_c10d, script]
     agent = stage.run(*command, env={"GATE": str(gate), "PYTHONPATH": str(WORKERS)})
     agent.wait_for_report("started", count=2)
-    gate.open("w").close()
+    gate.touch()
     assert agent.exit_code() == 1
     agent.wait_for("the job has failed: .*; 2 ranks of this node failed alike")
 

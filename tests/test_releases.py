@@ -69,6 +69,6 @@ def test_a_node_whose_row_the_leader_cannot_read_says_so_itself(
         "which decides, cannot read what this node writes to the store, so this node gets no place in a round"
     )
     second.wait_for(f"It runs elastic-core {__version__}, and this node 9.9.9: install one release on all nodes")
-    assert "A row in the store is ignored: row has an unknown field 'colour'" in first.output
+    first.wait_for("A row in the store is ignored: row has an unknown field 'colour'")
     finish(first, tmp_path / "done")
     second.exit_code()

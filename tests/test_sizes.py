@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, descendants
-
-
-def kill(agent: Agent) -> None:
-    """Kill a node with all of its processes."""
-    for pid in [agent.pid, *descendants(agent.pid)]:
-        os.kill(pid, signal.SIGKILL)
-    agent.process.wait()
+from stage import WORKERS, Agent, Stage
 
 
 @pytest.fixture
@@ -56,17 +47,22 @@ def test_of_seven_nodes_six_train_and_of_five_four(stage: Stage, file_rendezvous
     def waits() -> list[Agent]:
         return [agent for agent in agents if why in agent.output]
 
-    stage.wait_until(lambda: bool(waits()), 60)
+    assert stage.wait_until(waits), agents[0].output
     (spare,) = waits()
     members = [agent for agent in agents if agent is not spare]
     for agent in members:
         agent.wait_for_report("training", world_size=6)
-    kill(members.pop())
+    members.pop().kill_node()
     spare.wait_for_report("training", world_size=6)
     members.append(spare)
-    kill(members.pop(1))
-    stage.wait_until(lambda: sum(bool(agent.reports("training", world_size=4)) for agent in members) == 4, 60)
-    (out,) = [agent for agent in members if not agent.reports("training", world_size=4)]
+    before = {agent.pid: len(agent.reports("training", world_size=4)) for agent in members}
+    members.pop(1).kill_node()
+
+    def of_four() -> list[Agent]:
+        return [agent for agent in members if len(agent.reports("training", world_size=4)) > before[agent.pid]]
+
+    assert stage.wait_until(lambda: len(of_four()) == 4), members[0].output
+    (out,) = [agent for agent in members if agent not in of_four()]
     out.wait_for("4 of 5 nodes train: --nnodes=4,6,8 has no size 5; this node waits as a spare")
     done.touch()
     assert [agent.exit_code() for agent in members] == [0] * 5
@@ -85,7 +81,7 @@ def test_a_spare_takes_the_place_of_a_dead_node(stage: Stage, file_rendezvous: l
     )
     more = stage.run(*command)
     more.wait_for("waits as a spare")
-    kill(second)
+    second.kill_node()
     spare.wait_for_report("training", world_size=2)
     done.touch()
     assert [agent.exit_code() for agent in (first, spare, more)] == [0, 0, 0]
@@ -99,7 +95,7 @@ def test_a_job_of_one_node_may_have_a_spare_without_an_id(stage: Stage, done: Pa
     first.wait_for_report("training", world_size=1)
     spare = stage.run(*command)
     spare.wait_for("waits as a spare")
-    kill(first)
+    first.kill_node()
     spare.wait_for_report("training", world_size=1)
     done.touch()
     assert spare.exit_code() == 0

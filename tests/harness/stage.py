@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import select
 import signal
@@ -37,6 +38,8 @@ PATIENCE = 60.0
 """Seconds after which a test gives up on something; far more than anything takes."""
 END_MAX_SECONDS = 10.0
 """From the end of an agent to that of its last process, which takes a moment: far more than it should take."""
+PORTS = range(20000, 29000)
+"""Those of :func:`free_port`: beside those of ``redis_servers``, and below the defaults of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +325,15 @@ def still_there(pids: Iterable[int], *, within: float) -> list[int]:
 
 
 def free_port() -> int:
-    """Return a port of this host on which no process listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of this host on which no process listens, from below those that the kernel hands out.
+
+    A port that the kernel chose could be handed out again before the test uses it: to a worker's store, or to gloo.
+    """
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"none of 100 ports between {PORTS.start} and {PORTS.stop} is free")
 
 
 def over(backend: str, folder: Path) -> list[str]:
