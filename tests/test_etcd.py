@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from etcd_servers import Etcd, Three, administer, running
-from stage import WORKERS, Agent, Stage, command_line, descendants, free_port
+from etcd_servers import Etcd, Three, administer, refusing_port, running
+from stage import WORKERS, Agent, Stage, command_line, descendants
 
 
 @pytest.fixture
@@ -140,7 +140,8 @@ def test_a_wrong_password_ends_the_run_at_once_and_is_never_shown(stage: Stage, 
 
 
 def test_nobody_there_is_said_with_the_exit_code_of_it(stage: Stage) -> None:
-    flags = ["--rdzv_backend=etcd", f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--rdzv_conf=join_timeout=2"]
-    agent = stage.run(*flags, WORKERS / "sleeper.py")
-    assert agent.exit_code() == 69
+    with refusing_port() as port:
+        flags = ["--rdzv_backend=etcd", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_conf=join_timeout=2"]
+        agent = stage.run(*flags, WORKERS / "sleeper.py")
+        assert agent.exit_code() == 69
     assert "Connection refused" in agent.output

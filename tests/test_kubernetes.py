@@ -70,6 +70,17 @@ def train(pods: list[Pod], *, count: int = 1) -> None:
         pod.agent.wait_for_report("stepped", count=count, world_size=len(pods))
 
 
+def steps(pods: list[Pod]) -> list[int]:
+    """Return how many steps each pod has taken in rounds of so many pods: some, where another one started late."""
+    return [len(pod.agent.reports("stepped", world_size=len(pods))) for pod in pods]
+
+
+def train_further(pods: list[Pod], earlier: list[int]) -> None:
+    """Wait until these pods, and no others, have taken a step beyond what :func:`steps` has returned."""
+    for pod, count in zip(pods, earlier, strict=True):
+        pod.agent.wait_for_report("stepped", count=count + 1, world_size=len(pods))
+
+
 def finish(done: Path, *pods: Pod) -> None:
     done.touch()
     for pod in pods:
@@ -82,9 +93,12 @@ def test_a_job_replaces_a_lost_pod_and_a_late_one_trains_nothing(cluster: Cluste
     first, second, third = start(cluster, job)
     train([first, second, third])
     assert f"as {first.name}" in first.agent.output, "messages name the pod"
+    large = re.search(r"round (\d+): 3 worker", first.agent.wait_for(r"round \d+: 3 worker"))
+    assert large is not None
+    earlier = steps([first, second])
     third.kill()
-    train([first, second])
-    first.agent.wait_for("round 2: 2 worker")
+    train_further([first, second], earlier)
+    first.agent.wait_for(f"round {int(large[1]) + 1}: 2 worker")
     replaced = cluster.start(job, 2)
     replaced.agent.wait_for_report("stepped", world_size=3)
     finish(done, first, second, replaced)
@@ -108,11 +122,12 @@ def test_a_pod_of_a_jobset_that_is_deleted_leaves_without_a_lost_step(cluster: C
     jobset = of_kind("JobSet", documents(DEPLOY / "jobset.yaml"))
     first, second, third = start(cluster, job_of_jobset(jobset))
     train([first, second, third])
+    earlier = steps([first, third])
     second.terminate()
     assert second.agent.exit_code(second.grace_period) == LEFT
-    train([first, third])
-    (at,) = {report["step"] for pod in (first, second, third) for report in pod.agent.reports("stopped")}
-    began = {r["step"] for pod in (first, third) for r in pod.agent.reports("training", world_size=2)}
+    train_further([first, third], earlier)
+    (at,) = {r["step"] for pod in (first, second, third) for r in pod.agent.reports("stopped", world_size=3)}
+    began = {pod.agent.reports("training", world_size=2)[-1]["step"] for pod in (first, third)}
     assert began == {at}, "the others go on after the step at which all have stopped"
     finish(done, first, third)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from etcd_servers import running
+from etcd_servers import refusing_port, running
 from redis_servers import redis_server
 from stage import Stage
 
@@ -42,11 +41,11 @@ def test_agents_wait_for_a_store_that_is_not_up_yet(stage: Stage, tmp_path: Path
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_endpoint_where_nobody_ever_listens_ends_the_run_with_its_error(stage: Stage, backend: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    flags = ["--nnodes=2", f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_conf=join_timeout=2"]
-    agent = stage.run(*flags, "--no_python", "true")
-    assert agent.exit_code() == ExitCode.UNREACHABLE, agent.output
+    with refusing_port() as port:
+        endpoint = f"127.0.0.1:{port}"
+        flags = ["--nnodes=2", f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_conf=join_timeout=2"]
+        agent = stage.run(*flags, "--no_python", "true")
+        assert agent.exit_code() == ExitCode.UNREACHABLE, agent.output
     assert "waiting for it for up to 2 s" in agent.output
     assert agent.wait_for(rf"^elastic: error: .*{endpoint}.*Connection refused")
 

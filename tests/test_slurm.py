@@ -64,7 +64,8 @@ def finish(folder: Path) -> None:
 
 def reports(job: Job, event: str) -> list[tuple[int, int]]:
     """Return world size and step of each report of this kind, in order."""
-    found = [report for line in job.output.splitlines() if (report := parse(line)) is not None]
+    complete, _, _ = job.output.rpartition("\n")  # the last line may be half-written
+    found = [report for line in complete.splitlines() if (report := parse(line)) is not None]
     return [(report["world_size"], report["step"]) for report in found if report.event == event]
 
 

@@ -302,7 +302,8 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
     first.wait_for_report("holding", step=5)
     nodes = [first, *(stage.run(*command, env=QUICK) for _ in range(3))]
     first.wait_for("are to stop together")
-    appears(lambda: len([*tmp_path.glob("*/roster/*")]) == 4)
+    store = FileBackend.open(tmp_path, "job")
+    appears(lambda: len(store.roster()) == 4)
     released(hold, 5)
     leaving = nodes[1:3]
     for node in nodes:

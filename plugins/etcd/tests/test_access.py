@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 import trustme
 from backends import opened, parameters
-from etcd_servers import Etcd, administer, asked, free_port, running
+from etcd_servers import Etcd, administer, asked, refusing_port, running
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
@@ -293,13 +293,13 @@ def test_a_protocol_is_read_in_any_case_as_torch_does(given: str, tls: bool) -> 
 
 
 def test_nobody_listening_is_said_with_every_endpoint(server: Etcd) -> None:
-    one, two = free_port(), free_port()
-    with pytest.raises(RendezvousConnectionError, match="Connection refused") as refusal:
-        plugin.elastic_make_rendezvous(parameters(f"127.0.0.1:{one},127.0.0.1:{two}", connect_timeout="0.3"))
-    assert refusal.value.hint
-    assert all(f"http://127.0.0.1:{port}: Connection refused" in str(refusal.value) for port in (one, two))
-    with pytest.raises(RendezvousConnectionError, match="Connection refused"):
-        plugin_v2.elastic_make_rendezvous(parameters(f"127.0.0.1:{one}", connect_timeout="0.3"))
+    with refusing_port() as one, refusing_port() as two:
+        with pytest.raises(RendezvousConnectionError, match="Connection refused") as refusal:
+            plugin.elastic_make_rendezvous(parameters(f"127.0.0.1:{one},127.0.0.1:{two}", connect_timeout="0.3"))
+        assert refusal.value.hint
+        assert all(f"http://127.0.0.1:{port}: Connection refused" in str(refusal.value) for port in (one, two))
+        with pytest.raises(RendezvousConnectionError, match="Connection refused"):
+            plugin_v2.elastic_make_rendezvous(parameters(f"127.0.0.1:{one}", connect_timeout="0.3"))
 
 
 @pytest.mark.parametrize("hooks", [plugin, plugin_v2])
@@ -309,18 +309,20 @@ def test_who_does_not_listen_is_not_tried_for_as_long_as_who_is_busy_unless_that
     patient = replace(DEFAULTS, connect_timeout=3600.0, listen_timeout=0.2)
     monkeypatch.setattr(options, "DEFAULTS", patient)
     for config, least in (({}, 0.2), ({"connect_timeout": "0.6"}, 0.6)):
-        with pytest.raises(RendezvousConnectionError, match="Connection refused") as refusal:
-            hooks.elastic_make_rendezvous(parameters(f"127.0.0.1:{free_port()}", **config))
+        refused = pytest.raises(RendezvousConnectionError, match="Connection refused")
+        with refusing_port() as port, refused as refusal:
+            hooks.elastic_make_rendezvous(parameters(f"127.0.0.1:{port}", **config))
         [tried] = re.findall(r"after ([0-9.]+) s", refusal.value.message)
         assert float(tried) >= least
 
 
 def test_of_several_endpoints_one_that_serves_is_found(server: Etcd, prefix: str) -> None:
-    for dead in (f"127.0.0.1:{free_port()}", "no.such.host.invalid"):
-        for endpoint in (f"{dead},{server.endpoint}", f"{server.endpoint},{dead}"):
-            backend = opened(endpoint, prefix, "job")
-            assert backend.read(1) is None
-            backend.close()
+    with refusing_port() as port:
+        for dead in (f"127.0.0.1:{port}", "no.such.host.invalid"):
+            for endpoint in (f"{dead},{server.endpoint}", f"{server.endpoint},{dead}"):
+                backend = opened(endpoint, prefix, "job")
+                assert backend.read(1) is None
+                backend.close()
 
 
 @pytest.fixture

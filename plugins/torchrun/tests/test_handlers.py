@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Lock
 from types import SimpleNamespace
@@ -82,8 +82,8 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(stores, "serve", serve)
     monkeypatch.setattr(stores, "connect", connect)
     yield
-    for event in served.values():
-        event.set()  # a client that was given up still waits
+    for event in list(served.values()):  # a copy: a connection that was given up may only now ask for its event
+        event.set()
 
 
 @pytest.fixture
@@ -171,6 +171,44 @@ def test_an_agent_that_does_not_come_to_its_round_is_not_waited_for(
     make_leader(memory, left)
     ranks[lost]._shut.set()  # it gives no sign of life any more
     assert [info.world_size for info in round_of([left])] == [1]
+
+
+def test_a_store_that_breaks_once_its_round_is_over_does_not_end_the_next_round(
+    node: Callable[..., TorchrunHandler], memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection to round 2's store fails only after the node has been given round 3."""
+    handlers = [node(), node()]
+    ranks = {info.rank: handler for info, handler in zip(round_of(handlers), handlers, strict=True)}
+    server, client, connect = ranks[0], ranks[1], stores.connect
+    connecting = threading.Event()
+
+    def has_begun(handler: TorchrunHandler, number: int) -> bool:
+        """Wait until the handler is to give its agent the round of this number."""
+        with handler._changed:
+            return handler._changed.wait_for(
+                lambda: handler._begun is not None and handler._begun[0].number == number, PATIENCE
+            )
+
+    def break_late(offer: Offer) -> RoundStore:
+        monkeypatch.setattr(stores, "connect", connect)
+        connecting.set()
+        assert has_begun(client, 3)
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(stores, "connect", break_late)
+    monkeypatch.setattr(stores, "wait", lambda futures, seconds: wait(futures))  # sees the failure before the end
+    failed = background(client.next_rendezvous)  # its agent restarts its workers
+    told_to_stop(server)
+    waiting = background(server.next_rendezvous)
+    assert connecting.wait(PATIENCE)
+    assert has_begun(server, 2)
+    server._workers_are_gone("a test ends round 2")
+    infos = [waiting.result(PATIENCE), failed.result(PATIENCE)]
+    assert len({info.bootstrap_store_info for info in infos}) == 1
+    ledger = load(LocalBackend(memory), RUNTIME.now())
+    assert ledger is not None
+    assert ledger.round is not None
+    assert ledger.round.number == 3
 
 
 def test_the_job_is_closed_well_once_all_have_entered_the_exit_barrier(

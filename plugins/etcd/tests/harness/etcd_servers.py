@@ -196,6 +196,15 @@ def _knows(flag: str) -> bool:
     return flag in subprocess.run(["etcd", "--help"], capture_output=True, text=True, check=True).stdout
 
 
+@contextlib.contextmanager
+def refusing_port() -> Iterator[int]:
+    """A port at which connections are refused: no other process can take it for as long as the block runs."""
+    with socket.socket() as bound:  # and not listening
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        yield port
+
+
 def free_port() -> int:
     """A port of this host on which nobody listens."""
     with socket.socket() as probe:

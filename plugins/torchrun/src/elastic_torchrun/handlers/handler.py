@@ -153,7 +153,9 @@ class TorchrunHandler(RendezvousHandler):
             try:
                 info = self._info(current)
             except RuntimeError as exc:  # torch's, of a network: the store's host is lost, and this round is over
-                self._workers_are_gone(f"the store of round {current.number} cannot be reached: {exc}")
+                with self._changed:
+                    if self._is_next(current):  # else the job has already gone on, and the next round is sound
+                        self._workers_are_gone(f"the store of round {current.number} cannot be reached: {exc}")
                 continue
             with self._changed:
                 if info is not None and self._is_next(current):
