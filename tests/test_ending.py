@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import PATIENCE, WORKERS, Agent, Stage, descendants, name_of, over, still_there
+from stage import END_MAX_SECONDS, PATIENCE, WORKERS, Agent, Stage, descendants, name_of, over, still_there
 
 
 def everything(agent: Agent) -> list[int]:
@@ -41,7 +41,7 @@ def test_killing_the_agent_kills_all_that_it_started(stage: Stage, program: list
     agent.wait_for_report(sign, count=2)
     pids = everything(agent)
     agent.signal(signal.SIGKILL)
-    assert still_there(pids, within=PATIENCE) == []
+    assert still_there(pids, within=END_MAX_SECONDS) == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

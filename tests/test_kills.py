@@ -106,7 +106,7 @@ def test_whatever_is_killed_and_whenever_the_job_goes_on(stage: Stage, temporary
     def left() -> list[str]:
         return [name for name in set(os.listdir(SHARED_MEMORY)) - shared if not name.startswith("sem.mp-")]
 
-    assert wait_until(lambda: not left()), f"{left()}: others' semaphores, and what soon is gone, aside"
+    assert wait_until(lambda: not left()), f"shared memory is left: {left()}"
 
 
 @pytest.mark.timeout(600)

@@ -71,7 +71,7 @@ def train(pods: list[Pod], *, count: int = 1) -> None:
 
 
 def steps(pods: list[Pod]) -> list[int]:
-    """Return how many steps each pod has taken in rounds of so many pods: some, where another one started late."""
+    """Return how many steps each pod has taken in rounds of so many pods, as there may be if one is late."""
     return [len(pod.agent.reports("stepped", world_size=len(pods))) for pod in pods]
 
 

@@ -176,7 +176,7 @@ def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: 
 
 
 def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_again(stage: Stage, done: Path) -> None:
-    """It imports nothing later, so no successor replaces it meanwhile; ``core/tests/warden`` has one that does."""
+    """With ``--preload`` the fork server has no successor, which could replace it meanwhile."""
     agent = stage.run(*TWO, "--preload=torch", WORKERS / "allreduce.py", "--until", done, env=WARM)
     first = trains(agent, 0)
     fork_server, *_ = agent.named("elastic: fork server")  # before its forks that are not yet another process

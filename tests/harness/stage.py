@@ -37,9 +37,9 @@ FIRST_FAILURE_ENDS = {"PET_MAX_RESTARTS": "0"}
 PATIENCE = 60.0
 """Seconds after which a test gives up on something; far more than anything takes."""
 END_MAX_SECONDS = 10.0
-"""From the end of an agent to that of its last process, which takes a moment: far more than it should take."""
+"""Seconds from the end of an agent within which its last process must have ended."""
 PORTS = range(20000, 29000)
-"""Those of :func:`free_port`: beside those of ``redis_servers``, and below the defaults of torch."""
+"""The ports of :func:`free_port`: beside those of ``redis_servers``, and below the defaults of torch."""
 
 
 @dataclass(frozen=True, slots=True)

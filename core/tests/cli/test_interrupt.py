@@ -23,15 +23,15 @@ class Finder:
             with open(imported, "a") as file:
                 print(name, file=file)
             Finder.count += 1
-            if Finder.count == at:
+            if at in (name, str(Finder.count)):
                 os.kill(os.getpid(), signum)
 
 if "INTERRUPT_AT" in os.environ:  # not in what this process starts
-    at, imported = int(os.environ.pop("INTERRUPT_AT")), os.environ.pop("IMPORTED")
+    at, imported = os.environ.pop("INTERRUPT_AT"), os.environ.pop("IMPORTED")
     signum = int(os.environ.pop("INTERRUPT_WITH"))
     sys.meta_path.insert(0, Finder())
 """
-"""A sitecustomize that sends its own process a signal at the n-th import, without those that lead to ``main``."""
+"""A sitecustomize that sends its own process a signal at the import of a name, or at the n-th after ``main``."""
 CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Runs a program as the first process of a pid namespace."""
 ELASTIC = "import sys; from elastic_core.cli.main import main; sys.exit(main())"
@@ -41,9 +41,9 @@ STARTED = "elastic_core.agent.membership"
 
 
 def interrupted(
-    tmp_path: Path, at: int, *program: str, signum: int = signal.SIGINT, before: tuple[str, ...] = ()
+    tmp_path: Path, at: int | str, *program: str, signum: int = signal.SIGINT, before: tuple[str, ...] = ()
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """A run that gets a signal at its n-th import, and what it had imported by its end."""
+    """A run that gets a signal at an import, and what it had imported by its end."""
     (tmp_path / "sitecustomize.py").write_text(SENDS_SIGNAL)
     imported = tmp_path / "imported"
     imported.write_text("")
@@ -78,6 +78,22 @@ def test_a_request_to_end_is_not_lost_on_the_first_process_of_a_container(
     at = imported.index(STARTED)
     done, _ = interrupted(tmp_path, at, "sleep", "1000", signum=signum, before=CONTAINER)
     assert (done.returncode, done.stderr) == (128 + signum, "")
+
+
+@pytest.mark.parametrize(
+    ("at", "program", "returncode"),
+    [
+        pytest.param("elastic_core.cli.error_file", ["false"], 1, id="once the run is over"),
+        pytest.param(STARTED, ["--signals_to_handle=SIGUSR1", "true"], 0, id="if the agent does not leave on it"),
+    ],
+)
+def test_the_first_process_of_a_container_ends_on_no_other_request(
+    tmp_path: Path, at: str, program: list[str], returncode: int
+) -> None:
+    """The job's own exit code would be lost, or workers that were to go on."""
+    done, imported = interrupted(tmp_path, at, *program, signum=signal.SIGTERM, before=CONTAINER)
+    assert at in imported
+    assert done.returncode == returncode, done.stderr
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])

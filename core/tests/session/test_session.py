@@ -399,7 +399,7 @@ def test_a_row_that_the_store_lost_is_sent_again(fleet: Fleet) -> None:
 
 def test_an_older_row_from_a_slow_connection_does_not_overwrite_a_newer(fleet: Fleet) -> None:
     a, _ = pair(fleet, quick())
-    newest = encode_row(a.row)
-    a.until(lambda n: n.store.roster(["a"])[0].value == newest)  # the writer may still be about to send it
+    a.until(lambda n: n.store.roster(["a"])[0].value == encode_row(n.row))  # the writer may still be about to send it
+    newest = a.store.roster(["a"])[0].value
     a.store.amend("a", 0, encode_row(NodeRow(info=info("a"))))
     assert a.store.roster(["a"])[0].value == newest

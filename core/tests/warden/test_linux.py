@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from wardens import wait_until
 
-from elastic_core.warden.linux import bytes_written, descendants, kill, name_of, signal_group, waits_in
+from elastic_core.warden.linux import bytes_written, descendants, kill, name_of, run_nanoseconds, signal_group, waits_in
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 OURS = (sys.executable, "-c")
@@ -202,6 +202,28 @@ def test_a_child_that_leads_no_group_yet_gets_the_signal_alone(sleeper: subproce
 
 
 # What is told of a process that is stuck -----------------------------------------------------------------------------
+
+
+BUSY = """
+import threading
+def compute():
+    while True:
+        pass
+if {in_thread}:
+    threading.Thread(target=compute, daemon=True).start()
+    threading.Event().wait()
+compute()
+"""
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_how_long_threads_have_run_is_known(in_thread: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY.format(in_thread=in_thread)]) as process:
+        assert wait_until(lambda: run_nanoseconds(process.pid, all_threads=True) > 10**9)
+        main = run_nanoseconds(process.pid)
+        assert (main < 10**9 / 2) if in_thread else (main > 10**9 / 2)
+        process.kill()
+    assert run_nanoseconds(process.pid) == run_nanoseconds(process.pid, all_threads=True) == 0
 
 
 def test_what_a_process_writes_is_counted() -> None:

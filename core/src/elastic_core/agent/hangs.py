@@ -147,7 +147,7 @@ class HangWatch:
         living = tuple(workers)
         signs = [self._signs(worker, now, elapsed, newest) for worker in living]
         if not all(makes_progress(sign, now, window * QUIET_SHARE) for sign in signs):
-            self._note_gpu_use(living, now, window / LOOKS_PER_WINDOW)
+            self._note_gpu_use(living, now, (1.0 - LOOK_EARLY_SHARE) * window / LOOKS_PER_WINDOW)
         return 0.0 if all(makes_progress(sign, now, window) for sign in signs) else window
 
     def _note_gpu_use(self, workers: Iterable[Worker], now: float, interval: float) -> None:

@@ -97,7 +97,6 @@ class WorkerGroup:
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
-    _failed_early: set[int] = field(default_factory=set)  # tags of workers that failed before their start was reported
     _raised: dict[int, str] = field(default_factory=dict)
     """The exceptions of the workers that had not ended when the stop began, by tag."""
     _prepared: bool = False  # whether the reader of their output was prepared
@@ -210,7 +209,7 @@ class WorkerGroup:
                 self._unlearned = max(self._unlearned, unlearned)
                 if not self._over and all(other.pid is not None for other in self._workers.values()):
                     self._say_started(worker.assignment.round)
-                if tag in self._failed_early and worker.exit_code is None:
+                if worker.failed_early and worker.exit_code is None:
                     return self._fail_raised(tag, worker)
                 return self._progress(worker.assignment.round)
             case worker_channels.Initialized(tag) if worker := self._workers.get(tag):
@@ -219,7 +218,7 @@ class WorkerGroup:
             case worker_channels.Failed(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 if worker.pid is not None:
                     return self._fail_raised(tag, worker)
-                self._failed_early.add(tag)  # the warden reports the start over another channel
+                worker.failed_early = True  # the warden reports the start over another channel
             case worker_channels.Lingers(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
             case worker_channels.Stepped(tag, step, leaves) if worker := self._workers.get(tag):

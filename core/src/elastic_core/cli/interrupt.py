@@ -12,8 +12,13 @@ from __future__ import annotations
 import os
 import signal
 
+TYPE_CHECKING = False  # typing's, which takes a while to import
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 _PYTHONS = signal.default_int_handler
 _FIRST_PID = 1
+_REQUESTS_TO_END = (signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:
@@ -23,9 +28,19 @@ def end_at_once() -> None:
     """
     if signal.getsignal(signal.SIGINT) is _PYTHONS:
         signal.signal(signal.SIGINT, _end)
-    for signum in (signal.SIGTERM, signal.SIGHUP) if os.getpid() == _FIRST_PID else ():
+    for signum in _REQUESTS_TO_END if os.getpid() == _FIRST_PID else ():
         if signal.getsignal(signum) is signal.SIG_DFL:
             signal.signal(signum, _end)
+
+
+def discard_again(*, but: Collection[int] = ()) -> None:
+    """Have the kernel discard SIGTERM and SIGHUP in the first process of a container, except for those in ``but``.
+
+    Once the run is over they would replace the exit code of the job and cut off its last reports.
+    """
+    for signum in _REQUESTS_TO_END:
+        if signum not in but and signal.getsignal(signum) is _end:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def raise_again() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from elastic_core.cli import program, scheduler
+from elastic_core.cli import interrupt, program, scheduler
 from elastic_core.cli.options import Flags, RunCommand
 from elastic_core.config import rdzv_conf
 from elastic_core.config.environment import flag_variable
@@ -61,9 +61,14 @@ def run(warden: Warden | None, **flags: Any) -> int:
         known = outline(given, os.environ)
         run_agent.send_fork_server(known, warden)
         config, loaded = _complete(known, given)
+    if config.signals is not None:
+        interrupt.discard_again(but=config.signals)
     code: int = ExitCode.JOB_FAILED
     try:
-        ending = run_agent.run(config, loaded, warden)
+        try:
+            ending = run_agent.run(config, loaded, warden)
+        finally:
+            interrupt.discard_again()
         code = ending.exit_code
         if code:
             from elastic_core.cli.error_file import write_ending  # seldom needed

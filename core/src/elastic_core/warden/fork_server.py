@@ -82,7 +82,7 @@ class ForkServerClient:
     def _readable_successor_channel(self) -> Channel | None:
         """Return the successor's channel, once it may become the fork server: its pid is known, and no request is lost.
 
-        The fork server's report of the pid, on a pipe, may be read later than the successor's first message.
+        The report of its pid, on a pipe, may be read later than its first message.
         """
         undelivered = self._channel is not None and self._channel.pending
         known = self._successor is not None and self._successor.pid is not None

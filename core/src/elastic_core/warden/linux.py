@@ -211,7 +211,7 @@ def run_nanoseconds(pid: int, *, all_threads: bool = False) -> int:
         )
     except OSError:
         return 0
-    return sum(int(fields[0]) for name in threads if (fields := _read(pid, f"{name}/schedstat").split()))
+    return sum(int(fields[0]) for name in threads if (fields := _read(pid, name).split()))
 
 
 def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int]]:
