@@ -24,7 +24,8 @@ _REQUESTS_TO_END = (signal.SIGTERM, signal.SIGHUP)
 def end_at_once() -> None:
     """Make SIGINT end this process with exit code 130 and no output, unless SIGINT is ignored.
 
-    In the first process of a container, SIGTERM and SIGHUP do the same, with 143 and 129, until the agent handles them.
+    In the first process of a container, SIGTERM ends it with exit code 143 and SIGHUP with 129. The agent sets
+    its own handlers while it runs.
     """
     if signal.getsignal(signal.SIGINT) is _PYTHONS:
         signal.signal(signal.SIGINT, _end)

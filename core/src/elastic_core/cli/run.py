@@ -62,7 +62,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
         run_agent.send_fork_server(known, warden)
         config, loaded = _complete(known, given)
     if config.signals is not None:
-        interrupt.discard_again(but=config.signals)
+        interrupt.discard_again(but=config.signals)  # the agent does not leave on the others
     code: int = ExitCode.JOB_FAILED
     try:
         try:
