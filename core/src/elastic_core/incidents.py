@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from elastic_core.exit_codes import describe_exit
 
 DESCRIBED_CHARACTERS = 200  # of a message, in one line
-_EXCEPTION_NAME = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
-_CPP_EXCEPTION = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']{1,200})'")
 
 
 class IncidentKind(str, enum.Enum):
@@ -57,9 +55,14 @@ class Incident:
         local_rank: Its LOCAL_RANK.
         pid: Its process id on its host.
         exit_code: As :attr:`subprocess.Popen.returncode`: negative for a signal; None for one that did not start.
-        message: One line, ``ValueError: boom``: the exception that the worker recorded, else the last line of its
-            stderr that looks like one, or the action that failed; '' where nothing is known.
-        detail: The exception's traceback from the error file, else the tail of the worker's stderr; at most 4 KiB.
+        message: One line, ``ValueError: boom``: the exception that ended the worker, the text with which it exited, or
+            the action that failed; '' where nothing is known.
+        exception: The exception's type, as a traceback or C++ names it, ``torch.OutOfMemoryError``; '' for none.
+        follows_peer: Whether it follows from the failure of another worker (:func:`is_peer_loss`). Decided once, by the
+            node where it happened.
+        text: All that says why: the texts of the exception and of those that led to it, or what native code wrote last;
+            at most 2 KiB.
+        detail: The exception's traceback, else the end of the worker's stderr; at most 4 KiB.
         log: Where the worker's stderr was kept on its host, or ''.
         step: The last step that the worker is known to have reached; None where nothing reports steps.
         where: The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''.
@@ -75,18 +78,13 @@ class Incident:
     pid: int | None = None
     exit_code: int | None = None
     message: str = ""
+    exception: str = ""
+    follows_peer: bool = False
+    text: str = ""
     detail: str = ""
     log: str = ""
     step: int | None = None
     where: str = ""
-
-    @property
-    def exception(self) -> str:
-        """The exception's type, as a traceback or C++ names it, ``torch.OutOfMemoryError``; '' for none."""
-        if (native := _CPP_EXCEPTION.match(self.message)) is not None:
-            return native["type"]
-        name, colon, _ = self.message.partition(":")
-        return name if _EXCEPTION_NAME.fullmatch(name) and (colon or name == self.message) else ""
 
     def describe(self) -> str:
         """Return the outcome in one line, with the exception and the user's line where they are known.
@@ -113,6 +111,7 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
     "the kernel: the peer's process has ended": r"connection (closed|reset) by peer|broken pipe",
     "gloo: the peer does not answer": r"timed out waiting \d{1,12} ?ms for (send|recv)|application timeout caused pair",
     "gloo: the peer cannot be reached": r"gloo connectfullmesh failed",
+    "gloo: a rank did not come to monitored_barrier": r"(failed to pass|successfully reached) monitoredbarrier",
     "NCCL: the peer's process has ended": r"ncclremoteerror|remote process exited|peer process terminated",
     "NCCL: the peer does not answer": r"caught collective operation timeout|operations have failed or timed out",
     "NCCL: torch has given the group up": r"nccl communicator was aborted|timeout signal from another rank",
@@ -124,34 +123,20 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
 :mod:`elastic_core.known_failures` has the advice for each of them.
 """
 _PEER_LOSS = re.compile("|".join(PEER_LOSS_PATTERNS.values()), re.IGNORECASE)
-_CHAINED = "The above exception was the direct cause of the following exception"
+_OF_COLLECTIVES = re.compile(
+    r"gloo|nccl|c10d|tcpstore|torch[./]distributed|processgroup|monitoredbarrier|clients joined"
+)
 
 
-def follows_peer_loss(incident: Incident) -> bool:
-    """Whether a failure follows from the failure of another worker, or from the stop of the round.
+def is_peer_loss(text: str, origin: str = "") -> bool:
+    """Whether a text is that of a collective, or of torch's store, that has lost a peer.
 
-    These are an exception about a peer (:data:`PEER_LOSS_PATTERNS`), raised by itself or as the cause of another one;
-    SIGABRT of native code with such a message; and SIGTERM. Any other signal, and any other exception, has its cause in
-    this worker.
+    Args:
+        text: The text of an exception with its type, or what native code wrote before it aborted.
+        origin: The files of the exception's frames. A program's own sockets and pipes break too, so the text or a
+            frame must be of gloo, NCCL or ``torch.distributed``.
     """
-    if incident.kind is not IncidentKind.WORKER_FAILED:
-        return False
-    if incident.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        return True
-    if incident.exit_code is not None and incident.exit_code < 0 and incident.exit_code != -signal.SIGABRT:
-        return False
-    return _PEER_LOSS.search(failure_text(incident)) is not None
-
-
-def failure_text(incident: Incident) -> str:
-    """Return the text that says why a worker failed: its message, and its detail where the detail tells more.
-
-    The detail of an exception is its traceback, or the end of stderr with lines of earlier trouble that the program
-    survived. It counts where there is no exception, where native code aborted, and where an exception has a cause.
-    """
-    native = incident.exit_code == -signal.SIGABRT or not incident.message
-    text = incident.detail if native or _CHAINED in incident.detail else ""
-    return f"{incident.message}\n{text}"
+    return _PEER_LOSS.search(text) is not None and _OF_COLLECTIVES.search(f"{text}\n{origin}".lower()) is not None
 
 
 BROKEN_SCRIPT = frozenset({"ImportError", "IndentationError", "ModuleNotFoundError", "SyntaxError", "TabError"})
@@ -173,7 +158,7 @@ def repeats_at_once(incident: Incident) -> str | None:
         return None
     if has_wrong_arguments(incident):
         return "wrong arguments"
-    name = incident.message.partition(":")[0]
+    name = incident.exception
     return name if name in BROKEN_SCRIPT and not _COMPILED.search(incident.message) else None
 
 
@@ -194,7 +179,7 @@ def distance_to_cause(incident: Incident) -> int:
     0 for a worker that failed by itself, 1 for one that exited with 0 before its peers, which may have been right, and
     2 for a failure that follows from the loss of a peer.
     """
-    return 2 if follows_peer_loss(incident) else int(incident.kind is IncidentKind.EXITED_EARLY)
+    return 2 if incident.follows_peer else int(incident.kind is IncidentKind.EXITED_EARLY)
 
 
 def by_cause(incident: Incident) -> tuple[int, float]:

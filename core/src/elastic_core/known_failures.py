@@ -21,8 +21,6 @@ from elastic_core.incidents import (
     PEER_LOSS_PATTERNS,
     Incident,
     IncidentKind,
-    failure_text,
-    follows_peer_loss,
     has_wrong_arguments,
 )
 
@@ -218,7 +216,8 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "a disk or a quota is full",
         FailureClass.INFRASTRUCTURE,
-        r"no space left on device|disk quota exceeded|pytorchstreamwriter failed writing",
+        r"no space left on device|disk quota exceeded|pytorchstreamwriter failed writing"
+        r"|\. unexpected pos [0-9]{1,20} vs [0-9]",
         "Free space where checkpoints, logs and temporary files are (df -h, df -i, quota), then start the job again.",
         "https://github.com/hiyouga/LlamaFactory/issues/5155",
     ),
@@ -308,6 +307,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
             "TCPStore: the peer that holds it is gone",
             "gloo: the peer does not answer",
             "gloo: the peer cannot be reached",
+            "gloo: a rank did not come to monitored_barrier",
         ),
         "Look for the rank that failed or never came; the hosts must reach each other and MASTER_ADDR on every port.",
         "https://github.com/OpenRLHF/OpenRLHF/issues/1040",
@@ -383,17 +383,13 @@ _OUTER_BAR = re.compile(r"\|(?![^()]*\))")
 """The bar between two alternatives of a whole pattern. After a bar in a group, the group's end is the next bracket."""
 _LITERAL = re.compile(r"(?:(?:[^\\^$*+?{}\[\]|().]|\\\W)(?![*+?{]))+")
 """Characters that stand for themselves, also behind a backslash, and are not repeated."""
-_CONTINUATION_MAX_LINES = 12
-_LOG_LINE = re.compile(r"\[(?:rank\d{1,6}\]: ?\[)?[wei]\d{0,4} ")
-"""``[rank0]:[W1124 …``, a line that torch's logger writes while the process ends."""
-_RANK_PREFIX = re.compile(r"^\[rank\d{1,6}\]: ?", re.MULTILINE)
 
 
 def recognize(incident: Incident) -> KnownFailure | None:
     """Return the first known failure that the text of an incident shows; None where none does."""
     if incident.kind is IncidentKind.EXITED_EARLY:
         return None  # its message quotes the failure of a peer
-    own = f"{failure_text(incident)}\n{_rest_of_message(incident)}".lower()
+    own = f"{incident.message}\n{incident.text}".lower()
     everywhere = f"{incident.message}\n{incident.detail}".lower()
     killed = _signal_of(incident) in (signal.SIGKILL, signal.SIGTERM)
     for known in KNOWN_FAILURES:
@@ -401,7 +397,7 @@ def recognize(incident: Incident) -> KnownFailure | None:
             continue  # what the worker wrote before does not explain the signal
         if not _is_found(known.pattern, everywhere if known.system else own):
             continue
-        if known.failure_class is not FailureClass.PEER or follows_peer_loss(incident):
+        if known.failure_class is not FailureClass.PEER or incident.follows_peer:
             return known
     return None
 
@@ -448,16 +444,3 @@ def _signal_of(incident: Incident) -> int:
     if code < 0:
         return -code
     return max(code - _SHELL_SIGNAL_BASE, 0)
-
-
-def _rest_of_message(incident: Incident) -> str:
-    """Return the lines that follow the message's first line in the detail, up to the next line of a logger."""
-    if not incident.message:
-        return ""
-    _, found, rest = _RANK_PREFIX.sub("", incident.detail).rpartition(incident.message)
-    lines: list[str] = []
-    for line in rest.splitlines()[: _CONTINUATION_MAX_LINES + 1] if found else []:
-        if _LOG_LINE.match(line.lower()):
-            break
-        lines.append(line)
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Reads why a worker failed: from its error file, or from the end of its stderr.
+"""Reads the error file of a worker, and the end of its stderr.
 
 The error file is what torch's ``@record`` writes (``torch.distributed.elastic.multiprocessing.errors``). Both are
 untrusted input, and nothing here raises.
@@ -16,9 +16,7 @@ from typing import Any
 DETAIL = 4096  # most bytes of a detail that are kept: its end
 
 _MOST = 1 << 20
-_RANK = r"(?:\[[\w-]*\d+\]: ?)?"  # torch puts "[rank0]: " before each line of a traceback
-_TRACEBACK = re.compile(rf"{_RANK}Traceback \(most recent call last\):\s*")
-_EXCEPTION = re.compile(rf"{_RANK}(?P<line>(?:[\w<>]+\.)*(?P<name>[^\W\d]\w*)(?:: .*|:|))\s*")
+_RANK = r"(?:\[[\w-]*\d+\]: ?)*"  # torch puts "[rank0]: " before each line of a traceback
 _TERMINATE = re.compile(
     rf"^{_RANK}(?P<line>terminate called [^\n]*)(?:\n{_RANK} *what\(\): (?P<what>[^\n]*))?", re.MULTILINE
 )
@@ -28,22 +26,6 @@ _ABORT = re.compile(
     re.MULTILINE,
 )
 _FATAL, _CURRENT_THREAD = b"Fatal Python error: ", b"Current thread 0x"
-_USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|ExceptionGroup")
-
-
-def read_error_file(path: Path) -> tuple[str, str] | None:
-    """Return a message in one line and a traceback of at most 4 KiB from an error file; None if it is invalid."""
-    try:
-        error = error_file_data(path)["message"]
-        if isinstance(error, str):
-            message = detail = error
-        else:
-            message, extra = error["message"], error.get("extraInfo")
-            callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
-            detail = callstack if isinstance(callstack, str) else message
-        return (one_line(message), last_lines(detail.encode(errors="replace"), DETAIL)) if message.strip() else None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
 
 
 def error_file_data(path: Path) -> dict[str, Any]:
@@ -53,21 +35,6 @@ def error_file_data(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def last_exception_line(stderr_tail: str) -> str:
-    """Return the line of the last Python traceback that names the exception (``ValueError: boom``), or ''."""
-    lines = stderr_tail.splitlines()
-    starts = [index for index, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]
-    after = lines[starts[-1] + 1 :] if starts else []
-    for line in after:  # indented lines are the stack
-        if (match := _EXCEPTION.fullmatch(line)) is not None:
-            return one_line(match["line"])
-    # Its start is cut off, or it is a SyntaxError, which has none: then the name has to look like an exception's.
-    for line in reversed(lines):
-        if (match := _EXCEPTION.fullmatch(line)) is not None and _USUAL_NAME.fullmatch(match["name"]):
-            return one_line(match["line"])
-    return ""
 
 
 def last_abort_line(stderr_tail: str) -> str:

@@ -283,7 +283,7 @@ class ProgressReader:
         if not self._nan_stop or known.broken != self._nan_stop:
             return []
         since = f"since {known.broken_since}" if known.broken_since else f"in {known.broken} readings in a row"
-        return [LossBroken(self._round, rank, f"NanLoss: the loss is {progress.loss} {since}")]
+        return [LossBroken(self._round, rank, f"the loss is {progress.loss} {since}")]
 
     def _note_checkpoint(self, checkpoint: Checkpoint, age: float) -> Checkpointed:
         steps = (known.progress.step for known in self._ranks.values())

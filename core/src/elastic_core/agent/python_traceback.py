@@ -1,14 +1,24 @@
-"""Reads Python tracebacks and faulthandler's dumps as text: which line of the user's own program was the last."""
+"""Reads Python tracebacks and faulthandler's dumps as text, of programs that do not record their exceptions."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PREFIX = r"(?:\[[\w-]*\d+\]: ?)?"  # torch puts "[rank0]: " before each line
+_PREFIX = r"(?:\[[\w-]*\d+\]: ?)*"  # torch puts "[rank0]: " before each line, and twice in a group that was made twice
 _FRAME = re.compile(rf'{_PREFIX}\s+File "(?P<file>[^"]+)", line (?P<line>\d+|\?\?\?)(?:, | )in (?P<function>\S.*)')
 _SOURCE = re.compile(rf"{_PREFIX}\s+(?P<code>\S.*)")
+_TRACEBACK = re.compile(rf"{_PREFIX}(?:Original )?Traceback \(most recent call last\):\s*")
+_EXCEPTION = re.compile(rf"{_PREFIX}(?P<line>(?P<name>(?:[\w<>]+\.)*[^\W\d]\w*)(?:: .*|:|))\s*")
+_USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|ExceptionGroup")
+_LEADING_PREFIX = re.compile(rf"^{_PREFIX}", re.MULTILINE)
+_FATAL, _CURRENT_THREAD = (
+    "Fatal Python error: ",
+    re.compile(r"^Current thread 0x[^\n]*\(most recent call first\):\n", re.MULTILINE),
+)
+CONTINUATION_MAX_LINES = 12  # of an exception's text after its first line
 _LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3\.\d+)/|^<")
 CODE_MAX_CHARACTERS = 120  # of the source line that is shown
 
@@ -38,20 +48,45 @@ class Frame:
         return f"{place}: {self.code[:CODE_MAX_CHARACTERS]}" if self.code else place
 
 
-def user_line(text: str) -> Frame | None:
-    """Return the user's own line at which the last exception of ``text`` was raised; None where there is none.
+def innermost(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's own program; of Python or a package where there is nothing else.
 
-    Where an exception was raised from another one, or while another one was handled, the last traceback counts: it is
-    what the user sees last. Frames of Python and of installed packages are passed over, unless there is nothing else.
-    The dump that faulthandler writes for a fatal signal is read as well; there the innermost call comes first.
+    ``frames`` begin with the outermost call.
     """
-    last = max(text.rfind("Traceback (most recent call last)"), text.rfind("(most recent call first)"))
-    first_is_innermost = text[max(last, 0) :].startswith("(most recent call first)")
-    frames = parse_frames(text[max(last, 0) :])
-    if first_is_innermost:
-        frames.reverse()
     own = [frame for frame in frames if not frame.is_library]
     return (own or frames)[-1] if frames else None
+
+
+def crashed_thread(text: str) -> list[Frame] | None:
+    """Return the stack of the thread that a fatal signal hit, outermost call first; None without a dump of it."""
+    start = text.rfind(_FATAL)
+    if start < 0 or (current := _CURRENT_THREAD.search(text, start)) is None:
+        return None
+    return parse_frames(text[current.end() :].partition("\n\n")[0])[::-1]
+
+
+def printed_exception(text: str, within: int | None = CONTINUATION_MAX_LINES) -> tuple[str, str, list[Frame]] | None:
+    """Return the type, the text and the stack of the Python exception that stands last in a text; None for none.
+
+    Args:
+        text: The end of what a program has written.
+        within: How many lines may follow the line that names the exception; None for any number.
+    """
+    lines = _LEADING_PREFIX.sub("", text).splitlines()
+    starts = [index for index, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]
+    begin = starts[-1] if starts else 0
+    usual = not starts  # the start is cut off, or it is a SyntaxError: then the name has to look like an exception's
+    for number in range(begin + bool(starts), len(lines)):  # indented lines are the stack
+        match = _EXCEPTION.fullmatch(lines[number])
+        if match is None or (usual and not _USUAL_NAME.fullmatch(match["name"])):
+            continue
+        if within is not None and any(line.strip() for line in lines[number + 1 + within :]):
+            if usual:
+                continue
+            return None
+        said = "\n".join([match["line"], *lines[number + 1 :]]).rstrip()
+        return match["name"], said, parse_frames("\n".join(lines[begin:number]))
+    return None
 
 
 def parse_frames(text: str) -> list[Frame]:

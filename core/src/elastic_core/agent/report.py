@@ -16,7 +16,7 @@ from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, IncidentKind, follows_peer_loss
+from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan, Resume, Round, Stacks, StopAt
 from elastic_core.protocol.ledger import Ledger, advance
@@ -190,7 +190,7 @@ def leave(publish: Publish, exit_code: int, why: str, incident: Incident | None)
 
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """Return the lines that describe a failure."""
-    consequence = ", which follows from the loss of a peer" if follows_peer_loss(incident) else ""
+    consequence = ", which follows from the loss of a peer" if incident.follows_peer else ""
     lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}{consequence}"]
     if incident.message and incident.message != incident.cause():
         lines.append(f"  error   {incident.message}")

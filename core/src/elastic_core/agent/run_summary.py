@@ -98,7 +98,6 @@ def describe_incident(incident: Incident) -> Mapping[str, Any]:
     return {
         **asdict(incident),
         "kind": incident.kind.value,
-        "exception": incident.exception,
         "class": classify(incident).value,
         "known_failure": None if known is None else known.name,
     }

@@ -32,6 +32,7 @@ from elastic_core.worker.channel import (
     OVER,
     PLAN,
     PROGRESS,
+    RECORDING,
     STEP,
     STOP_AT,
 )
@@ -51,8 +52,15 @@ class Initialized:
 
 
 @dataclass(frozen=True, slots=True)
+class Records:
+    """A worker records the exception that ends it. Its agent notes that, and is told no more."""
+
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
-    """A worker reports that an exception has ended its program. Its interpreter will exit with 1."""
+    """A worker reports that an exception has ended its program, and is recorded. Its interpreter will exit with 1."""
 
     tag: int
 
@@ -98,12 +106,12 @@ class ListenAgain:
 
 Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | Advanced | NotUnderstood | ListenAgain"
 
-_MEANINGS: dict[str, type[Initialized | Failed | Lingers]]
-_MEANINGS = {INITIALIZED: Initialized, FAILED: Failed, OVER: Lingers}
+_MEANINGS: dict[str, type[Records | Initialized | Failed | Lingers]]
+_MEANINGS = {RECORDING: Records, INITIALIZED: Initialized, FAILED: Failed, OVER: Lingers}
 
 
 class _Served:
-    """The packet needs no further treatment: it was a request to the fd store, or its report comes later."""
+    """The packet needs no further treatment: it was for the fd store, its report comes later, or it is noted."""
 
 
 @dataclass(eq=False)
@@ -115,6 +123,7 @@ class _Channel:
     since: float = 0.0  # when the current window began
     count: int = 0  # packets since then
     complained: bool = False  # whether it was reported that it brought something else than a report
+    records: bool = False  # whether the worker records the exception that ends it
     over: bool = False  # whether the worker has reported that its program has ended
     newest: Stepped | None = None
     advanced: Advanced | None = None  # the newest
@@ -168,6 +177,10 @@ class Reports:
     def ending(self) -> set[int]:
         """Return the workers that have reported that their program has ended."""
         return {channel.tag for channel in self._channels.values() if channel.over}
+
+    def recording(self) -> set[int]:
+        """Return the workers that record the exception that ends them."""
+        return {channel.tag for channel in self._channels.values() if channel.records}
 
     def drain(self) -> list[Stepped | Advanced] | None:
         """Read all reports that have arrived, and return the newest progress of each worker.
@@ -241,6 +254,9 @@ class Reports:
             told = parse_packet(packet, channel.tag)
         except ValueError as exc:
             return NotUnderstood(channel.tag, str(exc))
+        if isinstance(told, Records):
+            channel.records = True
+            return _Served()
         if isinstance(told, Lingers):
             if not channel.over:
                 self._later(self._clock() + LINGERING, told)
@@ -268,7 +284,7 @@ def packet(notice: Notice | None) -> dict[str, object]:
     return {"type": STOP_AT, "plan": notice.plan, "step": notice.step, "leaving": notice.leaving}
 
 
-def parse_packet(packet: bytes, tag: int) -> Initialized | Failed | Lingers | Stepped | Advanced:
+def parse_packet(packet: bytes, tag: int) -> Records | Initialized | Failed | Lingers | Stepped | Advanced:
     """Return the report of the worker ``tag`` that a packet stands for.
 
     Raises:

@@ -6,11 +6,18 @@ import contextlib
 import re
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from elastic_core.agent.error_files import last_abort_line, last_exception_line, read_error_file
-from elastic_core.agent.python_traceback import user_line
+from elastic_core.agent.error_files import error_file_data
+from elastic_core.agent.failure_cause import (
+    DETAIL_MAX_CHARACTERS,
+    EXCEPTION_EXIT_CODE,
+    MESSAGE_MAX_CHARACTERS,
+    Cause,
+    find_cause,
+)
 from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
 from elastic_core.errors import ElasticError
@@ -27,9 +34,8 @@ from elastic_core.warden.messages import ServiceEnded
 
 MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
 CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
-MESSAGE_MAX_CHARACTERS = 500  # of the message of an incident
+OUT_OF_MEMORY = "HostOutOfMemory"  # the exception of a worker that the kernel killed for want of memory
 CORE_DUMP_MAX_SECONDS = 0.2  # for the search for a core dump, on another thread
-DETAIL_MAX_CHARACTERS = 4096  # of the detail of an incident
 
 
 def worker_incident(
@@ -38,8 +44,7 @@ def worker_incident(
     after: float,
     kind: IncidentKind = IncidentKind.WORKER_FAILED,
     *,
-    message: str,
-    detail: str = "",
+    cause: Cause,
     exit_code: int | None = None,
 ) -> Incident:
     """Return the incident of a worker that failed ``after`` seconds in its round."""
@@ -53,16 +58,27 @@ def worker_incident(
         local_rank=worker.assignment.local_rank,
         pid=worker.pid,
         exit_code=exit_code,
-        message=message[:MESSAGE_MAX_CHARACTERS],
-        detail=detail[-DETAIL_MAX_CHARACTERS:],
+        message=cause.message[:MESSAGE_MAX_CHARACTERS],
+        exception=cause.exception,
+        follows_peer=cause.follows_peer,
+        text=cause.text,
+        detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
         log=worker.streams.stderr_path or "",
         step=worker.step,
-        where="" if (line := user_line(detail)) is None else str(line),
+        where=cause.where,
     )
 
 
 def exit_incident(
-    info: NodeInfo, worker: Worker, after: float, exit_code: int, timer: Timer | None, *, oom: OomCounter | None = None
+    info: NodeInfo,
+    worker: Worker,
+    after: float,
+    exit_code: int,
+    timer: Timer | None,
+    *,
+    oom: OomCounter | None = None,
+    records: bool = False,
+    over: bool = False,
 ) -> Incident:
     """Return the incident of a worker that ended with an exit code.
 
@@ -73,61 +89,61 @@ def exit_incident(
         exit_code: As of :class:`subprocess.Popen`.
         timer: The timer that expired in it, if one did.
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
+        records: Whether the worker records the exception that ends it.
+        over: Whether it has reported that its program has ended.
     """
-    message, detail = failure_of(worker, exit_code)
+    cause = cause_of(worker, exit_code, records=records, over=over)
     if oom is not None and exit_code == -signal.SIGKILL:
-        message = describe_oom(oom.limit_bytes())
-        detail = f"{detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
-        return worker_incident(info, worker, after, message=message, detail=detail, exit_code=exit_code)
+        detail = f"{cause.detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
+        cause = Cause(message=describe_oom(oom.limit_bytes()), exception=OUT_OF_MEMORY, detail=detail)
     if worker.pid is not None and -exit_code in CORE_SIGNALS:
         began = time.time() - after - CLOCK_STEP_SECONDS
         with contextlib.suppress(TimeoutError):  # a large directory on a slow disk: recovery does not wait for it
             if dump := bounded(partial(describe_core_dump, worker.pid, ".", began), CORE_DUMP_MAX_SECONDS):
-                detail = f"{detail.rstrip()}\n{dump}".lstrip("\n")
+                cause = replace(cause, detail=f"{cause.detail.rstrip()}\n{dump}".lstrip("\n"))
     if timer is not None and exit_code == -timer.signum:
         message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
-        return worker_incident(info, worker, after, message=message, detail=detail)
-    port = re.compile(rf"\b{worker.assignment.master_port}\b")
-    lines = [line for text in (message, worker.streams.tail()) for line in text.splitlines()]
-    in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's words, the system's
-    early = worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS
-    kind = IncidentKind.PORT_TAKEN if early and any(map(port.search, in_use)) else IncidentKind.WORKER_FAILED
-    return worker_incident(info, worker, after, kind, message=message, detail=detail, exit_code=exit_code)
+        return worker_incident(info, worker, after, cause=replace(cause, message=message, exception=""))
+    kind = IncidentKind.WORKER_FAILED
+    if worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS:
+        port = re.compile(rf"\b{worker.assignment.master_port}\b")
+        lines = [line for text in (cause.text, worker.streams.tail()) for line in text.splitlines()]
+        in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's, the system's
+        kind = IncidentKind.PORT_TAKEN if any(map(port.search, in_use)) else kind
+    return worker_incident(info, worker, after, kind, cause=cause, exit_code=exit_code)
 
 
-def failure_of(worker: Worker, exit_code: int) -> tuple[str, str]:
-    """Return why a worker failed, in one line, and the details: its exception, or what native code wrote."""
-    message, detail = exception_of(worker)
-    if exit_code == -signal.SIGABRT:
-        message = last_abort_line(worker.streams.tail()) or message
-    return message, detail
+def cause_of(worker: Worker, exit_code: int, *, records: bool = False, over: bool = False) -> Cause:
+    """Return why a worker failed; arguments as of :func:`exit_incident`."""
+    recorded = error_file_data(Path(worker.assignment.error_file))
+    return find_cause(exit_code, recorded, worker.streams.tail(), records=records, over=over)
+
+
+def has_raised(worker: Worker) -> bool:
+    """Whether a living worker has recorded an exception, or an exception stands last in its stderr."""
+    return bool(cause_of(worker, EXCEPTION_EXIT_CODE).message)
 
 
 def failed_alike(worker: Worker, failure: Incident) -> bool:
-    """Whether a worker that has ended failed with the message of ``failure``."""
+    """Whether a worker that has ended failed with the exception of ``failure``, or else with its message."""
     code = worker.exit_code or 0
     if not failure.message or not (code > 0 or code == -signal.SIGABRT):
         return False  # most workers are ended by SIGTERM: what they had printed did not end them
-    return failure_of(worker, code)[0][:MESSAGE_MAX_CHARACTERS] == failure.message
+    cause = cause_of(worker, code)
+    if failure.exception:
+        return (cause.exception, cause.where) == (failure.exception, failure.where)
+    return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message
 
 
 def describe_oom(limit: int | None) -> str:
     """Return the message of a worker that the kernel killed for want of memory; ``limit`` is its cgroup's, in bytes."""
     used_up = "the host has no memory left" if limit is None else f"its cgroup has used up {describe_size(limit)}"
-    return f"HostOutOfMemory: the kernel killed the worker, because {used_up}"
+    return f"{OUT_OF_MEMORY}: the kernel killed the worker, because {used_up}"
 
 
 def describe_size(size: int) -> str:
     """Return a number of bytes for people: ``1.5 GiB``, ``300 MiB``."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def exception_of(worker: Worker) -> tuple[str, str]:
-    """Return the exception that a worker has recorded or printed, in one line, and its details."""
-    if (recorded := read_error_file(Path(worker.assignment.error_file))) is not None:
-        return recorded
-    tail = worker.streams.tail()
-    return last_exception_line(tail), tail
 
 
 def store_incident(info: NodeInfo, current: Round, after: float, ended: ServiceEnded | None) -> Incident:

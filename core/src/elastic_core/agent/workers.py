@@ -15,6 +15,7 @@ from typing import Any
 
 from elastic_core.agent import worker_channels
 from elastic_core.agent.error_files import error_file_data
+from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, named_cause
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
@@ -26,9 +27,9 @@ from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
 from elastic_core.agent.worker import Worker, assignments, error_file, line_prefix
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import (
-    exception_of,
     exit_incident,
     failed_alike,
+    has_raised,
     store_incident,
     worker_incident,
 )
@@ -39,7 +40,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.oom import OomCounter, find_counter
-from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, follows_peer_loss
+from elastic_core.incidents import Incident, IncidentKind, describe_early_exit
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
@@ -53,7 +54,6 @@ from elastic_core.warden.linux import waits_in
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
-EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 
 
 @dataclass
@@ -97,8 +97,8 @@ class WorkerGroup:
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
-    _raised: dict[int, str] = field(default_factory=dict)
-    """The exceptions of the workers that had not ended when the stop began, by tag."""
+    _raised: set[int] = field(default_factory=set)
+    """The workers, by tag, that an exception was ending when the stop began."""
     _prepared: bool = False  # whether the reader of their output was prepared
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
@@ -193,10 +193,10 @@ class WorkerGroup:
         for tag, worker in self._workers.items():
             if worker.assignment.rank == report.culprit and worker.exit_code is None and worker.pid and not self._over:
                 where = report.report.partition("\n")[0]
-                message = f"Hang: no progress for {report.window:g} s; {where}"
+                cause = named_cause("Hang", f"no progress for {report.window:g} s; {where}")
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(worker.pid, signal.SIGKILL)
-                return self._fail(tag, worker_incident(self.info, worker, self._after(), message=message))
+                return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
         return None
 
     def handle(
@@ -242,7 +242,9 @@ class WorkerGroup:
                     message = f"rank {worker.assignment.rank} starts fresh, without the warm start: {why}"
                     self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
             case messages.SpawnFailed(tag, error) if worker := self._workers.get(tag):
-                incident = worker_incident(self.info, worker, self._after(), IncidentKind.START_FAILED, message=error)
+                incident = worker_incident(
+                    self.info, worker, self._after(), IncidentKind.START_FAILED, cause=Cause(message=error)
+                )
                 return self._fail(tag, incident)
             case messages.Exited(tag, pid, code, at) if worker := self._workers.get(tag):
                 worker.pid, worker.exit_code, worker.ended_at = pid, code, at
@@ -250,7 +252,7 @@ class WorkerGroup:
                     self._recovery = Recovery(began=at, detected=self.now())
                 if code != 0:
                     self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
-                    return self._fail(tag, self._exit_incident(worker, code))
+                    return self._fail(tag, self._exit_incident(tag, worker, code))
                 if all(other.exit_code == 0 for other in self._workers.values()):
                     self._drain_streams()
                     self._read_steps()  # a report that it stops may not have been read yet
@@ -306,12 +308,14 @@ class WorkerGroup:
         ``failure`` follows from the loss of a peer then. A worker that stopped for a notice has not exited early.
         """
         done = [worker for worker in self._workers.values() if worker.exit_code == 0 and not worker.leaves]
-        if failure is None or not follows_peer_loss(failure) or not done:
+        if failure is None or not failure.follows_peer or not done:
             return None
         first = min(done, key=lambda worker: worker.ended_at or 0.0)
         after = round((first.ended_at or self.now()) - self.started_at, 6)
         message = describe_early_exit(failure)
-        incident = worker_incident(self.info, first, after, IncidentKind.EXITED_EARLY, message=message, exit_code=0)
+        incident = worker_incident(
+            self.info, first, after, IncidentKind.EXITED_EARLY, cause=Cause(message=message), exit_code=0
+        )
         return self._publish_failure(incident)
 
     def note_next_round(self) -> None:
@@ -375,11 +379,13 @@ class WorkerGroup:
         """Return the seconds since the start of the round."""
         return round(self.now() - self.started_at, 6)
 
-    def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
+    def _exit_incident(self, tag: int, worker: Worker, exit_code: int) -> Incident:
+        self._read_steps()  # the worker's end may be known before its last report is read
         timer = None if worker.pid is None else self._expired.get(worker.pid)
         killed_for_memory = worker.pid not in self._killed and self.oom.read() > self._oom_kills
         oom = self.oom if killed_for_memory else None
-        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom)
+        records, over = tag in self.reports.recording(), tag in self.reports.ending()
+        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, records=records, over=over)
 
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), self._after()
@@ -434,7 +440,7 @@ class WorkerGroup:
         if self._over:
             return self._publish_failure(incident) if self._is_cause(tag, incident) else None
         self._over, self._notice = True, None
-        if follows_peer_loss(incident):
+        if incident.follows_peer:
             self._want_cause()
         if self._explanation[0] == incident.round and self._explanation[1] not in incident.detail:
             parts = filter(None, [incident.detail.rstrip(), self._explanation[1]])
@@ -445,7 +451,7 @@ class WorkerGroup:
         """Fail the round for a worker that reports that an exception has ended its program, and that still lives."""
         self._recovery = self._recovery or Recovery(began=self.now(), detected=self.now())
         self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
-        return self._fail(tag, self._exit_incident(worker, EXCEPTION_EXIT_CODE))
+        return self._fail(tag, self._exit_incident(tag, worker, EXCEPTION_EXIT_CODE))
 
     def _end_for(self, timer: Timer) -> None:
         """Send a process the signal that its expired timer names."""
@@ -464,7 +470,9 @@ class WorkerGroup:
         for pid, seconds in watchdog.stuck(living).items():
             tag = living[pid]
             message = f"has waited in the kernel, in {waits_in(pid) or 'an unknown place'}, for {seconds:.0f} s"
-            failure = self._fail(tag, worker_incident(self.info, self._workers[tag], self._after(), message=message))
+            failure = self._fail(
+                tag, worker_incident(self.info, self._workers[tag], self._after(), cause=Cause(message=message))
+            )
             if failure is not None:
                 return failure
         return None
@@ -474,7 +482,8 @@ class WorkerGroup:
         for tag, worker in self._workers.items():
             place = worker.assignment
             if (place.round, place.rank) == (number, rank) and worker.exit_code is None and not self._over:
-                return self._fail(tag, worker_incident(self.info, worker, self._after(), message=message))
+                cause = named_cause("NanLoss", message)
+                return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
         return None
 
     def _want_cause(self) -> None:
@@ -482,7 +491,7 @@ class WorkerGroup:
         self._cause_wanted = True
         living = {tag: worker for tag, worker in self._workers.items() if worker.exit_code is None}
         self.output.catch_up([worker.streams for worker in living.values()], DRAIN_MAX_SECONDS)
-        self._raised = {tag: exception_of(worker)[0] for tag, worker in living.items()}
+        self._raised = {tag for tag, worker in living.items() if has_raised(worker)}
 
     def _is_cause(self, tag: int, incident: Incident) -> bool:
         """Return whether a worker that ends during the stop failed by itself, and so caused the failure.
@@ -490,9 +499,9 @@ class WorkerGroup:
         A killed process may be reaped long after its peers have seen its connections close, because of a device or a
         core dump. A program may take seconds to end after an exception.
         """
-        if not self._cause_wanted or incident.exit_code is None or follows_peer_loss(incident):
+        if not self._cause_wanted or incident.exit_code is None or incident.follows_peer:
             return False
-        own = incident.pid not in self._killed if incident.exit_code < 0 else bool(self._raised.get(tag))
+        own = incident.pid not in self._killed if incident.exit_code < 0 else tag in self._raised
         self._cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
         return not self._cause_wanted
 
@@ -502,7 +511,7 @@ class WorkerGroup:
             self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return node_events.WorkerFailed(incident)
         where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
-        consequence = " (which follows from the loss of a peer)" if follows_peer_loss(incident) else ""
+        consequence = " (which follows from the loss of a peer)" if incident.follows_peer else ""
         told = f"{where} {incident.describe()}{consequence}"
         fields: dict[str, Field] = {
             "rank": incident.rank,

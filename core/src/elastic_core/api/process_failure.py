@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from elastic_core.agent.error_files import error_file_data, read_error_file
+from elastic_core.agent.error_files import error_file_data
+from elastic_core.agent.failure_cause import recorded_cause
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident
 from elastic_core.worker.error_file import NO_MESSAGE, error_data
@@ -47,10 +48,11 @@ def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, mes
     """
     said = message or describe_exit(exitcode)
     failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file="", message=said)
-    if (recorded := read_error_file(error_file)) is None:
-        return failure
     data, at = error_file_data(error_file), str(error_file)
-    return replace(failure, error_file=at, error_file_data=data, message=recorded[0], timestamp=_recorded_at(data))
+    if (recorded := recorded_cause(data, "")) is None:
+        return failure
+    said = recorded.message or failure.message
+    return replace(failure, error_file=at, error_file_data=data, message=said, timestamp=_recorded_at(data))
 
 
 def failure_of(incident: Incident) -> ProcessFailure:

@@ -23,7 +23,6 @@ from typing import Any, NoReturn, TypeAlias
 
 from elastic_core.forkserver import child, huge_pages, init_probe, libraries
 from elastic_core.forkserver.checks import Wanted, describe_threads, describe_unfitness, objection
-from elastic_core.forkserver.exit_probe import Farewell
 from elastic_core.forkserver.facts import Observer
 from elastic_core.forkserver.import_record import Record
 from elastic_core.forkserver.learned_imports import NOTHING_LEARNED, Learned, Learning
@@ -34,7 +33,8 @@ from elastic_core.host.process_title import Title
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import NOTHING_NEW
 from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
-from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, report
+from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, RECORDING, report
+from elastic_core.worker.failure_recorder import FailureRecorder
 
 _IMPORT_FILES = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
@@ -54,13 +54,13 @@ def run(control: int, usual: Set[str]) -> None:
     title = Title()
     title.show_fork_server()
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
-    farewell = Farewell()
+    recorder = FailureRecorder()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     if not order["whole"]:
         [(rest, _), *requests] = requests or _wait(channel)
         modules, seconds = rest["modules"], seconds + _preload(rest["modules"], channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    server = _ForkServer(environment, own, title, farewell, usual)
+    server = _ForkServer(environment, own, title, recorder, usual)
     server.examine(channel)
     server.stay(modules, seconds, requests, NOTHING_LEARNED)
 
@@ -69,10 +69,15 @@ class _ForkServer:
     """The state that all forks share; it goes on in a successor."""
 
     def __init__(
-        self, environment: Mapping[str, str], own: Mapping[str, str], title: Title, farewell: Farewell, usual: Set[str]
+        self,
+        environment: Mapping[str, str],
+        own: Mapping[str, str],
+        title: Title,
+        recorder: FailureRecorder,
+        usual: Set[str],
     ) -> None:
         self._environment, self._own, self._usual = environment, own, usual
-        self._title, self._farewell = title, farewell
+        self._title, self._recorder = title, recorder
         self._learning, self._sources = Learning(), Sources(library_roots())
 
     def examine(self, channel: Channel) -> None:
@@ -222,7 +227,8 @@ class _ForkServer:
         self._libraries.renew(os.environ)
         if "control" in given:
             init_probe.watch(lambda: report(INITIALIZED))
-            self._farewell.watch(lambda failed: report(FAILED if failed else OVER))
+            report(RECORDING)
+            self._recorder.watch(lambda failed: report(FAILED if failed else OVER))
         return libraries.objection()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
-from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause, follows_peer_loss
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
 from elastic_core.protocol import graceful_stop, leader_entries, stacks
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
@@ -336,7 +336,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     early = cause is not None and cause.kind is IncidentKind.EXITED_EARLY
     # A node that had finished explains a lost connection: the program ends its ranks at different steps anywhere.
     finished = [node_id for node_id in old.group_ranks if view.has_finished(old, node_id)]
-    if finished and cause is not None and follows_peer_loss(cause):
+    if finished and cause is not None and cause.follows_peer:
         reason += f"; all workers of {view.describe_nodes(finished)} had exited with code 0 before the other ranks"
         early = True
     return leader_entries.close_as_failed(view, reason, cause, requeue=requeue and not early)

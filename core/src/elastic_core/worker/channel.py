@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 
 CONTROL_VARIABLE = "ELASTIC_CONTROL_FD"
 LONGEST = 4096  # bytes that a report may have; the agent ignores longer ones
-INITIALIZED, FAILED, OVER = "initialized", "failed", "over"
-"""The process group is ready; an exception has ended the program, and the interpreter exits; it has ended otherwise."""
+RECORDING, INITIALIZED, FAILED, OVER = "recording", "initialized", "failed", "over"
+"""The worker records the exception that ends it; the process group is ready; such an exception has ended the program;
+the program has ended otherwise."""
 STEP, LEAVES, PROGRESS = "step", "leaves", "progress"
 """The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told; what a
 script reports (``progress.py``)."""

@@ -37,6 +37,7 @@ def class_of(failure: Failure) -> FailureClass:
             rank=failure.rank,
             exit_code=failure.exit_code,
             message=failure.exception,
+            exception=failure.exception,
             step=failure.step,
         )
     )

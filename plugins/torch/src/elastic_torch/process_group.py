@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_core.forkserver.exit_probe import ended_by_exception
 from elastic_core.worker.channel import INITIALIZED, report
+from elastic_core.worker.failure_recorder import ended_by_exception
 from elastic_torch.flight_recorder.answer import answer_requests
 
 PATIENCE = timedelta(minutes=10)

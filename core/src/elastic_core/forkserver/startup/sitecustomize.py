@@ -2,12 +2,16 @@
 
 ``ELASTIC_FORK_SERVER`` is ``probe`` in the interpreter that shows that this file is found, and ``hooked`` in the fork
 server, where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which prepares to
-write its stacks. In other processes, and afterwards in a worker, this module hides: it
-ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
+write its stacks and to record the exception that ends it. In other processes, and afterwards in a worker, this module
+hides: it ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
 """
 
 import os
 import sys
+
+TYPE_CHECKING = False  # typing's, which this process may not need
+if TYPE_CHECKING:
+    import typing
 
 
 def _stand_aside() -> None:
@@ -53,20 +57,31 @@ def _be_the_fork_server() -> None:
 
 
 def _prepare_worker() -> None:
-    """Have this worker write its stacks on request, and leave no module behind that it would not have had."""
-    usual = frozenset(sys.modules)
+    """Have this worker write its stacks on request, and record the exception that ends it.
+
+    Of the modules that this needs, ``threading`` stays, and what that imports; the program finds no other one.
+    """
     try:
-        name = "elastic_core.worker.stack_dump"
-        package = os.path.join(os.path.dirname(__file__), "..", "..")
-        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
-        code = loader(name, os.path.join(package, "worker", "stack_dump.py")).get_code(name)
-        module = type(sys)(name)
-        exec(code, module.__dict__)  # our own file: an import would leave our package in sys.modules
-        module.prepare()
+        usual = frozenset(sys.modules)
+        _run_file("stack_dump").prepare()
+        for name in [name for name in sys.modules if name not in usual]:
+            del sys.modules[name]
+        recorder = _run_file("failure_recorder").FailureRecorder()
+        recorder.watch(lambda failed: _run_file("channel").report("failed" if failed else "over"))
+        control = int(os.environ.get("ELASTIC_CONTROL_FD", "-1"))
+        if control >= 0 and os.fstat(control).st_mode & 0o170000 == 0o140000:  # a socket
+            os.write(control, b'{"type": "recording"}')  # the first packet, for which there is room
     except Exception:  # such as a module that this interpreter was built without: the program runs all the same
         pass
-    for name in [name for name in sys.modules if name not in usual]:
-        del sys.modules[name]
+
+
+def _run_file(name: str) -> "typing.Any":
+    """Return a module of ours that is not in ``sys.modules``: an import would leave our package there."""
+    name = f"elastic_core.worker.{name}"
+    path = os.path.join(os.path.dirname(__file__), "..", "..", "worker", f"{name.rpartition('.')[2]}.py")
+    module = type(sys)(name)
+    exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
+    return module
 
 
 _stage = os.environ.pop("ELASTIC_FORK_SERVER", None)

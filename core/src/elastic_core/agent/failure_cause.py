@@ -1,0 +1,225 @@
+"""Finds out why a worker failed: from the exception that it recorded, or from what native code wrote last.
+
+The record comes from ``worker/failure_recorder.py``. The end of stderr is read only where there can be no record: for a
+signal, and for a program that is not Python. There only what stands last counts: a program may log an exception, go on,
+and end for another reason. Both sources are untrusted input, and nothing here raises.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_core.agent.error_files import last_abort_line, last_lines, one_line
+from elastic_core.agent.python_traceback import Frame, crashed_thread, innermost, parse_frames, printed_exception
+from elastic_core.incidents import is_peer_loss
+from elastic_core.worker.failure_recorder import MEMBER
+
+MESSAGE_MAX_CHARACTERS = 500
+TEXT_MAX_CHARACTERS = 2048
+DETAIL_MAX_CHARACTERS = 4096
+EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
+
+_CPP_EXCEPTION = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']{1,200})'")
+_QUOTING = re.compile(
+    r"Caught \S{1,200} in [^\n]{1,200}\nOriginal Traceback \(most recent call last\):"  # torch: a DataLoader's worker
+    r"|\s*-- Process \d{1,9} terminated with the following error:"  # torch.multiprocessing.spawn
+)
+"""How a library begins the text of an exception that quotes the one of another process, with its traceback."""
+_INNER = re.compile(r"\bgot (?P<line>\w+(?:Error|Exception)\(.{0,400}\))\s*$", re.MULTILINE)
+"""The exception that ``torch.compile`` caught while it traced an operation: ``got RuntimeError('…')``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a worker failed; fields as of :class:`~elastic_core.incidents.Incident`, and ``paths``.
+
+    Attributes:
+        paths: The files and directories that the exceptions name, or that a variable of their frames holds.
+    """
+
+    message: str = ""
+    exception: str = ""
+    follows_peer: bool = False
+    text: str = ""
+    detail: str = ""
+    where: str = ""
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """One exception of a record."""
+
+    type: str
+    text: str
+    frames: tuple[Frame, ...]
+    group: bool
+
+    @property
+    def line(self) -> str:
+        """The exception as a traceback ends."""
+        return f"{self.type}: {self.text}" if self.text else self.type
+
+    @property
+    def is_peer_loss(self) -> bool:
+        """Whether it says that a peer was lost."""
+        return is_peer_loss(self.line, "\n".join(frame.file for frame in self.frames))
+
+
+def named_cause(exception: str, text: str) -> Cause:
+    """Return a cause that the agent has found itself, under a name that policies know it by."""
+    return Cause(message=f"{exception}: {text}", exception=exception)
+
+
+def find_cause(
+    exit_code: int, error_file: Mapping[str, Any], stderr: str, *, records: bool = False, over: bool = False
+) -> Cause:
+    """Return why a worker failed.
+
+    Args:
+        exit_code: As of :class:`subprocess.Popen`.
+        error_file: The contents of its error file; empty for none.
+        stderr: The end of its stderr.
+        records: Whether it records exceptions.
+        over: Whether it has reported that its program has ended.
+    """
+    if exit_code < 0:
+        return _of_signal(exit_code, stderr)
+    if (recorded := recorded_cause(error_file, stderr)) is not None:
+        return recorded
+    detail = stderr[-DETAIL_MAX_CHARACTERS:]
+    if not records or not over:  # no Python; or Python that was replaced by another program, or ended by native code
+        return printed_cause(stderr)
+    # ``raise SystemExit("the reason")``, whose text the interpreter prints last.
+    lines = stderr.splitlines() if exit_code == EXCEPTION_EXIT_CODE else []
+    return Cause(message=one_line(lines[-1] if lines else "")[:MESSAGE_MAX_CHARACTERS], detail=detail)
+
+
+def printed_cause(stderr: str) -> Cause:
+    """Return the cause of a program that records none: the Python exception that stands last in its stderr, if any."""
+    detail = stderr[-DETAIL_MAX_CHARACTERS:]
+    if (printed := printed_exception(stderr)) is None:
+        return Cause(detail=detail)
+    name, lines, frames = printed
+    raised = _Raised(name, lines.partition(": ")[2], tuple(frames), group=False)
+    where = innermost(frames)
+    return Cause(
+        message=headline(lines),
+        exception=name,
+        follows_peer=raised.is_peer_loss,
+        text=lines[:TEXT_MAX_CHARACTERS],
+        detail=detail,
+        where="" if where is None else str(where),
+    )
+
+
+def _of_signal(exit_code: int, stderr: str) -> Cause:
+    """Return the cause of a process that a signal has ended: what native code and faulthandler wrote before."""
+    frames = crashed_thread(stderr)
+    where = innermost(frames) if frames is not None else None
+    crash = "" if frames is None else stderr[stderr.rfind("Fatal Python error: ") :]
+    aborted = exit_code == -signal.SIGABRT
+    message = last_abort_line(stderr) if aborted else ""
+    native = _CPP_EXCEPTION.match(message)
+    text = f"{message}\n{stderr[-TEXT_MAX_CHARACTERS:]}" if aborted else crash[:TEXT_MAX_CHARACTERS]
+    return Cause(
+        message=message[:MESSAGE_MAX_CHARACTERS],
+        exception="" if native is None else native["type"],
+        follows_peer=aborted and is_peer_loss(text),
+        text=text,
+        detail=stderr[-DETAIL_MAX_CHARACTERS:],
+        where="" if where is None else str(where),
+    )
+
+
+def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
+    """Return the cause that an error file records; None if it records none. ``stderr`` is shown without a traceback."""
+    try:
+        said, callstack = _message(error_file["message"])
+        member = error_file.get(MEMBER)
+        raised = [_raised(one) for one in member["exceptions"]] if isinstance(member, dict) else []
+        paths = tuple(map(str, member["paths"])) if isinstance(member, dict) else ()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    if not isinstance(member, dict) and not said.strip():
+        return None
+    detail = last_lines((callstack or stderr).encode(errors="replace"), DETAIL_MAX_CHARACTERS)
+    if not raised:  # of torch's @record alone, or of an exit on purpose
+        text = said if not isinstance(member, dict) else str(member.get("text", ""))
+        name = "" if isinstance(member, dict) else _leading_name(said)
+        where = innermost(parse_frames(callstack))
+        return Cause(
+            message=headline(text),
+            exception=name,
+            follows_peer=is_peer_loss(text, callstack),
+            text=text[:TEXT_MAX_CHARACTERS],
+            detail=detail,
+            where="" if where is None else str(where),
+        )
+    first = raised[0]
+    frames: Sequence[Frame] = first.frames
+    message, exception = headline(said if _names(said, first) else first.line), first.type
+    if first.group and (leaf := next((one for one in raised if not one.group), None)) is not None:
+        message, frames = f"{message}: {headline(leaf.line)}", leaf.frames or first.frames
+    elif (quote := _QUOTING.match(first.text)) is not None:
+        if (quoted := printed_exception(first.text[quote.start() :], within=None)) is not None:
+            exception, lines, frames = quoted[0], quoted[1], quoted[2] or frames
+            message = headline(lines)
+    elif first.type.startswith("torch._") and (inner := _INNER.search(first.text)) is not None:
+        message = f"{message}: {inner['line']}"
+    every = [frames, *(one.frames for one in raised)]
+    where = next((found for found in map(_users, every) if found is not None), None) or innermost(first.frames)
+    return Cause(
+        message=message[:MESSAGE_MAX_CHARACTERS],
+        exception=exception,
+        follows_peer=any(one.is_peer_loss for one in raised),
+        text="\n".join(one.line for one in raised)[:TEXT_MAX_CHARACTERS],
+        detail=detail,
+        where="" if where is None else str(where),
+        paths=paths,
+    )
+
+
+def headline(text: str) -> str:
+    """Return the first line of a text that is not blank, with the next one if it ends with a colon."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    first = one_line(lines[0]) if lines else ""
+    if first.endswith(":") and len(lines) > 1:
+        first = f"{first} {one_line(lines[1])}"
+    return first[:MESSAGE_MAX_CHARACTERS]
+
+
+def _message(message: Any) -> tuple[str, str]:
+    """Return the message and the traceback of an error file as torch's handlers write it, or as a text alone."""
+    if isinstance(message, str):
+        return message, message
+    extra = message.get("extraInfo")
+    callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    said = message["message"]
+    if not isinstance(said, str):
+        raise ValueError(said)
+    return said, callstack if isinstance(callstack, str) else said
+
+
+def _raised(recorded: Any) -> _Raised:
+    frames = tuple(Frame(str(file), int(line), str(name), str(code)) for file, line, name, code in recorded["frames"])
+    return _Raised(str(recorded["type"]), str(recorded["text"]), frames, bool(recorded.get("group")))
+
+
+def _names(said: str, raised: _Raised) -> bool:
+    """Whether the message of an error file names this exception, with facts that its writer has added."""
+    return _leading_name(said).rpartition(".")[2] == raised.type.rpartition(".")[2] and said.strip() != raised.line
+
+
+def _leading_name(text: str) -> str:
+    name, colon, _ = text.strip().partition(":")
+    return name if colon and re.fullmatch(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*", name) else ""
+
+
+def _users(frames: Iterable[Frame]) -> Frame | None:
+    own = [frame for frame in frames if not frame.is_library]
+    return own[-1] if own else None

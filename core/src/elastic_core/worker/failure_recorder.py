@@ -1,0 +1,313 @@
+"""Writes down the exception that ends a worker, at once, and reports to the agent that the program has failed or ended.
+
+The error file is torch's (``torch.distributed.elastic.multiprocessing.errors``), with one more member, ``elastic``,
+which ``agent/error_files.py`` reads: the exceptions of the chain, each with its type, text and frames. So nobody has to
+find them in the text that a worker has printed.
+
+An uncaught exception of the main thread is recorded by :data:`sys.excepthook`, which calls the hook that was there
+before. A script may replace that hook; then the exception is found once the interpreter begins to end, before it joins
+threads and calls ``atexit`` functions. ``sys.exit`` and ``os._exit`` note the text, or the exception that is being
+handled. An exception that ends another thread is recorded too, but ends nothing by itself.
+
+``forkserver/startup`` executes this file by its path, before the program's own modules: what it imports stays in the
+process, so it imports nothing but what is loaded anyway, ``threading``, and more only once the program has failed.
+"""
+
+import atexit
+import io
+import os
+import sys
+
+TYPE_CHECKING = False  # typing's: see the last paragraph above
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
+    from typing import Any, NoReturn
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+MEMBER = "elastic"  # of the error file
+EXCEPTION, EXIT, THREAD = "exception", "exit", "thread"
+"""How the record came about: an uncaught exception of the main thread, an exit on purpose, an exception of a thread."""
+MOST_EXCEPTIONS = 16  # of a chain, outermost first
+MOST_FRAMES = 40  # of an exception, the innermost ones
+MOST_CHARACTERS = 4000  # of the text of an exception
+MOST_PATHS, MOST_PATH_CHARACTERS = 64, 1024
+CALLSTACK_CHARACTERS = 60_000  # the end of the traceback; the agent reads files of 1 MiB at most
+
+
+class FailureRecorder:
+    """Watches how a process ends. Make it before other functions register with ``atexit``: those run before ours."""
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._tell: Callable[[bool], object] | None = None
+        self._path = ""
+        self._thread = 0
+        self._before_threads: Callable[[Callable[[], None]], object] | None = None
+        self._recorded: object = None  # the exception whose record was written
+        self._failed = False  # whether the failure was reported
+        self._exit: tuple[object, BaseException | None] | None = None
+        """The argument of the last ``sys.exit``, and the exception that was being handled then."""
+        atexit.register(self._end)
+
+    def watch(self, tell: "Callable[[bool], object]") -> None:
+        """Record failures of this process, not of its forks; call ``tell`` with True at one, with False at another end.
+
+        Called in the main thread, before the program begins.
+        """
+        import threading
+
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._tell, self._path = tell, os.environ.get(ERROR_FILE, "")
+        self._watch_main_thread()
+        self._watch_threads(threading)
+        self._watch_exits(threading)
+        self._before_threads = getattr(threading, "_register_atexit", None)
+        if self._before_threads is not None:  # its functions are called before threads are joined
+            self._before_threads(self._look)
+
+    def _watch_main_thread(self) -> None:
+        before = sys.excepthook
+
+        def excepthook(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
+            self._record_main(error)
+            before(kind, error, trace)
+            if sys.excepthook is excepthook:
+                self._look()
+            elif self._is_mine and self._before_threads is not None:  # another hook has called: it may still print
+                self._before_threads(self._look)  # once more, since what is registered last is called first
+
+        # Both, so that a library that asks whether the hook is the usual one finds that it is.
+        sys.excepthook = sys.__excepthook__ = excepthook
+
+    def _watch_threads(self, threading: "Any") -> None:
+        before = threading.excepthook
+
+        def excepthook(args: "Any") -> None:
+            if args.exc_value is not None and self._is_mine and self._recorded is None:
+                self._write(THREAD, args.exc_value)
+            before(args)
+
+        threading.excepthook = excepthook
+
+    def _watch_exits(self, threading: "Any") -> None:
+        leave, thread = os._exit, threading.get_ident
+
+        def exit(status: object = None, /) -> "NoReturn":
+            """Exit the interpreter by raising SystemExit(status)."""
+            if thread() == self._thread:
+                self._exit = (status, sys.exc_info()[1])
+            raise SystemExit(status)
+
+        def _exit(status: int) -> "NoReturn":
+            """Exit to the system with specified status, without normal exit processing."""
+            if status and self._is_mine and not self._record_main(getattr(sys, "last_value", None)):
+                self._write(EXIT, sys.exc_info()[1], code=status)
+            leave(status)
+
+        sys.exit, os._exit = exit, _exit
+
+    @property
+    def _is_mine(self) -> bool:
+        return self._process == os.getpid()
+
+    def _record_main(self, error: object) -> bool:
+        """Write the record of the exception that ends the main program; whether it is one."""
+        if not self._is_mine or not ends_program(error):
+            return False
+        if self._recorded is not error:
+            self._recorded = error
+            self._write(EXCEPTION, error, code=1)
+        return True
+
+    def _look(self) -> None:
+        """Report a failure, once its traceback is printed."""
+        if not self._failed and self._tell is not None and self._record_main(getattr(sys, "last_value", None)):
+            self._failed = True
+            _flush()  # as is done before the process ends
+            try:
+                _ignore_requests_to_end()
+            finally:
+                self._tell(True)
+
+    def _end(self) -> None:
+        """Be the last ``atexit`` function."""
+        if self._tell is None or not self._is_mine:
+            return
+        self._look()
+        if self._failed:
+            _flush()
+            os._exit(1)  # the teardown has nothing more to do for this program, and takes a second with torch
+        status, handled = self._exit or (None, None)
+        if isinstance(status, int) and status & 0xFF:
+            self._write(EXIT, handled, code=status & 0xFF)
+        elif status is not None and not isinstance(status, int):
+            self._write(EXIT, handled, code=1, text=_text(status))
+        self._tell(False)
+
+    def _write(self, how: str, error: object, *, code: int = 0, text: str = "") -> None:
+        """Write the error file. Nothing that goes wrong here may hide the failure."""
+        try:
+            if self._path:
+                import json
+
+                data = _record(how, error if isinstance(error, BaseException) else None, code, text, _read(self._path))
+                scratch = f"{self._path}.{self._process}"
+                with open(scratch, "w", encoding="utf-8") as file:
+                    json.dump(data, file)
+                os.rename(scratch, self._path)
+        except Exception:
+            return
+
+
+def ends_program(error: object) -> bool:
+    """Whether an exception that was printed has ended the main program, so that the exit code is 1.
+
+    The traceback of such an exception begins at the bottom of the stack; one from a callback of C code or an
+    interactive console does not. Ctrl-C ends in a signal. A program that cannot be compiled has no traceback.
+    """
+    if not isinstance(error, BaseException) or isinstance(error, KeyboardInterrupt):
+        return False
+    if error.__traceback__ is None:
+        return isinstance(error, SyntaxError)
+    frame = error.__traceback__.tb_frame
+    if frame.f_back is not None:
+        return False
+    by_runpy = frame.f_globals.get("__name__") == "runpy"  # python -m, a directory, a zip file
+    return by_runpy or (frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__")
+
+
+def ended_by_exception() -> bool:
+    """Whether an exception with a printed traceback has ended the main program of this process."""
+    return ends_program(getattr(sys, "last_value", None))
+
+
+def _record(
+    how: str, error: "BaseException | None", code: int, text: str, before: "dict[str, Any]"
+) -> "dict[str, Any]":
+    """Return the contents of the error file; ``before`` is what it holds of the same exception or of a thread's."""
+    import time
+    import traceback
+
+    if error is None and not text and before.get(MEMBER, {}).get("by") == THREAD:
+        return {**before, MEMBER: {**before[MEMBER], "by": how, "code": code}}
+    chain = list(_chain(error))
+    found = [_describe(one) for one in chain]
+    member = {"by": how, "code": code, "text": text[:MOST_CHARACTERS], "exceptions": found, "paths": _paths(chain)}
+    message = before.get("message")
+    if error is None or not _is_of(message, type(error).__name__):
+        callstack = (
+            "" if error is None else "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        )
+        line = text if error is None else f"{_name(type(error))}: {_text(error)}"
+        extra = {"py_callstack": callstack[-CALLSTACK_CHARACTERS:], "timestamp": str(int(time.time()))}
+        message = {"message": line[:MOST_CHARACTERS], "errorCode": code, "extraInfo": extra}
+    return {"message": message, MEMBER: member}
+
+
+def _is_of(message: object, name: str) -> bool:
+    """Whether the message of an error file is that of an exception of this type."""
+    said = message.get("message") if isinstance(message, dict) else message
+    return (isinstance(said, str) and name in said.partition("\n")[0]) or (name == "ChildFailedError" and bool(said))
+
+
+def _chain(error: "BaseException | None") -> "Iterator[BaseException]":
+    """Yield an exception and those from which it was raised, or during whose handling; of a group its members first."""
+    waiting, seen = [error], set[int]()
+    while waiting and len(seen) < MOST_EXCEPTIONS:
+        one = waiting.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        inner = getattr(one, "exceptions", ())
+        waiting[:0] = [each for each in inner if isinstance(each, BaseException)] if isinstance(inner, tuple) else []
+        waiting.append(one.__cause__ if one.__cause__ is not None or one.__suppress_context__ else one.__context__)
+
+
+def _describe(error: BaseException) -> "dict[str, Any]":
+    import linecache
+
+    frames = []
+    for frame, line in list(_frames(error))[-MOST_FRAMES:]:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        frames.append([file, line, function, linecache.getline(file, line, frame.f_globals).strip()[:200]])
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append([error.filename, error.lineno or 0, "<module>", (error.text or "").strip()[:200]])
+    group = isinstance(getattr(error, "exceptions", None), tuple)
+    return {"type": _name(type(error)), "text": _text(error)[:MOST_CHARACTERS], "frames": frames, "group": group}
+
+
+def _frames(error: BaseException) -> "Iterator[tuple[FrameType, int]]":
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _paths(chain: "list[BaseException]") -> "list[str]":
+    """Return the paths that these exceptions name, or that a variable of their frames holds, the innermost first."""
+    found: dict[str, None] = {}
+    types = _path_types()
+    for error in chain:
+        named = [getattr(error, "filename", None), getattr(error, "filename2", None)]
+        held = [
+            value
+            for frame, _ in reversed(list(_frames(error)))
+            for name, value in list(frame.f_locals.items())
+            if not name.startswith("__")
+        ]
+        for value in [*named, *error.args, *held]:
+            if isinstance(value, io.IOBase):
+                value = getattr(value, "name", None)
+            path = str(value) if isinstance(value, types) else ""
+            if 0 < len(path) < MOST_PATH_CHARACTERS and path.isprintable() and (os.sep in path or path in named):
+                found[os.path.abspath(path)] = None
+            if len(found) == MOST_PATHS:
+                return list(found)
+    return list(found)
+
+
+def _path_types() -> "tuple[type, ...]":
+    pathlib = sys.modules.get("pathlib")
+    return (str,) if pathlib is None else (str, pathlib.PurePath)
+
+
+def _name(kind: type) -> str:
+    """Return the name of an exception's type as a traceback has it."""
+    module = getattr(kind, "__module__", None)
+    return kind.__qualname__ if module in ("builtins", "__main__", None) else f"{module}.{kind.__qualname__}"
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return "<its text cannot be made>"
+
+
+def _read(path: str) -> "dict[str, Any]":
+    import json
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            pass
+
+
+def _ignore_requests_to_end() -> None:
+    """Let what is registered for the end of the program finish: the agent stops a failed round within a moment."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
