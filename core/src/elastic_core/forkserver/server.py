@@ -33,7 +33,7 @@ from elastic_core.host.process_title import Title
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import NOTHING_NEW
 from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
-from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, RECORDING, report
+from elastic_core.worker.channel import INITIALIZED, report
 from elastic_core.worker.failure_recorder import FailureRecorder
 
 _IMPORT_FILES = (__file__, importlib.__file__, "<frozen importlib")
@@ -225,10 +225,9 @@ class _ForkServer:
         child.become(request, given, {**self._learning.set_by_imports, **request["env"], **self._own})
         self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)
+        self._recorder.watch()
         if "control" in given:
             init_probe.watch(lambda: report(INITIALIZED))
-            report(RECORDING)
-            self._recorder.watch(lambda failed: report(FAILED if failed else OVER))
         return libraries.objection()
 
 

@@ -20,11 +20,12 @@ import sys
 
 TYPE_CHECKING = False  # typing's: see the last paragraph above
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType, TracebackType
     from typing import Any, NoReturn
 
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variables
+RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
 MEMBER = "elastic"  # of the error file
 EXCEPTION, EXIT, THREAD = "exception", "exit", "thread"
 """How the record came about: an uncaught exception of the main thread, an exit on purpose, an exception of a thread."""
@@ -40,7 +41,7 @@ class FailureRecorder:
 
     def __init__(self) -> None:
         self._process = 0
-        self._tell: Callable[[bool], object] | None = None
+        self._channel: tuple[int, int] | None = None  # the descriptor that leads to the agent, and its inode
         self._path = ""
         self._thread = 0
         self._before_threads: Callable[[Callable[[], None]], object] | None = None
@@ -50,15 +51,18 @@ class FailureRecorder:
         """The argument of the last ``sys.exit``, and the exception that was being handled then."""
         atexit.register(self._end)
 
-    def watch(self, tell: "Callable[[bool], object]") -> None:
-        """Record failures of this process, not of its forks; call ``tell`` with True at one, with False at another end.
+    def watch(self, environ: "Mapping[str, str]" = os.environ) -> None:
+        """Record failures of this process, not of its forks, and report its end to the agent.
 
         Called in the main thread, before the program begins.
         """
         import threading
 
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self._tell, self._path = tell, os.environ.get(ERROR_FILE, "")
+        self._path, control = environ.get(ERROR_FILE, ""), environ.get(CONTROL, "")
+        if control.isdigit() and (found := os.fstat(int(control))).st_mode & 0o170000 == 0o140000:  # a socket
+            self._channel = int(control), found.st_ino
+            self._report(RECORDING)
         self._watch_main_thread()
         self._watch_threads(threading)
         self._watch_exits(threading)
@@ -122,28 +126,43 @@ class FailureRecorder:
 
     def _look(self) -> None:
         """Report a failure, once its traceback is printed."""
-        if not self._failed and self._tell is not None and self._record_main(getattr(sys, "last_value", None)):
+        if not self._failed and self._record_main(getattr(sys, "last_value", None)):
             self._failed = True
             _flush()  # as is done before the process ends
             try:
                 _ignore_requests_to_end()
             finally:
-                self._tell(True)
+                self._report(FAILED)
 
     def _end(self) -> None:
         """Be the last ``atexit`` function."""
-        if self._tell is None or not self._is_mine:
+        if not self._is_mine:
             return
         self._look()
         if self._failed:
             _flush()
             os._exit(1)  # the teardown has nothing more to do for this program, and takes a second with torch
         status, handled = self._exit or (None, None)
-        if isinstance(status, int) and status & 0xFF:
+        if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+            pass  # the process ends by SIGINT, unless an import here has Python forget that
+        elif isinstance(status, int) and status & 0xFF:
             self._write(EXIT, handled, code=status & 0xFF)
         elif status is not None and not isinstance(status, int):
             self._write(EXIT, handled, code=1, text=_text(status))
-        self._tell(False)
+        self._report(OVER)
+
+    def _report(self, packet: bytes) -> None:
+        """Send the agent a packet, without waiting. A script may have closed the descriptor, or may use its number."""
+        import select
+
+        try:
+            if self._channel is not None and os.fstat(self._channel[0]).st_ino == self._channel[1]:
+                poll = select.poll()
+                poll.register(self._channel[0], select.POLLOUT)
+                if poll.poll(0):
+                    os.write(self._channel[0], packet)
+        except OSError:
+            return
 
     def _write(self, how: str, error: object, *, code: int = 0, text: str = "") -> None:
         """Write the error file. Nothing that goes wrong here may hide the failure."""

@@ -66,11 +66,7 @@ def _prepare_worker() -> None:
         _run_file("stack_dump").prepare()
         for name in [name for name in sys.modules if name not in usual]:
             del sys.modules[name]
-        recorder = _run_file("failure_recorder").FailureRecorder()
-        recorder.watch(lambda failed: _run_file("channel").report("failed" if failed else "over"))
-        control = int(os.environ.get("ELASTIC_CONTROL_FD", "-1"))
-        if control >= 0 and os.fstat(control).st_mode & 0o170000 == 0o140000:  # a socket
-            os.write(control, b'{"type": "recording"}')  # the first packet, for which there is room
+        _run_file("failure_recorder").FailureRecorder().watch()
     except Exception:  # such as a module that this interpreter was built without: the program runs all the same
         pass
 
