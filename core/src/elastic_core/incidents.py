@@ -61,10 +61,12 @@ class Incident:
         follows_peer: Whether it follows from the failure of another worker (:func:`is_peer_loss`). Decided once, by the
             node where it happened.
         text: All that says why: the texts of the exception and of those that led to it, or what native code wrote last;
-            at most 2 KiB.
+            at most 1,500 characters.
         detail: The exception's traceback, else the end of the worker's stderr; at most 4 KiB.
         log: Where the worker's stderr was kept on its host, or ''.
         step: The last step that the worker is known to have reached; None where nothing reports steps.
+        checkpoint: The path of the checkpoint that the exception names, or that the library call which raised it was
+            given; '' for none.
         where: The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''.
     """
 
@@ -85,6 +87,7 @@ class Incident:
     log: str = ""
     step: int | None = None
     where: str = ""
+    checkpoint: str = ""
 
     def describe(self) -> str:
         """Return the outcome in one line, with the exception and the user's line where they are known.

@@ -7,6 +7,8 @@ and end for another reason. Both sources are untrusted input, and nothing here r
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +18,11 @@ from typing import Any
 from elastic_core.agent.error_files import last_abort_line, last_lines, one_line
 from elastic_core.agent.python_traceback import Frame, crashed_thread, innermost, parse_frames, printed_exception
 from elastic_core.incidents import is_peer_loss
+from elastic_core.progress_lines import step_of_path
 from elastic_core.worker.failure_recorder import MEMBER
 
 MESSAGE_MAX_CHARACTERS = 500
-TEXT_MAX_CHARACTERS = 2048
+TEXT_MAX_CHARACTERS = 1500
 DETAIL_MAX_CHARACTERS = 4096
 EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 
@@ -182,6 +185,28 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
         where="" if where is None else str(where),
         paths=paths,
     )
+
+
+def named_checkpoint(paths: Iterable[str], place: str | None) -> str:
+    """Return the checkpoint that a failure names: the first folder or file with a step in its name, or else the file.
+
+    Args:
+        paths: The paths that the failure names, the innermost first.
+        place: ``--checkpoint_path``, below which the checkpoint lies. Without it, only a name with a step is one.
+    """
+    base = "" if place is None else os.path.abspath(place)
+    while glob.has_magic(base) and not os.path.lexists(base):
+        base = os.path.dirname(base)
+    for path in paths:
+        if base and path != base and not path.startswith(f"{base}{os.sep}"):
+            continue
+        parts = path[len(base) :].split(os.sep)
+        stepped = next((at for at, part in enumerate(parts) if step_of_path(part) is not None), None)
+        if stepped is not None:
+            return base + os.sep.join(parts[: stepped + 1])
+        if base and os.path.basename(path) and path != base:
+            return path
+    return base if base and base in paths and not os.path.isdir(base) else ""
 
 
 def headline(text: str) -> str:

@@ -17,6 +17,7 @@ from elastic_core.agent.failure_cause import (
     MESSAGE_MAX_CHARACTERS,
     Cause,
     find_cause,
+    named_checkpoint,
 )
 from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
@@ -79,6 +80,7 @@ def exit_incident(
     oom: OomCounter | None = None,
     records: bool = False,
     over: bool = False,
+    checkpoint_path: str | None = None,
 ) -> Incident:
     """Return the incident of a worker that ended with an exit code.
 
@@ -91,6 +93,7 @@ def exit_incident(
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
         records: Whether the worker records the exception that ends it.
         over: Whether it has reported that its program has ended.
+        checkpoint_path: ``--checkpoint_path``.
     """
     cause = cause_of(worker, exit_code, records=records, over=over)
     if oom is not None and exit_code == -signal.SIGKILL:
@@ -110,7 +113,8 @@ def exit_incident(
         lines = [line for text in (cause.text, worker.streams.tail()) for line in text.splitlines()]
         in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's, the system's
         kind = IncidentKind.PORT_TAKEN if any(map(port.search, in_use)) else kind
-    return worker_incident(info, worker, after, kind, cause=cause, exit_code=exit_code)
+    incident = worker_incident(info, worker, after, kind, cause=cause, exit_code=exit_code)
+    return replace(incident, checkpoint=named_checkpoint(cause.paths, checkpoint_path))
 
 
 def cause_of(worker: Worker, exit_code: int, *, records: bool = False, over: bool = False) -> Cause:

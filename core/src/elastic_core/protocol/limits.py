@@ -42,8 +42,9 @@ MAX_PLACES = 40  # most places in the answer of a node to a STACKS
 PLACE_BYTES = 200  # size of each of them
 FULL_STACKS_BYTES = 24_576  # size of the whole stacks in such an answer, of all local ranks together
 TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of its host
-WHERE_BYTES = 256  # size of the line of an incident's program
-DETAIL_BYTES = 6144
+WHERE_BYTES = 256  # size of the line of an incident's program, of its exception's type, and of its checkpoint's path
+CAUSE_BYTES = 1536  # size of the texts of an incident's exceptions
+DETAIL_BYTES = 4096
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
 _TEXTS = {
     "why": WHY_BYTES,
@@ -105,9 +106,12 @@ def fit_incident(incident: Incident) -> Incident:
         node_id=clip(incident.node_id, TEXT_BYTES),
         host=clip(incident.host, TEXT_BYTES),
         message=clip(incident.message, TEXT_BYTES),
+        exception=clip(incident.exception, WHERE_BYTES),
+        text=clip(incident.text, CAUSE_BYTES),
         detail=clip(incident.detail, DETAIL_BYTES, end=True),
         log=clip(incident.log, TEXT_BYTES),
         where=clip(incident.where, WHERE_BYTES),
+        checkpoint=clip(incident.checkpoint, WHERE_BYTES),
     )
 
 

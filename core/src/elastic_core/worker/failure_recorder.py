@@ -265,18 +265,22 @@ def _frames(error: BaseException) -> "Iterator[tuple[FrameType, int]]":
 
 
 def _paths(chain: "list[BaseException]") -> "list[str]":
-    """Return the paths that these exceptions name, or that a variable of their frames holds, the innermost first."""
+    """Return the paths that these exceptions name, or that the library functions hold which have raised them.
+
+    The variables of the program's own functions are left out: they name files that the failure has nothing to do with.
+    """
+    import re
+
     found: dict[str, None] = {}
     types = _path_types()
     for error in chain:
         named = [getattr(error, "filename", None), getattr(error, "filename2", None)]
-        held = [
-            value
-            for frame, _ in reversed(list(_frames(error)))
-            for name, value in list(frame.f_locals.items())
-            if not name.startswith("__")
-        ]
-        for value in [*named, *error.args, *held]:
+        held: list[object] = []
+        for frame, _ in reversed(list(_frames(error))):
+            if not _is_library(frame.f_code.co_filename):
+                break
+            held += frame.f_locals.values()
+        for value in [*named, *error.args, *held, *re.findall(r"[^\s'\"<>:,;()\[\]]+", _text(error)[:MOST_CHARACTERS])]:
             if isinstance(value, io.IOBase):
                 value = getattr(value, "name", None)
             path = str(value) if isinstance(value, types) else ""
@@ -285,6 +289,10 @@ def _paths(chain: "list[BaseException]") -> "list[str]":
             if len(found) == MOST_PATHS:
                 return list(found)
     return list(found)
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", os.path.dirname(os.__file__))) or "-packages" + os.sep in file
 
 
 def _path_types() -> "tuple[type, ...]":
