@@ -40,6 +40,7 @@ from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import (
+    CAUSE_BYTES,
     DETAIL_BYTES,
     FAILURE_TEXT_BYTES,
     HOSTS_BYTES,
@@ -417,7 +418,7 @@ def test_the_documented_shares_of_a_resume_hold_its_parts_and_fit_into_a_value_t
 
 def test_an_incidents_texts_are_in_its_share() -> None:
     texts = [text for text in asdict(fit_incident(largest_incident())).values() if isinstance(text, str)]
-    most = DETAIL_BYTES + 4 * TEXT_BYTES + WHERE_BYTES
+    most = DETAIL_BYTES + CAUSE_BYTES + 4 * TEXT_BYTES + 3 * WHERE_BYTES
     assert sum(map(len, texts)) <= most + len(IncidentKind.WORKER_FAILED.value)
 
 
