@@ -47,6 +47,7 @@ class FailureRecorder:
         self._before_threads: Callable[[Callable[[], None]], object] | None = None
         self._recorded: object = None  # the exception whose record was written
         self._failed = False  # whether the failure was reported
+        self._requested = False  # whether SIGTERM came since
         self._exit: tuple[object, BaseException | None] | None = None
         """The argument of the last ``sys.exit``, and the exception that was being handled then."""
         atexit.register(self._end)
@@ -92,7 +93,7 @@ class FailureRecorder:
                 self._write(THREAD, args.exc_value)
             before(args)
 
-        threading.excepthook = excepthook
+        threading.excepthook = threading.__excepthook__ = excepthook
 
     def _watch_exits(self, threading: "Any") -> None:
         leave, thread = os._exit, threading.get_ident
@@ -109,6 +110,8 @@ class FailureRecorder:
                 self._write(EXIT, sys.exc_info()[1], code=status)
             leave(status)
 
+        exit.__module__, exit.__qualname__ = "sys", "exit"  # as pickle finds them
+        _exit.__module__, _exit.__qualname__ = "os", "_exit"
         sys.exit, os._exit = exit, _exit
 
     @property
@@ -129,10 +132,8 @@ class FailureRecorder:
         if not self._failed and self._record_main(getattr(sys, "last_value", None)):
             self._failed = True
             _flush()  # as is done before the process ends
-            try:
-                _ignore_requests_to_end()
-            finally:
-                self._report(FAILED)
+            self._put_off_requests_to_end()
+            self._report(FAILED)
 
     def _end(self) -> None:
         """Be the last ``atexit`` function."""
@@ -140,8 +141,8 @@ class FailureRecorder:
             return
         self._look()
         if self._failed:
-            _flush()
-            os._exit(1)  # the teardown has nothing more to do for this program, and takes a second with torch
+            self._end_if_requested()
+            return
         status, handled = self._exit or (None, None)
         if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
             pass  # the process ends by SIGINT, unless an import here has Python forget that
@@ -150,6 +151,22 @@ class FailureRecorder:
         elif status is not None and not isinstance(status, int):
             self._write(EXIT, handled, code=1, text=_text(status))
         self._report(OVER)
+
+    def _put_off_requests_to_end(self) -> None:
+        """Let ``atexit`` functions finish, such as a tracker's, although the agent stops the round at once."""
+        import signal
+
+        def note(_number: int, _frame: "FrameType | None") -> None:
+            self._requested = True
+
+        signal.signal(signal.SIGTERM, note)
+
+    def _end_if_requested(self) -> None:
+        import signal
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._requested:
+            os.kill(self._process, signal.SIGTERM)
 
     def _report(self, packet: bytes) -> None:
         """Send the agent a packet, without waiting. A script may have closed the descriptor, or may use its number."""
@@ -331,10 +348,3 @@ def _flush() -> None:
                 stream.flush()
         except (OSError, ValueError):
             pass
-
-
-def _ignore_requests_to_end() -> None:
-    """Let what is registered for the end of the program finish: the agent stops a failed round within a moment."""
-    import signal
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
