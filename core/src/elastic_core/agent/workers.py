@@ -314,7 +314,12 @@ class WorkerGroup:
         after = round((first.ended_at or self.now()) - self.started_at, 6)
         message = describe_early_exit(failure)
         incident = worker_incident(
-            self.info, first, after, IncidentKind.EXITED_EARLY, cause=Cause(message=message), exit_code=0
+            self.info,
+            first,
+            after,
+            IncidentKind.EXITED_EARLY,
+            cause=Cause(message=message, detail=first.streams.tail()),
+            exit_code=0,
         )
         return self._publish_failure(incident)
 
