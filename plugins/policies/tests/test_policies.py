@@ -187,7 +187,7 @@ TYPE_ERROR = incident(message="TypeError: unhashable")
         (1, [], killed(), None),
         (2, [], TYPE_ERROR, None),
         (2, [failure(exception="TypeError")], TYPE_ERROR, Action.GIVE_UP),
-        (2, [failure(exception="TypeError", rank=1)], TYPE_ERROR, None),
+        (2, [failure(exception="TypeError", rank=1)], TYPE_ERROR, Action.GIVE_UP),
         (2, [failure(exception="KeyError")], TYPE_ERROR, None),
     ],
 )
