@@ -14,14 +14,16 @@ steps; a peer, a host, the network or     5 rounds at one step        5 rounds a
 storage failed
 no step, and nothing moved in their       3 rounds of one length      5 rounds of one length
 output; the program failed
-no step; something moved, or a peer, a    no number of rounds         no number of rounds
-host, the network or storage failed
+the same; a peer was lost                 5 rounds of one length,     5 rounds of one length,
+                                          60 s at least               60 s at least
+no step; something moved, or a host, the  no number of rounds         no number of rounds
+network or storage failed
 ========================================  ==========================  ========================================
 
 At one step: within one hundredth, 10 steps at most, since output shows steps only now and then; the first of these
 rounds may have progressed, no other one. Of one length: the longest round took at most a quarter and 10 s more than the
 shortest, and none progressed. A program that fails at one point takes about as long each time; what fails outside of it
-comes at any time.
+comes at any time, and a network that is down at the start of a round ends it soon.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from elastic_core.exit_codes import describe_exit
-from elastic_core.incidents import Failure, History, Incident, is_same_step
+from elastic_core.incidents import PEER_LOST, Failure, History, Incident, is_same_step
 from elastic_core.known_failures import FailureClass, classify
 from elastic_core.protocol.counters import as_record
 from elastic_policies.past import is_preemption
@@ -43,6 +45,7 @@ OUTSIDE = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.PEER})
 """Classes of failures that have their cause outside the program, mostly: only its step shows that it is the program."""
 LENGTH_FACTOR = 1.25
 LENGTH_SECONDS = 10.0
+PEER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,18 @@ def find_proof(incident: Incident, history: History, few: int, many: int, *, lim
     row = _alike_in_a_row([*history.failures, newest])
     outside = failure_class in OUTSIDE
     if not any(failure.step is not None for failure, _ in row):
-        wanted = many if limit_given else few
+        wanted = many if limit_given or outside else few
         last = row[-wanted:]
-        if outside or len(last) < wanted or not _fails_at_one_point(last):
+        if failure_class is FailureClass.INFRASTRUCTURE or len(last) < wanted or not _fails_at_one_point(last):
             return None
-        return _proof(incident, last, "no step or checkpoint")
+        if outside and any((failure.after or 0.0) < PEER_SECONDS for failure, _ in last):
+            return None
+        return _proof(incident, last, "and no step or checkpoint")
     if newest.step is None:
         row = row[:-1]  # the ranks that say steps are on another node, and what it says may be old
     last = row[-few:]
     if not limit_given and not outside and len(last) == few and not any(progressed for _, progressed in last):
-        return _proof(incident, last, "no newer step or checkpoint")
+        return _proof(incident, last, "and no newer step or checkpoint")
     last = row[-many:]
     if len(last) < many or not _is_at_one_step(last):
         return None
@@ -129,8 +134,18 @@ def _span(rounds: Sequence[Judged]) -> str:
 
 
 def _proof(incident: Incident, rounds: Sequence[Judged], lack: str) -> Proof:
-    what = incident.exception or (incident.cause() if incident.exit_code is None else describe_exit(incident.exit_code))
-    place = f" at {incident.place}" if incident.place else ""
     hosts = {failure.host for failure, _ in rounds}
     where = f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
-    return Proof(len(rounds), f"the same {what}{place} in {len(rounds)} rounds in a row{where}, and {lack}")
+    what = _describe(incident, rounds[-1][0])
+    return Proof(len(rounds), f"{what} in {len(rounds)} rounds in a row{where}, {lack}")
+
+
+def _describe(incident: Incident, failure: Failure) -> str:
+    place = f" at {incident.place}" if incident.place else ""
+    if failure.digest == PEER_LOST:
+        return "a peer was lost"
+    if incident.exception:
+        return f"the same {incident.exception}{place}"
+    if incident.exit_code is None:
+        return incident.cause()
+    return f"a worker {describe_exit(incident.exit_code)}{place}"
