@@ -13,9 +13,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from elastic_core.digest import hex_digest
 from elastic_core.exit_codes import describe_exit
 
 DESCRIBED_CHARACTERS = 200  # of a message, in one line
+DIGEST_DIGITS = 8
+_VARYING = re.compile(r"\b0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+(?:[.,:_-][0-9]+)*", re.IGNORECASE)
+"""What differs between two failures of one cause: addresses, ids in hex, and every number."""
 
 
 class IncidentKind(str, enum.Enum):
@@ -89,6 +93,16 @@ class Incident:
     where: str = ""
     checkpoint: str = ""
 
+    @property
+    def place(self) -> str:
+        """The user's own line without its code, ``train.py:41 in step``, or ''."""
+        return self.where.partition(": ")[0]
+
+    @property
+    def digest(self) -> str:
+        """A few hex digits of the message without its numbers; '' where there is none."""
+        return hex_digest(_VARYING.sub("#", self.message), DIGEST_DIGITS) if self.message else ""
+
     def describe(self) -> str:
         """Return the outcome in one line, with the exception and the user's line where they are known.
 
@@ -97,7 +111,7 @@ class Incident:
         named = self.exception or self.kind is IncidentKind.EXITED_EARLY
         if not named or self.message == self.cause():
             return self.cause()
-        where = f", at {self.where.partition(': ')[0]}" if self.where else ""
+        where = f", at {self.place}" if self.place else ""
         return f"{self.cause()}: {self.message[:DESCRIBED_CHARACTERS]}{where}"
 
     def cause(self) -> str:
@@ -260,6 +274,9 @@ def strictest(verdicts: Sequence[Verdict]) -> Verdict:
     return first
 
 
+PEER_LOST, ENDED_EARLY = "peer", "early"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """One failure of the past that spent a restart, as the ledger remembers it.
@@ -273,6 +290,12 @@ class Failure:
         step: As :attr:`Incident.step`.
         seconds_ago: How long ago the round that followed it began.
         new_checkpoint: Whether its round had saved a checkpoint that is newer than those of the rounds before.
+        place: As :attr:`Incident.place`, at most 40 characters.
+        digest: As :attr:`Incident.digest`; :data:`PEER_LOST` where it follows from the loss of a peer, and
+            :data:`ENDED_EARLY` for a rank that ended before the others. What ranks say of these differs.
+        after: As :attr:`Incident.after`; None where it is not known.
+        moved: Whether the workers of its round moved, as far as their output shows: a bar that begins anew in each
+            round moves, although its steps cannot be compared.
     """
 
     round: int
@@ -283,10 +306,29 @@ class Failure:
     step: int | None
     seconds_ago: float = 0.0
     new_checkpoint: bool = False
+    place: str = ""
+    digest: str = ""
+    after: float | None = None
+    moved: bool = False
+
+    @property
+    def signature(self) -> tuple[str | int | None, str, str]:
+        """What equal failures have in common, on whatever rank: the exception or else the exit code, place, message."""
+        if self.digest in (PEER_LOST, ENDED_EARLY):
+            return "", "", self.digest
+        return self.exception or self.exit_code, self.place, self.digest
+
+
+def is_same_step(one: int | None, other: int | None) -> bool:
+    """Whether two rounds ended at one step, as far as their output tells: within one hundredth, 10 steps at most."""
+    return one is not None and other is not None and abs(one - other) <= min(10, max(one, other) // 100)
 
 
 def as_failure(incident: Incident) -> Failure:
     """Return what is remembered of an incident that spends a restart."""
+    digest = ENDED_EARLY if incident.kind is IncidentKind.EXITED_EARLY else incident.digest
+    if incident.follows_peer:
+        digest = PEER_LOST
     return Failure(
         round=incident.round,
         rank=incident.rank,
@@ -294,6 +336,9 @@ def as_failure(incident: Incident) -> Failure:
         exception=incident.exception,
         exit_code=incident.exit_code,
         step=incident.step,
+        place=incident.place,
+        digest=digest,
+        after=round(incident.after, 1),
     )
 
 
@@ -310,6 +355,7 @@ class History:
             among them.
         new_checkpoint: Whether the round of that incident had saved a newer checkpoint than the rounds before it, as
             far as a node has noticed (``--checkpoint_pattern``, ``--checkpoint_path``, and what frameworks print).
+        moved: As :attr:`Failure.moved`, of that round.
     """
 
     restarts: int
@@ -318,3 +364,4 @@ class History:
     losses: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     new_checkpoint: bool = False
+    moved: bool = False

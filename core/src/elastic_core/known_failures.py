@@ -54,6 +54,7 @@ class KnownFailure:
         source: Where the text is documented, or reported with its cause.
         system: Whether the text comes from the kernel, the GPU driver or the scheduler, or is as unmistakable. It
             counts anywhere in the detail, and for a worker that was killed.
+        host: Whether it can be the fault of the worker's host, so that the job may do better without this host.
     """
 
     name: str
@@ -62,6 +63,7 @@ class KnownFailure:
     advice: str
     source: str
     system: bool = False
+    host: bool = False
 
 
 _XIDS = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
@@ -82,6 +84,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "Lower num_workers, prefetching or what the dataset holds in memory, or raise the job's memory limit.",
         "https://github.com/pcyin/tranX/issues/41",
         system=True,
+        host=True,
     ),
     KnownFailure(
         "the scheduler took the node or ended the job",
@@ -106,6 +109,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "Take the node out of service: the GPU answers again only after a reset or a reboot, if at all.",
         _XIDS,
         system=True,
+        host=True,
     ),
     KnownFailure(
         "an NVLink connection failed",
@@ -114,6 +118,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "Go on with another node and reset this one's GPUs; where it comes back, a link or switch has to be replaced.",
         _XIDS,
         system=True,
+        host=True,
     ),
     KnownFailure(
         "the GPU's memory has an uncorrectable error",
@@ -123,6 +128,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "shows a failure.",
         _XIDS,
         system=True,
+        host=True,
     ),
     KnownFailure(
         "a GPU kernel accessed memory that it must not access",
@@ -140,6 +146,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         r"net/ibp? ?: ?got completion (?:from peer|error|with)",
         "Check the link and the routing between the two hosts of the line (ibstat, ib_write_bw); 12 is a timeout.",
         "https://github.com/NVIDIA/nccl/issues/1170",
+        host=True,
     ),
     # Shared memory, data loaders -------------------------------------------------------------------------------------
     KnownFailure(
@@ -150,6 +157,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         r"|fatal python error: bus error",
         "Enlarge /dev/shm (docker --shm-size, a memory emptyDir in Kubernetes), or lower num_workers.",
         "https://github.com/pytorch/pytorch/issues/5040",
+        host=True,
     ),
     KnownFailure(
         "a DataLoader worker was killed",
@@ -203,6 +211,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         r"|forward compatibility was attempted",
         "Compare nvidia-smi of this host with another's: the driver is too old, or was upgraded without a reboot.",
         "https://github.com/lllyasviel/Fooocus/issues/1313",
+        host=True,
     ),
     KnownFailure(
         "a GPU is missing, or another process has it",
@@ -211,6 +220,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "Look at nvidia-smi on this host: a process of an earlier job may hold the GPU, or fewer GPUs are there than "
         "workers.",
         "https://github.com/pytorch/pytorch/issues/100691",
+        host=True,
     ),
     # Storage --------------------------------------------------------------------------------------------------------
     KnownFailure(
@@ -227,6 +237,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         r"stale (?:nfs )?file handle|transport endpoint is not connected|\[errno 5\] input/output error",
         "Check the mount on this host (mount, dmesg); a file that another host replaced has to be opened again.",
         "https://github.com/huggingface/transformers/issues/9732",
+        host=True,
     ),
     KnownFailure(
         "the object storage did not answer or refused the rate",
@@ -298,6 +309,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "The line after 'Last error' tells it; set NCCL_DEBUG=WARN, and NCCL_SOCKET_IFNAME where hosts have several "
         "networks.",
         "https://github.com/NVIDIA/nccl/issues/975",
+        host=True,
     ),
     KnownFailure(
         "torch's store or gloo did not reach another rank",
@@ -415,6 +427,15 @@ def classify(incident: Incident) -> FailureClass:
         return by_signal  # an exception that it printed before did not end it
     by_exception = _BY_EXCEPTION.get(incident.exception.rpartition(".")[2])
     return by_exception or by_signal or FailureClass.UNKNOWN
+
+
+def is_hosts_fault(incident: Incident) -> bool:
+    """Whether a failure can be the fault of the worker's host: the table says so, or nothing explains the death."""
+    if (known := recognize(incident)) is not None:
+        return known.host
+    found = classify(incident)
+    unexplained = not incident.exception and (incident.exit_code is None or incident.exit_code < 0)
+    return unexplained and found in (FailureClass.INFRASTRUCTURE, FailureClass.UNKNOWN)
 
 
 def _is_found(pattern: str, text: str) -> bool:

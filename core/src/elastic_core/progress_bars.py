@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from elastic_core.progress import LARGEST_STEP
 
+BARS_MAX = 100  # of a worker; some have ever new titles
 GROWTHS_TO_REPLACE = 3  # of a bar, before it takes the place of a full one
 NOT_TRAINING = re.compile(
     r"map|filter|load|tokeniz|generat|fetch|resolv|shard|valid|eval|test|predict|sanity|saving|upload|cast|"
@@ -27,6 +28,7 @@ class Bar:
     n: int
     total: int
     epoch: int | None = None
+    begins: bool = False  # whether this is its first frame, which has no rate yet
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class Bars:
     def step(self, bar: Bar) -> int | None:
         """Return the step that a bar stands for; None if it is not the training's."""
         key = (bar.title, bar.total)
-        if len(self._counts) > 100 and key not in self._counts:
+        if len(self._counts) > BARS_MAX and key not in self._counts:
             return None
         count = self._counts.setdefault(key, _Count())
         if bar.n < count.n:
@@ -82,4 +84,4 @@ def read_bar(match: re.Match[str]) -> Bar | None:
     if NOT_TRAINING.search(title) or not 0 < total < LARGEST_STEP or n > total:
         return None
     epoch = _EPOCH.search(title)
-    return Bar(_DIGITS.sub("#", title), n, total, None if epoch is None else int(epoch[1][:9]))
+    return Bar(_DIGITS.sub("#", title), n, total, None if epoch is None else int(epoch[1][:9]), "<?," in match[0])

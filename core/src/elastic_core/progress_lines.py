@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from elastic_core.progress import BUILT_IN, LARGEST_STEP, Checkpoint, Expressions, Progress
-from elastic_core.progress_bars import Bars, read_bar
+from elastic_core.progress_bars import BARS_MAX, Bar, Bars, read_bar
 from elastic_core.progress_expressions import USER_LINE_MAX_CHARACTERS, needle_of
 from elastic_core.progress_patterns import CHECKPOINT_NEEDLE, CHECKPOINT_PATTERNS, PATTERNS, Pattern
 
@@ -218,9 +218,13 @@ class LineReader:
 
     Attributes:
         recognizer: The node's.
+        counts_on: Whether the step that was read last counts on over rounds. That of a bar without an epoch does not if
+            the bar began at 0, nor does a step beside an epoch that is not read: each can be of one epoch.
     """
 
     recognizer: Recognizer
+    counts_on: bool = True
+    _began: dict[tuple[str, int], int] = field(default_factory=dict)  # the first n of each bar
     _bars: Bars = field(default_factory=Bars)
     _candidates: dict[str, _Candidate] = field(default_factory=dict)
 
@@ -266,7 +270,7 @@ class LineReader:
     def _decides(self, pattern: Pattern, match: re.Match[str]) -> bool:
         """Count a match; whether it is the third with a growing step."""
         if "n" in match.groupdict():
-            if (bar := read_bar(match)) is None:
+            if (bar := self._bar(match)) is None:
                 return False
             name, position = f"{pattern.name} {bar.title} {bar.total}", float(bar.n)
             if bar.epoch is not None:
@@ -275,7 +279,7 @@ class LineReader:
             name, position = pattern.name, value
         else:
             return False
-        if len(self._candidates) > 100:  # bars of ever new titles
+        if len(self._candidates) > BARS_MAX:  # bars of ever new titles
             self._candidates.clear()
         seen = self._candidates.get(name)
         if seen is None or position < seen.position:
@@ -289,10 +293,20 @@ class LineReader:
         groups = match.groupdict()
         read = progress_of(groups)
         if "n" not in groups:
+            self.counts_on = read.epoch is not None or "epoch" not in match.string.lower()
             return read
-        bar = read_bar(match)
+        bar = self._bar(match)
         step = None if bar is None else self._bars.step(bar)
         if bar is None or step is None:
             return Progress()
+        whole = self.recognizer.chosen is not None and not self.recognizer.chosen.is_generic
+        self.counts_on = whole or bar.epoch is not None or self._began.get((bar.title, bar.total), 0) > 0
         epoch = read.epoch if bar.epoch is None else float(bar.epoch)
         return Progress(step=step, loss=read.loss, epoch=epoch)
+
+    def _bar(self, match: re.Match[str]) -> Bar | None:
+        """Return the bar of a match, and remember where it began."""
+        bar = read_bar(match)
+        if bar is not None and bar.begins and len(self._began) < BARS_MAX:
+            self._began[bar.title, bar.total] = bar.n
+        return bar

@@ -81,6 +81,8 @@ def test_what_was_judged_and_why_is_published_once() -> None:
         "exit_code": 1,
         "step": 7,
         "new_checkpoint": False,
+        "moved": False,
+        "place": "",
         "after_s": 5.0,
         "message": "ValueError: boom",
         "restarts": 0,

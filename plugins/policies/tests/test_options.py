@@ -9,6 +9,7 @@ from elastic_core.errors import UsageError
 from elastic_policies.backoff import Backoff
 from elastic_policies.budget import Budget, parse as parse_budget
 from elastic_policies.durations import format_duration, parse_duration
+from elastic_policies.no_progress import NoProgress
 from elastic_policies.options import DEFAULTS, POLICIES, parse_policies
 from elastic_policies.preemptions import Preemptions
 from elastic_policies.quarantine import Quarantine
@@ -38,11 +39,11 @@ def test_a_budget_is_written_as_it_is_read(text: str) -> None:
 def test_the_defaults_and_what_the_text_changes() -> None:
     quarantine = Quarantine(3, 3600.0, 1800.0)
     assert parse_policies("") == parse_policies(DEFAULTS)
-    assert parse_policies("") == {"nan_loss": "stop", "no_progress": 3, "quarantine": quarantine}
+    assert parse_policies("") == {"nan_loss": "stop", "no_progress": NoProgress(3, 5), "quarantine": quarantine}
     text = " budget = 10/1h, no_progress=2,quarantine=off , backoff=1s..60s,preemptions=20/1h"
     assert parse_policies(text) == {
         "nan_loss": "stop",
-        "no_progress": 2,
+        "no_progress": NoProgress(2),
         "budget": Budget(restarts=10, window=3600.0),
         "preemptions": Preemptions(20, 3600.0),
         "backoff": Backoff(1.0, 60.0),

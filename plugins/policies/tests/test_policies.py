@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from failures import failure, history, incident, killed
 
-from elastic_core.incidents import Action, Failure, Incident, IncidentKind, Verdict
+from elastic_core.config.run import UNLIMITED_RESTARTS
+from elastic_core.incidents import PEER_LOST, Action, Failure, Incident, IncidentKind, Verdict
 from elastic_policies import (
     backoff,
     budget,
@@ -18,6 +20,7 @@ from elastic_policies import (
     preemptions,
     quarantine,
 )
+from elastic_policies.hopeless import find_proof
 from elastic_policies.options import parse_policies
 from elastic_policies.past import newer_steps, since_checkpoint, since_progress
 
@@ -176,7 +179,7 @@ def test_a_newer_step_ends_the_back_off() -> None:
 
 # Classification, no progress, NaN ------------------------------------------------------------------------------------
 
-TYPE_ERROR = incident(message="TypeError: unhashable")
+TYPE_ERROR = incident(message="TypeError: boom")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,7 @@ TYPE_ERROR = incident(message="TypeError: unhashable")
         (1, [], killed(), None),
         (2, [], TYPE_ERROR, None),
         (2, [failure(exception="TypeError")], TYPE_ERROR, Action.GIVE_UP),
-        (2, [failure(exception="TypeError", rank=1)], TYPE_ERROR, None),
+        (2, [failure(exception="TypeError", rank=1)], TYPE_ERROR, Action.GIVE_UP),
         (2, [failure(exception="KeyError")], TYPE_ERROR, None),
     ],
 )
@@ -197,52 +200,128 @@ def test_an_error_of_the_program_is_not_repeated(
     assert action(classification.judge(now, history(*past), most)) is expected
 
 
+TIMEOUT = "TimeoutError: boom"
+LOST = "RuntimeError: Connection closed by peer [10.0.0.7]:4242"
+PEER: dict[str, Any] = {"exception": "RuntimeError", "digest": PEER_LOST}
+
+
 @pytest.mark.parametrize(
     ("past", "now", "expected"),
     [
-        ([], incident(), None),
-        ([failure(9)], incident(), None),
-        ([failure(9), failure(5)], incident(), Action.GIVE_UP),
-        ([failure(9), failure(5, exception="KeyError")], incident(), None),
-        ([failure(9), failure(5, rank=1)], incident(), None),
-        ([failure(1200), failure(601)], incident(), None),
-        ([failure(1200), failure(600)], incident(), Action.GIVE_UP),
-        ([killed(9), killed(5)], killed(), None),
-        ([failure(9, exception="TimeoutError")] * 2, incident(message="TimeoutError: store"), None),
-        ([failure(9, step=5), failure(5, step=4)], incident(step=5), Action.GIVE_UP),
-        ([failure(7000, step=5), failure(3500, step=4)], incident(step=5), Action.GIVE_UP),
-        ([failure(9e5, step=5), failure(4e5, step=4)], incident(step=5), None),
-        ([failure(9, step=5, exception="TimeoutError")] * 2, incident(step=5), None),
-        ([failure(9, step=5)] * 2, incident(step=5, message="TimeoutError: store"), None),
-        ([failure(9, step=5), failure(5, step=4)], incident(step=6), None),
-        ([failure(9, step=5), killed(5, step=5)], incident(step=5), Action.GIVE_UP),
-        ([failure(9, step=5), killed(5, TERM, step=5)], incident(step=5), None),
-        ([failure(9, step=5), failure(5, step=5)], killed(number=TERM, step=5), None),
+        # Without a step: rounds of one length in which nothing moved.
+        ([], incident(), 0),
+        ([failure()], incident(), 0),
+        ([failure()] * 2, incident(), 3),
+        ([failure(), failure(rank=1, host="b")], incident(rank=7), 3),
+        ([failure(), failure(exception="KeyError")], incident(), 0),
+        ([failure(), failure(place="train.py:7 in f")], incident(), 0),
+        ([failure(), failure(digest="0")], incident(), 0),
+        ([failure(), failure(new_checkpoint=True)], incident(), 0),
+        ([failure(), failure(moved=True)], incident(), 0),
+        ([failure(after=3000.0), failure(after=2500.0)], incident(after=2400.0), 3),
+        ([failure(after=3000.0), failure(after=2500.0)], incident(after=600.0), 0),
+        ([failure(9e5), failure(4e5)], incident(), 3),
+        ([killed(9)] * 9, killed(), 0),
+        ([failure(exception="TimeoutError")] * 9, incident(message=TIMEOUT), 0),
+        ([failure(**PEER)] * 9, incident(message=LOST), 0),
+        ([failure(**PEER, after=1800.0)] * 4, incident(message=LOST, after=1790.0), 5),
+        ([failure(**PEER, after=1800.0)] * 4, incident(message=LOST, after=900.0), 0),
+        ([failure(exception="TimeoutError", after=1800.0)] * 9, incident(message=TIMEOUT, after=1800.0), 0),
+        ([failure(exception="", exit_code=3)] * 2, incident(message="", exit_code=3), 3),
+        ([failure(exception="", exit_code=3)] * 2, incident(message="", exit_code=4), 0),
+        # With steps: the round that progressed does not count.
+        ([failure(step=5)] * 2, incident(step=5), 0),
+        ([failure(step=5)] * 3, incident(step=5), 3),
+        ([failure(step=5), failure(step=4), failure(step=3)], incident(step=5), 3),
+        ([failure(step=5), failure(step=4), failure(step=3)], incident(step=6), 0),
+        ([failure(step=5), failure(step=4), failure(exception="KeyError", step=3)], incident(step=5), 0),
+        ([failure(step=5), killed(9, step=5), killed(9, step=5)], killed(step=5), 0),
+        ([failure(step=5), failure(step=5), killed(9, TERM), failure(step=5)], incident(step=5), 3),
+        ([failure(step=5), failure(step=5), killed(9, TERM, step=9), failure(step=5)], incident(step=5), 0),
+        ([failure(step=5)] * 3, killed(number=TERM, step=5), 0),
+        # Steps that another node has printed are known one round later.
+        ([failure(step=5)] * 3, incident(), 0),
+        ([failure(step=5)] * 4, incident(), 3),
+        # After a failure of another kind the program does not get as far as to a step.
+        ([killed(9, step=5), failure(), failure()], incident(), 3),
+        # What comes from outside the program ends it at one step only.
+        ([failure(exception="TimeoutError", step=900)] * 4, incident(step=900, message=TIMEOUT), 5),
+        ([failure(exception="TimeoutError", step=900)] * 3, incident(step=900, message=TIMEOUT), 0),
+        ([failure(**PEER, step=step) for step in (29, 29, 29, 29)], incident(step=29, message=LOST), 5),
+        ([failure(**PEER, step=step) for step in (29, 28, 29, 29)], incident(step=29, message=LOST), 0),
+        ([failure(**PEER, step=step) for step in (900, 897, 899, 893)], incident(step=900, message=LOST), 5),
+        ([killed(9, step=900, host=host) for host in "abcd"], killed(step=900), 5),
     ],
 )
-def test_three_failures_without_progress_end_the_job(
-    past: list[Failure], now: Incident, expected: Action | None
+def test_equal_failures_without_progress_end_the_job(past: list[Failure], now: Incident, expected: int) -> None:
+    proof = find_proof(now, history(*past), 3, 5, limit_given=False)
+    assert (0 if proof is None else proof.rounds) == expected
+
+
+@pytest.mark.parametrize(
+    ("past", "now", "expected"),
+    [
+        ([failure()] * 3, incident(), 0),
+        ([failure()] * 4, incident(), 5),
+        ([failure()] * 3 + [failure(moved=True)], incident(), 0),
+        ([failure(after=600.0)] * 4, incident(after=60.0), 0),
+        ([failure(step=5)] * 3, incident(step=5), 0),
+        ([failure(step=5)] * 4, incident(step=5), 5),
+        ([failure(step=50, new_checkpoint=True), *[failure(step=50)] * 3], incident(step=50), 5),
+        ([failure(step=step) for step in (190, 150, 170, 130)], incident(step=160), 0),
+        ([failure(step=step) for step in (100, 200, 300, 400)], incident(step=500), 0),
+        ([failure(step=5)] * 4, incident(), 0),
+        ([failure(step=5)] * 5, incident(), 5),
+    ],
+)
+def test_where_a_limit_was_given_five_rounds_must_end_at_one_step(
+    past: list[Failure], now: Incident, expected: int
 ) -> None:
-    assert action(no_progress.judge(now, history(*past), 3)) is expected
+    proof = find_proof(now, history(*past), 3, 5, limit_given=True)
+    assert (0 if proof is None else proof.rounds) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "max_restarts", "rounds"),
+    [("3/5", 3, 3), ("3/5", 1000, 5), ("3/5", UNLIMITED_RESTARTS, 5), ("3", 1000, 3), ("6", 3, 6), ("2/4", 0, 4)],
+)
+def test_how_many_rounds_it_takes_depends_on_what_was_given(text: str, max_restarts: int, rounds: int) -> None:
+    def judge(before: int) -> Verdict | None:
+        past = history(*[failure()] * before, max_restarts=max_restarts)
+        return no_progress.judge(incident(), past, no_progress.parse(text))
+
+    assert judge(rounds - 2) is None
+    assert action(judge(rounds - 1)) is Action.GIVE_UP
 
 
 @pytest.mark.parametrize("step", [None, 5])
 def test_a_newer_checkpoint_is_progress(step: int | None) -> None:
-    past = [failure(9, step=step), failure(5, step=step)]
-    assert action(no_progress.judge(incident(step=step), history(*past), 3)) is Action.GIVE_UP
-    assert no_progress.judge(incident(step=step), history(*past, new_checkpoint=True), 3) is None
-    past[1] = failure(5, step=step, new_checkpoint=True)
-    assert no_progress.judge(incident(step=step), history(*past), 3) is None
+    past, numbers = [failure(step=step)] * 3, no_progress.parse("3/5")
+    assert action(no_progress.judge(incident(step=step), history(*past), numbers)) is Action.GIVE_UP
+    assert no_progress.judge(incident(step=step), history(*past, new_checkpoint=True), numbers) is None
+    past[2] = failure(step=step, new_checkpoint=True)
+    assert no_progress.judge(incident(step=step), history(*past), numbers) is None
 
 
-def test_it_says_what_did_not_progress() -> None:
-    steps = history(failure(9, step=5), failure(5, step=7), failure(3, step=6))
-    verdict = no_progress.judge(incident(step=6), steps, 3)
-    assert verdict is not None
-    assert verdict.reason == "3 failures in a row without a step after 7 or a newer checkpoint (no_progress=3)"
-    verdict = no_progress.judge(incident(), history(failure(9), failure(5)), 3)
-    assert verdict is not None
-    assert verdict.reason == "ValueError on rank 0 3 times in a row without a newer checkpoint (no_progress=3)"
+def test_it_says_what_was_alike_and_what_did_not_progress() -> None:
+    def reason(now: Incident, *past: Failure) -> str:
+        verdict = no_progress.judge(now, history(*past), no_progress.parse("3/5"))
+        assert verdict is not None
+        assert not verdict.requeue
+        return verdict.reason
+
+    at = incident(where="train.py:41 in step: x = table[key]", message="KeyError: boom")
+    known = failure(exception="KeyError", place="train.py:41 in step")
+    what = "the same KeyError at train.py:41 in step in 3 rounds in a row"
+    assert reason(at, known, known) == f"{what}, and no step or checkpoint (no_progress=3)"
+    known = replace(known, step=7)
+    assert reason(replace(at, step=7), *[known] * 3) == f"{what}, and no newer step or checkpoint (no_progress=3)"
+    elsewhere = failure(exception="", exit_code=1, host="b")
+    what = "a worker exited with code 1 in 3 rounds in a row on 2 hosts"
+    assert reason(incident(message=""), elsewhere, elsewhere) == f"{what}, and no step or checkpoint (no_progress=3)"
+    lost = [failure(**PEER, step=step) for step in (900, 899, 900, 900)]
+    what = "a peer was lost in 5 rounds in a row"
+    assert reason(incident(step=900, message=LOST), *lost) == f"{what}, each at step 899 to 900 (no_progress=5)"
 
 
 @pytest.mark.parametrize(
@@ -251,6 +330,12 @@ def test_it_says_what_did_not_progress() -> None:
 )
 def test_a_loss_that_is_not_a_number_ends_the_job(message: str, expected: Action | None) -> None:
     assert action(nan_loss.judge(incident(message=message), history(), "stop")) is expected
+
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+BAD_GPU: dict[str, Any] = {"exception": "RuntimeError", "digest": incident(message=ECC).digest}
+SLOW_DOWN = "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation"
+SLOW: dict[str, Any] = {"exception": "botocore.exceptions.ClientError", "digest": incident(message=SLOW_DOWN).digest}
 
 
 # Quarantine ----------------------------------------------------------------------------------------------------------
@@ -264,6 +349,10 @@ def test_a_loss_that_is_not_a_number_ends_the_job(message: str, expected: Action
         ([killed(9), killed(5)], killed(), Action.EXCLUDE_HOST),
         ([killed(3601), killed(5)], killed(), None),
         ([killed(9, host="b"), killed(5)], killed(), None),
+        ([killed(9, host="b"), killed(7), killed(5)], killed(), Action.RESTART),
+        ([killed(9, number=7, host="b"), killed(7), killed(5)], killed(), Action.EXCLUDE_HOST),
+        ([failure(9, **BAD_GPU), failure(5, **BAD_GPU)], incident(message=ECC), Action.EXCLUDE_HOST),
+        ([failure(9, **SLOW), failure(5, **SLOW)], incident(message=SLOW_DOWN), None),
         ([failure(9), failure(5)], incident(), None),
         ([failure(9), killed(7), killed(5)], killed(), Action.EXCLUDE_HOST),
         ([killed(9), killed(7), killed(5)], killed(), None),
@@ -308,11 +397,18 @@ def test_the_strictest_counts_with_the_longest_delay_and_says_whose_it_is() -> N
 
 
 def test_a_failure_that_quarantines_its_host_is_not_held_against_the_program() -> None:
-    past = [killed(9, step=5), killed(5, step=5)]
-    verdict = judged("", killed(step=5), *past)
-    assert action(verdict) is Action.EXCLUDE_HOST
-    assert action(judged("", killed(step=5, host="b"), *past, killed(1, step=5))) is Action.GIVE_UP
+    past = [killed(9, step=5)] * 5
+    assert action(judged("", killed(step=5), *past)) is Action.EXCLUDE_HOST
+    assert action(judged("", killed(step=5), *past[1:])) is Action.GIVE_UP
     assert action(judged("quarantine=off", killed(step=5), *past)) is Action.GIVE_UP
+
+
+def test_why_a_host_is_not_quarantined_is_said_beside_the_verdict_of_others() -> None:
+    past = [killed(9, host="b"), killed(7), killed(5)]
+    verdict = judged("budget=9/1h", killed(), *past)
+    why = "a is not left out: b failed alike within 1h (quarantine=3/1h:30m)"
+    assert verdict == Verdict(Action.RESTART, f"restart 4 of budget=9/1h; {why}")
+    assert judged("", killed(), *past) == Verdict(Action.RESTART, why)
 
 
 @pytest.mark.parametrize("kind", [IncidentKind.PORT_TAKEN, IncidentKind.STORE_DIED, IncidentKind.NODE_LOST])

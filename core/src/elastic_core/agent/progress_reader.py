@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from elastic_core.events import Event, Field, Level
 from elastic_core.progress import BUILT_IN, Checkpoint, Expressions, Progress
 from elastic_core.protocol.node_events import Checkpointed
+from elastic_core.protocol.roster import Reached
 
 if TYPE_CHECKING:
     from elastic_core.progress_lines import LineReader, Recognizer, Scanner
@@ -52,6 +53,7 @@ class _Rank:
     """The progress of one worker. Instants are on the monotonic clock, in seconds."""
 
     progress: Progress = NOTHING
+    counted: int | None = None  # the newest step that counts on over rounds
     lines: LineReader | None = None  # once it has printed anything
     at: float | None = None  # when something moved last
     stepped_at: float | None = None  # when its position last changed
@@ -94,6 +96,7 @@ class ProgressReader:
         self._ranks: dict[int, _Rank] = {}
         self._streams: list[StreamReader] = []
         self._step_seen = False
+        self._reached: Reached | None = None  # how far the newest round came of which anything is known
         self._told_pattern = ""
         """The name of the pattern that was published last."""
         self._said: tuple[int, int | None, float] | None = None
@@ -124,6 +127,7 @@ class ProgressReader:
 
     def begin(self, number: int) -> None:
         """Begin a round: nothing is known of its workers. What they print is known already, if it was found out."""
+        self.reached()
         with self._lock:
             self._round, self._step_seen, self._said = number, False, None
             self._has_new_checkpoint = False
@@ -149,14 +153,23 @@ class ProgressReader:
             }
 
     def step(self, rank: int) -> int | None:
-        """Return the newest step of a worker; of one that says none, that of the other workers here."""
+        """Return the newest step of a worker that counts on over rounds; of one without any, that of the others."""
         self._catch_up()
         with self._lock:
             known = self._ranks.get(rank)
-            if known is not None and known.progress.step is not None:
-                return known.progress.step
-            steps = (other.progress.step for other in self._ranks.values())
-            return max((step for step in steps if step is not None), default=None)
+            return self._newest_counted() if known is None or known.counted is None else known.counted
+
+    def reached(self) -> Reached | None:
+        """Return how far the round has come here; while nothing is known of it, how far the one before had come."""
+        self._catch_up()
+        with self._lock:
+            step = self._newest_counted()
+            if step is not None or self._step_seen:
+                self._reached = Reached(self._round, step, self._step_seen)
+            return self._reached
+
+    def _newest_counted(self) -> int | None:
+        return max((known.counted for known in self._ranks.values() if known.counted is not None), default=None)
 
     def last_checkpoint(self) -> tuple[int | None, float] | None:
         """Return the step of the last checkpoint, as far as it is known, and its age in seconds; None if none is known.
@@ -178,7 +191,7 @@ class ProgressReader:
 
     def observe(self, rank: int, progress: Progress) -> None:
         """Take progress of a worker of the current round that it has reported itself."""
-        self._take(self._round, rank, [progress], [], is_read=False)
+        self._take(self._round, rank, [(progress, True)], [], is_read=False)
 
     def note_checkpoint(self, checkpoint: Checkpoint, age: float = 0.0) -> None:
         """Take a checkpoint that was saved ``age`` seconds ago."""
@@ -188,7 +201,7 @@ class ProgressReader:
 
     def read(self, number: int, rank: int, lines: Sequence[str], at: float | None = None) -> None:
         """Read lines that a worker of round ``number`` printed at the instant ``at``, or just now if ``at`` is None."""
-        found: list[Progress] = []
+        found: list[tuple[Progress, bool]] = []  # each with whether its step counts on over rounds
         checkpoints: list[Checkpoint] = []
         with self._lock:
             if number != self._round:
@@ -197,7 +210,7 @@ class ProgressReader:
             for line in lines:
                 began = self._cpu() if self.wants_all_output else 0.0
                 if (progress := reader.read(line)) is not None:
-                    found.append(progress)
+                    found.append((progress, reader.counts_on))
                 if (checkpoint := reader.read_checkpoint(line)) is not None:
                     checkpoints.append(checkpoint)
                 if self.wants_all_output and self._cpu() - began > MATCH_MAX_SECONDS:
@@ -232,7 +245,7 @@ class ProgressReader:
         self,
         number: int,
         rank: int,
-        found: Sequence[Progress],
+        found: Sequence[tuple[Progress, bool]],
         checkpoints: Sequence[Checkpoint],
         *,
         is_read: bool,
@@ -243,8 +256,10 @@ class ProgressReader:
         with self._lock:
             if number != self._round:
                 return
-            for progress in found:
+            for progress, counts_on in found:
                 posts += self._update(rank, self._known(rank), progress, self._now() if at is None else at)
+                if counts_on and progress.step is not None:
+                    self._known(rank).counted = progress.step
             for checkpoint in checkpoints:
                 posts.append(self._note_checkpoint(checkpoint, 0.0))
             if found:

@@ -70,9 +70,8 @@ class Supervisor:
         self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
         self._stores, self._look, self._slots = stores, look, applicant.info.slots
         self._ids = {applicant.info.node_id, *(node.node_id for node in applicant.former)}  # all of this agent's
-        self._drained = joined.drained
         self._exit: Exit | None = None
-        self._row = joined.row
+        self._row, self._drained = joined.row, joined.drained
         self._workers: LocalWorkers | None = None  # the part of the row for ``elastic status``
         self._no_place: Event | None = None
         self._since = runtime.now()  # when the node's state last changed
@@ -85,6 +84,7 @@ class Supervisor:
             judge=self._plugins.judge,
             crashed=lambda error: self._loop.post(Crashed(error)),
             node_gone=self._plugins.node_gone,
+            reached=self._group.progress.reached,
         )
         self._session = Session(store, joined, runtime, calls)
         self._departure = Departure(
@@ -342,8 +342,7 @@ class Supervisor:
 
     def _notify(self, notice: node_events.Notice | None) -> None:
         """Write the notice, *then* read the reports, and answer once."""
-        plan = self._state.ledger.plan
-        if notice is not None and notice.step is None and plan is not None:
+        if notice is not None and notice.step is None and (plan := self._state.ledger.plan) is not None:
             self._plugins.stop_planned(self._state.round, notice.deadline, plan.why)
         if (steps := self._group.notify(notice)) is not None and notice is not None:
             self._step(node_events.Answered(notice, steps))
@@ -364,7 +363,8 @@ class Supervisor:
             self._publish_row()
 
     def _publish_row(self) -> None:
-        self._session.publish_row(replace(self._row, slots=self._slots, workers=self._workers))
+        reached = self._group.progress.reached()
+        self._session.publish_row(replace(self._row, slots=self._slots, workers=self._workers, reached=reached))
 
     def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
         self._publish(Event(name, message, level))

@@ -17,21 +17,34 @@ from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.identity import host_name
 from elastic_core.host.terminal import CYAN, RED, YELLOW, painter, printable
-from elastic_core.incidents import SPENDS_A_RESTART, Action, History, Incident, Verdict, repeats_at_once
+from elastic_core.incidents import (
+    SPENDS_A_RESTART,
+    Action,
+    Failure,
+    History,
+    Incident,
+    Verdict,
+    is_same_step,
+    repeats_at_once,
+)
 
 
-def is_worth_requeueing(incident: Incident) -> bool:
+def is_worth_requeueing(incident: Incident, past: Sequence[Failure] = ()) -> bool:
     """Whether the job that an incident ends may succeed elsewhere: its text names a GPU, a node, the network, storage.
 
-    A worker that was killed without a word may be killed again for the same reason, so its job is not.
+    A worker that was killed without a word may be killed again for the same reason, so its job is not. Neither is a job
+    that the same failure has ended at the same step before, unless that was twice, by the fault of one host.
     """
-    from elastic_core.known_failures import FailureClass, classify  # here, since only a job that fails needs it
+    from elastic_core.known_failures import FailureClass, classify, is_hosts_fault  # only a job that fails needs them
+    from elastic_core.protocol.counters import as_record
 
-    return bool(incident.message) and classify(incident) in (
-        FailureClass.INFRASTRUCTURE,
-        FailureClass.PEER,
-        FailureClass.PREEMPTION,
-    )
+    found = classify(incident)
+    if not incident.message or found is FailureClass.PREEMPTION:
+        return bool(incident.message)
+    own = as_record(incident)
+    again = [one for one in past if one.signature == own.signature and is_same_step(one.step, own.step)]
+    on_host = is_hosts_fault(incident) and all(one.host == own.host for one in again)
+    return found in (FailureClass.INFRASTRUCTURE, FailureClass.PEER) and len(again) < 1 + on_host
 
 
 class MaxRestartsPolicy:
@@ -50,7 +63,7 @@ class MaxRestartsPolicy:
         why = f"all restarts of --max_restarts={history.max_restarts} are spent"
         if history.max_restarts == 0:
             why = "--max_restarts is 0, so the first failure ends the job"
-        return Verdict(Action.GIVE_UP, why, requeue=is_worth_requeueing(incident))
+        return Verdict(Action.GIVE_UP, why, requeue=is_worth_requeueing(incident, history.failures))
 
 
 class LogLineMetrics:

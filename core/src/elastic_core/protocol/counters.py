@@ -7,16 +7,25 @@ restart is given back if a member that is dropped afterwards never saw that ROUN
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
 from elastic_core.incidents import SPENDS_A_RESTART, Action, Failure, Incident, as_failure
-from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, HostLosses, Round, SpentRestart
+from elastic_core.protocol.entries import (
+    Counters,
+    Evidence,
+    Exclusion,
+    Halt,
+    HaltReason,
+    HostLosses,
+    Round,
+    SpentRestart,
+)
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_CHANGES, MAX_FAILURES, MAX_HOSTS, clip
-from elastic_core.protocol.roster import NodeRow
+from elastic_core.protocol.roster import NodeRow, Reached
 
 SAME_CHANGE_SECONDS = 30.0
 LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a host that has no row
@@ -69,17 +78,66 @@ def counters_after_halt(
     return after, spends
 
 
-def past_failures(ledger: Ledger, now: float) -> tuple[Failure, ...]:
-    """Return the failures that the ledger remembers, as policies see them at ``now`` (rule L10)."""
-    age, counters = ledger.age(now), ledger.counters
-    return tuple(
-        replace(
+def past_failures(ledger: Ledger, now: float, reached: Iterable[Reached] = ()) -> tuple[Failure, ...]:
+    """Return the failures that the ledger remembers, as policies see them at ``now`` (rule L10).
+
+    ``reached`` is how far nodes say that their rounds have come, which can be further than the ledger says.
+    """
+    age, counters, known = ledger.age(now), ledger.counters, tuple(reached)
+    evidence, found = {one.round: one for one in counters.evidence}, []
+    for spent in counters.failures:
+        number = spent.failure.round
+        more = evidence.get(number, Evidence(number, "", "", None, moved=False))
+        step, moved = newest_step(known, number, spent.failure.step)
+        failure = replace(
             spent.failure,
+            step=step,
             seconds_ago=max(0.0, age - spent.age),
-            new_checkpoint=spent.failure.round in counters.new_checkpoints,
+            new_checkpoint=number in counters.new_checkpoints,
+            place=more.place,
+            digest=more.digest,
+            after=more.after,
+            moved=moved or more.moved,
         )
-        for spent in counters.failures
+        found.append(failure)
+    return tuple(found)
+
+
+def as_record(incident: Incident) -> Failure:
+    """Return what the ledger remembers of an incident that spends a restart, each text in its share."""
+    failure = as_failure(incident)
+    host, exception, place = (
+        clip(text, FAILURE_TEXT_BYTES) for text in (failure.host, failure.exception, failure.place)
     )
+    return replace(failure, host=host, exception=exception, place=place)
+
+
+def newest_step(reached: Iterable[Reached], number: int, step: int | None) -> tuple[int | None, bool]:
+    """Return the newest step of round ``number``, of which ``step`` is known, and whether a rank of it has moved."""
+    known = [one for one in reached if one.round == number]
+    steps = [one for one in (step, *(one.step for one in known)) if one is not None]
+    return max(steps, default=None), any(one.moved for one in known)
+
+
+def judged_step(
+    incident: Incident, own: Reached | None, reached: Sequence[Reached], past: Iterable[Failure]
+) -> tuple[int | None, bool]:
+    """Return the newest step of the round of an incident, and whether a rank of it has moved, as of the judgement.
+
+    The node of the incident and the leader (``own``) know what their own ranks have reached. The rows of the others may
+    be seconds old: their step proves progress, but a step that is not newer than those of the past proves nothing.
+    """
+    here = [] if own is None else [own]
+    known, _ = newest_step(here, incident.round, incident.step)
+    step, moved = newest_step([*reached, *here], incident.round, incident.step)
+    if known is None and step is not None and any(one.step is not None and one.step >= step for one in past):
+        step = None
+    return step, moved
+
+
+def reached_by(rows: Iterable[NodeRow]) -> list[Reached]:
+    """Return how far the nodes say that their newest rounds have come."""
+    return [row.reached for row in rows if row.reached is not None]
 
 
 def has_new_checkpoint(rows: Iterable[NodeRow], number: int) -> bool:
@@ -89,14 +147,29 @@ def has_new_checkpoint(rows: Iterable[NodeRow], number: int) -> bool:
 
 def _with_failure(counters: Counters, view: LeaderView, old: Round, incident: Incident) -> Counters:
     """Return the counters with the failure of round ``old`` as the newest one, and whether it had a new checkpoint."""
-    failure = as_failure(incident)
-    host, exception = clip(failure.host, FAILURE_TEXT_BYTES), clip(failure.exception, FAILURE_TEXT_BYTES)
-    spent = SpentRestart(failure=replace(failure, host=host, exception=exception), age=round(view.age, 1))
+    rows = [node.row for node in view.node_views(old)]
+    failure, reached = as_record(incident), reached_by(rows)
+    bare = replace(failure, place="", digest="", after=None)  # which the evidence has
+    spent = SpentRestart(failure=bare, age=round(view.age, 1))
     failures = (*counters.failures, spent)[-MAX_FAILURES:]
-    rows = (node.row for node in view.node_views(old))
     saved = (*counters.new_checkpoints, *([failure.round] if has_new_checkpoint(rows, failure.round) else []))
+    evidence = (*counters.evidence, Evidence(failure.round, failure.place, failure.digest, failure.after, moved=False))
     kept = {one.failure.round for one in failures}
-    return replace(counters, failures=failures, new_checkpoints=tuple(number for number in saved if number in kept))
+    return replace(
+        counters,
+        failures=tuple(_with_step(one, reached) for one in failures),
+        new_checkpoints=tuple(number for number in saved if number in kept),
+        evidence=tuple(
+            replace(one, moved=one.moved or newest_step(reached, one.round, None)[1])
+            for one in evidence
+            if one.round in kept
+        ),
+    )
+
+
+def _with_step(spent: SpentRestart, reached: list[Reached]) -> SpentRestart:
+    step, _ = newest_step(reached, spent.failure.round, spent.failure.step)
+    return spent if step == spent.failure.step else replace(spent, failure=replace(spent.failure, step=step))
 
 
 def add_change(before: tuple[float, ...], age: float) -> tuple[float, ...]:

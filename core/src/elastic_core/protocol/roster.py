@@ -88,6 +88,15 @@ class SavedStep:
     seconds: float  # since the node noticed it
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a round has come on a node (rule L10)."""
+
+    round: int
+    step: int | None = None  # the newest step of a rank, if its steps count on over rounds
+    moved: bool = False  # whether a rank came from one step to another
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalWorkers:
     """The workers of round k on one node, in order of local rank, for ``elastic status``; no decision depends on them.
@@ -129,6 +138,8 @@ class NodeRow:
     """The answer: for each local rank its last step, read after the notice of the PLAN was written."""
     stepped_down: bool = False  # whether the workers of round k have stopped by themselves, as STOP_AT told them
     progressed: bool = False  # whether round k made progress on this node (rule L4)
+    reached: Reached | None = field(default=None, metadata=SKIPPABLE)
+    """How far round k has come here; at the start of round k, how far the round before had come (rule L10)."""
     checkpoint: LastCheckpoint | None = field(default=None, metadata=SKIPPABLE)
     """The newest checkpoint of round k; None if the node does not notice any (rule L13)."""
     probed: int = 0  # the newest round after whose failure it has probed its peers; 0 for none

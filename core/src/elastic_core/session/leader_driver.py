@@ -16,7 +16,7 @@ from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.protocol import failure_detector
 from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
-from elastic_core.protocol.counters import has_new_checkpoint, past_failures
+from elastic_core.protocol.counters import has_new_checkpoint, judged_step, past_failures, reached_by
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
 from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
@@ -24,7 +24,7 @@ from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, compose, next_anchors
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
-from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Reached
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
@@ -52,6 +52,7 @@ class LeaderDriver:
     runtime: Runtime
     publish: Callable[[Event], None]
     node_gone: NodeGone | None = None  # none where no plugin would be asked
+    reached: Callable[[], Reached | None] = lambda: None  # how far this node's own workers have come
     watch: Watch = field(default_factory=Watch)
     slept: float = 0.0
     """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
@@ -179,9 +180,17 @@ class LeaderDriver:
             self._judgement = Judgement(round=self._judgement.round, verdict=verdict)
             self._thinking = None
             if self._judged is not None:
-                self.publish(verdict_event(*self._judged, verdict))
+                others = self._nodes_beside(self._judged[0].node_id, ledger)
+                enough = ledger.settings.agreement.min_nodes
+                self.publish(verdict_event(*self._judged, verdict, others, enough))
         now, may_forget = self._looked_at, store.may_forget
         return LeaderView(ledger=ledger, watch=self.watch, now=now, judgement=self._judgement, may_forget=may_forget)
+
+    def _nodes_beside(self, node_id: str, ledger: Ledger) -> int:
+        """Return how many nodes the job could go on with without this one."""
+        others = (node for node in self.watch.nodes.values() if node.node_id != node_id and not node.row.leaving)
+        here = [node.node_id for node in others if node.row.run == ledger.head.run]
+        return sum(not is_lost(self.watch, other, ledger.settings.timing, self._looked_at) for other in here)
 
     def _rows(self, store: RendezvousBackend, ledger: Ledger) -> list[Observation]:
         """Return the roster, decoded; of a thousand rows mostly one has changed since the last look."""
@@ -241,14 +250,19 @@ class LeaderDriver:
 
     def _ask(self, incident: Incident, ledger: Ledger) -> None:
         """Ask the policies, on another thread; wait a moment, since they mostly answer at once."""
-        counters = ledger.counters
+        counters, rows = ledger.counters, [node.row for node in self.watch.nodes.values()]
+        reached = reached_by(rows)
+        failures = past_failures(ledger, self.runtime.now(), reached)
+        step, moved = judged_step(incident, self.reached(), reached, failures)
+        incident = replace(incident, step=step)
         history = History(
             restarts=counters.restarts,
             max_restarts=ledger.settings.agreement.max_restarts,
             rounds_without_progress=counters.barren,
             losses={host: losses.count for host, losses in counters.losses.items()},
-            failures=past_failures(ledger, self.runtime.now()),
-            new_checkpoint=has_new_checkpoint((node.row for node in self.watch.nodes.values()), incident.round),
+            failures=failures,
+            new_checkpoint=has_new_checkpoint(rows, incident.round),
+            moved=moved,
         )
         if self._judgement is None or self._judgement.round != incident.round:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")

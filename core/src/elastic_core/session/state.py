@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.node_events import NodeEvent, StoreLost
+from elastic_core.protocol.roster import Reached
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE, Contact
 from elastic_core.session.join import Joined
@@ -25,6 +26,7 @@ class SessionCalls:
     crashed: Callable[[BaseException], None]  # a thread met a defect; the agent ends with it
     node_gone: NodeGone | None = None
     """Asks the plugins whether a node is gone for good, on a separate thread; None where there is none to ask."""
+    reached: Callable[[], Reached | None] = lambda: None  # how far this node's workers have come
 
 
 class SessionState:

@@ -66,7 +66,7 @@ def judge(incident: Incident, history: History, budget: Budget) -> Verdict | Non
     spent, span = _count_spent(incident, history, budget)
     if spent >= budget.restarts:
         reason = f"all restarts of budget={budget} are spent: {spent} {span}"
-        return Verdict(Action.GIVE_UP, reason, requeue=is_worth_requeueing(incident), policy=NAME)
+        return Verdict(Action.GIVE_UP, reason, requeue=is_worth_requeueing(incident, history.failures), policy=NAME)
     return Verdict(Action.RESTART, f"restart {spent + 1} of budget={budget}", policy=NAME)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.known_failures import FailureClass, classify
 from elastic_policies.durations import parse_count
-from elastic_policies.past import MAX_FAILURES, is_equal, since_progress
+from elastic_policies.past import MAX_FAILURES, failed_alike, since_progress
 
 NAME = "classification"
 FORM = "N, such as 2: the job ends at the N-th equal failure of the class 'script'"
@@ -20,7 +20,7 @@ def judge(incident: Incident, history: History, most: int) -> Verdict | None:
     """Give up at the ``most``-th equal failure of the program itself: syntax, names, types, shapes, misuse of CUDA."""
     if classify(incident) is not FailureClass.SCRIPT:
         return None
-    equal = 1 + sum(is_equal(failure, incident) for failure in since_progress(history, incident))
+    equal = 1 + sum(failed_alike(failure, incident) for failure in since_progress(history, incident))
     if equal < most:
         return None
     what = incident.exception or "the failure"

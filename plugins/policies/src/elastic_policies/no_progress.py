@@ -1,66 +1,48 @@
-"""No progress: a bug that ends every round at the same place ends the job."""
+"""No progress: a job that cannot succeed ends. ``hopeless`` has the rules."""
 
 from __future__ import annotations
 
-from itertools import takewhile
+from dataclasses import dataclass
 
-from elastic_core.incidents import Action, Failure, History, Incident, Verdict
-from elastic_core.known_failures import FailureClass, classify
+from elastic_core.config.run import MAX_RESTARTS
+from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_policies.durations import parse_count
-from elastic_policies.past import MAX_FAILURES, class_of, is_equal, since_progress
+from elastic_policies.hopeless import find_proof
+from elastic_policies.past import MAX_FAILURES
 
 NAME = "no_progress"
-FORM = "N, such as 3: the job ends at the N-th failure in a row without a newer step or checkpoint"
-GAP_SECONDS = 600.0
-"""Where steps are not known: rounds that lasted longer may have trained, so their failures are not one bug's."""
-STEP_GAP_SECONDS = 3600.0
-"""Where steps are known. A bar that counts from 0 in each round shows no newer step, however long the round trained."""
-NO_BUG = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.PEER})
+FORM = "N or N/M, such as 3/5: N equal failures in a row without progress end the job, or M where a limit was given"
+PROOF_ROUNDS = 5
+"""How many rounds at one step end a job whose failures come from outside the program, at least."""
 
 
-def parse(text: str) -> int:
-    """Return the number of failures; raise Wrong for another text."""
-    return parse_count(text, least=2, most=MAX_FAILURES)
+@dataclass(frozen=True, slots=True)
+class NoProgress:
+    """After how many equal failures in a row the job ends.
 
-
-def judge(incident: Incident, history: History, most: int) -> Verdict | None:
-    """Give up at the ``most``-th failure in a row, at short intervals, without a newer step or with an equal exception.
-
-    The second counts where steps are not known. A newer checkpoint is progress in both cases. Failures of the
-    infrastructure, of peers, and preemptions do not count.
+    Attributes:
+        few: Where the user has given no number of restarts.
+        many: Where the user has; None if it makes no difference.
     """
-    if not _can_be_a_bug(classify(incident), incident.exception):
-        return None
-    since = since_progress(history, incident)
-    before = [one for one in since if _can_be_a_bug(class_of(one), one.exception)]
-    known = [failure.step for failure in _in_a_row(before, STEP_GAP_SECONDS) if failure.step is not None]
-    if incident.step is not None and len(known) >= most - 1:
-        newest = max([*known, incident.step])
-        what = f"{len(known) + 1} failures in a row without a step after {newest}"
-        return Verdict(Action.GIVE_UP, f"{what} or a newer checkpoint (no_progress={most})", policy=NAME)
-    if not incident.exception:
-        return None
-    equal = 1 + _equal_in_a_row(before, incident)
-    if incident.step is None and equal >= most:
-        what = f"{incident.exception} on rank {incident.rank} {equal} times in a row"
-        return Verdict(Action.GIVE_UP, f"{what} without a newer checkpoint (no_progress={most})", policy=NAME)
-    return None
+
+    few: int
+    many: int | None = None
 
 
-def _can_be_a_bug(failure_class: FailureClass, exception: str) -> bool:
-    """Whether a failure can be the program's. A signal without a text can: the program may need too much memory."""
-    return failure_class is not FailureClass.PREEMPTION and not (exception and failure_class in NO_BUG)
+def parse(text: str) -> NoProgress:
+    """Return what ``3`` or ``3/5`` means; raise Wrong for another text."""
+    few, slash, many = text.partition("/")
+    found = parse_count(few, least=2, most=MAX_FAILURES)
+    return NoProgress(found, parse_count(many, least=found, most=MAX_FAILURES) if slash else None)
 
 
-def _in_a_row(before: list[Failure], gap: float) -> list[Failure]:
-    """Return the newest failures that are at most ``gap`` seconds apart, the newest first."""
-    found: list[Failure] = []
-    for failure in reversed(before):
-        if failure.seconds_ago - (found[-1].seconds_ago if found else 0.0) > gap:
-            break
-        found.append(failure)
-    return found
+def judge(incident: Incident, history: History, numbers: NoProgress) -> Verdict | None:
+    """Give up if the failures in a row prove that the job cannot succeed.
 
-
-def _equal_in_a_row(before: list[Failure], incident: Incident) -> int:
-    return sum(1 for _ in takewhile(lambda failure: is_equal(failure, incident), _in_a_row(before, GAP_SECONDS)))
+    A job that ends so is not worth requeueing, whatever the failure: another run would end at the same point. A
+    ``--max_restarts`` of 3 is the default, so it counts as not given; its fourth failure ends the job anyway.
+    """
+    limit_given = numbers.many is not None and history.max_restarts != MAX_RESTARTS
+    many = numbers.many or max(numbers.few, PROOF_ROUNDS)
+    proof = find_proof(incident, history, numbers.few, many, limit_given=limit_given)
+    return None if proof is None else Verdict(Action.GIVE_UP, f"{proof.why} ({NAME}={proof.rounds})", policy=NAME)

@@ -17,7 +17,7 @@ POLICIES: Mapping[str, ModuleType] = {
     module.NAME: module for module in (nan_loss, classification, no_progress, budget, preemptions, quarantine, backoff)
 }
 """Every policy by name: a module with NAME, FORM, ``parse`` and ``judge``, in the order in which they are asked."""
-DEFAULTS = "nan_loss=stop,no_progress=3,quarantine=3/1h:30m"
+DEFAULTS = "nan_loss=stop,no_progress=3/5,quarantine=3/1h:30m"
 """What is on without ``--failure_policy``, besides ``--max_restarts``, which is core's."""
 OFF = "off"
 

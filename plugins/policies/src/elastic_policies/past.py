@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from elastic_core.incidents import SPENDS_A_RESTART, Failure, History, Incident, IncidentKind
+from elastic_core.incidents import PEER_LOST, SPENDS_A_RESTART, Failure, History, Incident, IncidentKind
 from elastic_core.known_failures import FailureClass, classify
-from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_FAILURES, clip
+from elastic_core.protocol.counters import as_record
+from elastic_core.protocol.limits import MAX_FAILURES
 
 __all__ = [
     "MAX_FAILURES",
+    "as_incident",
     "class_of",
     "failed_alike",
-    "is_equal",
     "is_failure",
     "is_preemption",
     "is_same_host",
@@ -28,35 +29,33 @@ def is_failure(incident: Incident) -> bool:
 
 def class_of(failure: Failure) -> FailureClass:
     """Return the class of a past failure, of which only the exception's type and the exit code are known."""
-    return classify(
-        Incident(
-            kind=IncidentKind.WORKER_FAILED,
-            round=failure.round,
-            node_id="",
-            host=failure.host,
-            rank=failure.rank,
-            exit_code=failure.exit_code,
-            message=failure.exception,
-            exception=failure.exception,
-            step=failure.step,
-        )
+    return classify(as_incident(failure))
+
+
+def as_incident(failure: Failure) -> Incident:
+    """Return the incident of a past failure, as far as it is known."""
+    return Incident(
+        kind=IncidentKind.WORKER_FAILED,
+        round=failure.round,
+        node_id="",
+        host=failure.host,
+        rank=failure.rank,
+        exit_code=failure.exit_code,
+        message=failure.exception,
+        exception=failure.exception,
+        follows_peer=failure.digest == PEER_LOST,
+        step=failure.step,
     )
 
 
 def failed_alike(failure: Failure, incident: Incident) -> bool:
-    """Whether the exception's type and the exit code are the same, on whatever rank."""
-    exception = clip(incident.exception, FAILURE_TEXT_BYTES)  # as the ledger keeps it
-    return (failure.exception, failure.exit_code) == (exception, incident.exit_code)
+    """Whether the exception, its place and its message without numbers are the same, on whatever rank."""
+    return failure.signature == as_record(incident).signature
 
 
 def is_same_host(failure: Failure, incident: Incident) -> bool:
     """Whether the hosts are the same, by name."""
-    return failure.host == clip(incident.host, FAILURE_TEXT_BYTES)
-
-
-def is_equal(failure: Failure, incident: Incident) -> bool:
-    """Whether a worker of the same rank failed alike."""
-    return failure.rank == incident.rank and failed_alike(failure, incident)
+    return failure.host == as_record(incident).host
 
 
 def within(history: History, seconds: float) -> list[Failure]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from elastic_core.config.parse import Wrong
 from elastic_core.incidents import MAX_EXCLUSION_SECONDS, Action, Failure, History, Incident, Verdict
-from elastic_core.known_failures import FailureClass, classify
+from elastic_core.known_failures import is_hosts_fault
+from elastic_core.protocol.limits import list_names
 from elastic_policies.durations import format_duration, parse_count, parse_duration
-from elastic_policies.past import MAX_FAILURES, class_of, failed_alike, is_same_host, within
+from elastic_policies.past import MAX_FAILURES, as_incident, failed_alike, is_same_host, within
 
 NAME = "quarantine"
 FORM = "N/DURATION:DURATION, such as 3/1h:30m"
@@ -39,28 +40,26 @@ def parse(text: str) -> Quarantine:
 def judge(incident: Incident, history: History, quarantine: Quarantine) -> Verdict | None:
     """Leave out the host of the failure if it was the first cause so many times within the window.
 
-    Only failures count that can be the host's fault. A host that stays, because the others are too few, is not judged
-    anew by every failure, but by every ``quarantine.failures``-th: meanwhile other policies decide.
+    Only failures count that can be the host's fault. One that has come on another host too follows the job, and not the
+    host, so no host is left out for it. A host that stays, because the others are too few, is not judged anew by every
+    failure, but by every ``quarantine.failures``-th: meanwhile other policies decide.
     """
-    if not _blames_host(classify(incident), incident):
+    if not is_hosts_fault(incident):
         return None
-    count = 1 + sum(_counts(failure, incident) for failure in within(history, quarantine.window))
+    recent = within(history, quarantine.window)
+    count = 1 + sum(_counts(failure, incident) for failure in recent)
     if count % quarantine.failures:
         return None
-    reason = (
-        f"{incident.host} failed first {count} times within {format_duration(quarantine.window)} "
-        f"(quarantine={quarantine})"
-    )
+    span = format_duration(quarantine.window)
+    others = {one.host for one in recent if failed_alike(one, incident) and not is_same_host(one, incident)}
+    if others:
+        reason = f"{incident.host} is not left out: {list_names(sorted(others))} failed alike within {span}"
+        return Verdict(Action.RESTART, f"{reason} (quarantine={quarantine})", policy=NAME)
+    reason = f"{incident.host} failed first {count} times within {span} (quarantine={quarantine})"
     return Verdict(Action.EXCLUDE_HOST, reason, exclude_for=quarantine.cool_down, policy=NAME)
 
 
 def _counts(failure: Failure, incident: Incident) -> bool:
     if not is_same_host(failure, incident):
         return False
-    return failed_alike(failure, incident) or _blames_host(class_of(failure), failure)
-
-
-def _blames_host(found: FailureClass, failure: Failure | Incident) -> bool:
-    """Whether a failure can be the host's fault: hardware and system, or a death that nothing explains."""
-    unexplained = not failure.exception and (failure.exit_code is None or failure.exit_code < 0)
-    return found is FailureClass.INFRASTRUCTURE or (found is FailureClass.UNKNOWN and unexplained)
+    return failed_alike(failure, incident) or is_hosts_fault(as_incident(failure))

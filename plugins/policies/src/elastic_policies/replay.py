@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from elastic_core.errors import UsageError
-from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, as_failure, strictest
+from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, strictest
 from elastic_core.plugins.builtin import MaxRestartsPolicy
+from elastic_core.protocol.counters import as_record
 from elastic_policies.composition import judge
 from elastic_policies.past import MAX_FAILURES
 
@@ -27,6 +28,7 @@ class Judged:
     max_restarts: int
     new_checkpoint: bool
     verdict: Verdict
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
         exit_code=fields["exit_code"],
         message=str(fields["message"]),
         step=fields["step"],
+        where=str(fields.get("place", "")),
     )
     verdict = Verdict(
         Action[str(fields["action"]).upper()],
@@ -83,10 +86,10 @@ def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
         exclude_for=fields["exclude_for_s"],
         policy=str(fields["policy"]),
     )
-    new = fields.get("new_checkpoint", False)  # logs of earlier releases have none
-    if type(new) is not bool:
-        raise TypeError(f"new_checkpoint is {new!r}")
-    return Judged(at, incident, int(fields["restarts"]), int(fields["max_restarts"]), new, verdict)
+    new, moved = (fields.get(name, False) for name in ("new_checkpoint", "moved"))  # logs of earlier releases have none
+    if type(new) is not bool or type(moved) is not bool:
+        raise TypeError(f"new_checkpoint is {new!r}, moved is {moved!r}")
+    return Judged(at, incident, int(fields["restarts"]), int(fields["max_restarts"]), new, verdict, moved)
 
 
 def replay(events: Iterable[Judged], policies: Mapping[str, Any], *, max_restarts: int | None = None) -> list[Compared]:
@@ -108,11 +111,12 @@ def replay(events: Iterable[Judged], policies: Mapping[str, Any], *, max_restart
             rounds_without_progress=0,
             failures=failures[-MAX_FAILURES:],
             new_checkpoint=one.new_checkpoint,
+            moved=one.moved,
         )
         own = MaxRestartsPolicy().elastic_judge_failure(one.incident, history)
         verdicts = [judge(one.incident, history, policies), replace(own, policy="max-restarts")]
         found.append(Compared(one, strictest([verdict for verdict in verdicts if verdict is not None])))
-        failure = replace(as_failure(one.incident), new_checkpoint=one.new_checkpoint)
+        failure = replace(as_record(one.incident), new_checkpoint=one.new_checkpoint, moved=one.moved)
         past.append((one.at + one.verdict.delay, failure))
     return found
 

@@ -31,7 +31,9 @@ def failure(ago: float = 0.0, **facts: Any) -> Failure:
         "exit_code": 1,
         "step": None,
     }
-    return Failure(**{**known, **facts}, seconds_ago=ago)
+    known = {**known, **facts}
+    digest = incident(message=f"{known['exception']}: boom").digest if known["exception"] else ""
+    return Failure(**{"digest": digest, **known}, seconds_ago=ago)
 
 
 def killed(ago: float | None = None, number: int = 9, **facts: Any) -> Any:
@@ -42,7 +44,11 @@ def killed(ago: float | None = None, number: int = 9, **facts: Any) -> Any:
 
 
 def history(
-    *failures: Failure, restarts: int | None = None, max_restarts: int = 3, new_checkpoint: bool = False
+    *failures: Failure,
+    restarts: int | None = None,
+    max_restarts: int = 3,
+    new_checkpoint: bool = False,
+    moved: bool = False,
 ) -> History:
     """What the ledger remembers, oldest first."""
     spent = len(failures) if restarts is None else restarts
@@ -52,4 +58,5 @@ def history(
         rounds_without_progress=0,
         failures=failures,
         new_checkpoint=new_checkpoint,
+        moved=moved,
     )

@@ -1,0 +1,151 @@
+"""Whether a job cannot succeed: one pure function, and the table of its rules.
+
+A round that failed is *alike* another one if its failure has the same exception (without one: the same exit code) at
+the same line of the program, with the same message but for numbers, on whatever rank; or if both lost a peer, or a rank
+in both ended early. A round *progressed* if it reached a newer step than all rounds before it, or saved a newer
+checkpoint. The newest rounds in a row that are alike are looked at. A preempted round is passed over, unless it
+progressed: then the row begins after it.
+
+========================================  ==========================  ========================================
+what is known of the rounds in the row    no limit was given          ``--max_restarts`` or a budget was given
+========================================  ==========================  ========================================
+steps; the program failed                 3 rounds without progress   5 rounds at one step
+steps; a peer, a host, the network or     5 rounds at one step        5 rounds at one step
+storage failed
+no step, and nothing moved in their       3 rounds of one length      5 rounds of one length
+output; the program failed
+the same; a peer was lost                 5 rounds of one length,     5 rounds of one length,
+                                          60 s at least               60 s at least
+no step; something moved, or a host, the  no number of rounds         no number of rounds
+network or storage failed
+========================================  ==========================  ========================================
+
+At one step: within one hundredth, 10 steps at most, since output shows steps only now and then; the first of these
+rounds may have progressed, no other one. Of one length: the longest round took at most a quarter and 10 s more than the
+shortest, and none progressed. A program that fails at one point takes about as long each time; what fails outside of it
+comes at any time, and a network that is down at the start of a round ends it soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from elastic_core.exit_codes import describe_exit
+from elastic_core.incidents import PEER_LOST, Failure, History, Incident, is_same_step
+from elastic_core.known_failures import FailureClass, classify
+from elastic_core.protocol.counters import as_record
+from elastic_policies.past import is_preemption
+
+Judged: TypeAlias = tuple[Failure, bool]
+"""A round that failed, and whether it progressed."""
+
+OUTSIDE = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.PEER})
+"""Classes of failures that have their cause outside the program, mostly: only its step shows that it is the program."""
+LENGTH_FACTOR = 1.25
+LENGTH_SECONDS = 10.0
+PEER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Why a job cannot succeed: so many rounds in a row, in words, that ended alike."""
+
+    rounds: int
+    why: str
+
+
+def find_proof(incident: Incident, history: History, few: int, many: int, *, limit_given: bool) -> Proof | None:
+    """Return the proof that a job cannot succeed; None if it may.
+
+    Args:
+        incident: The failure that is judged.
+        history: What the ledger remembers.
+        few: How many rounds prove it where the user has given no number of restarts.
+        many: How many prove it where the user has, or where the cause is mostly outside the program.
+        limit_given: Whether the user has.
+    """
+    failure_class = classify(incident)
+    if failure_class is FailureClass.PREEMPTION:
+        return None
+    newest = replace(as_record(incident), new_checkpoint=history.new_checkpoint, moved=history.moved)
+    row = _alike_in_a_row([*history.failures, newest])
+    outside = failure_class in OUTSIDE
+    if not any(failure.step is not None for failure, _ in row):
+        wanted = many if limit_given or outside else few
+        last = row[-wanted:]
+        if failure_class is FailureClass.INFRASTRUCTURE or len(last) < wanted or not _fails_at_one_point(last):
+            return None
+        if outside and any((failure.after or 0.0) < PEER_SECONDS for failure, _ in last):
+            return None
+        return _proof(incident, last, "and no step or checkpoint")
+    if newest.step is None:
+        row = row[:-1]  # the ranks that say steps are on another node, and what it says may be old
+    last = row[-few:]
+    if not limit_given and not outside and len(last) == few and not any(progressed for _, progressed in last):
+        return _proof(incident, last, "and no newer step or checkpoint")
+    last = row[-many:]
+    if len(last) < many or not _is_at_one_step(last):
+        return None
+    return _proof(incident, last, f"each at step {_span(last)}")
+
+
+def _alike_in_a_row(rounds: Sequence[Failure]) -> list[Judged]:
+    """Return the newest rounds whose failures are alike, oldest first, each with whether it progressed."""
+    found: list[Judged] = []
+    for failure, progressed in reversed([*zip(rounds, _find_progress(rounds), strict=True)]):
+        preempted = is_preemption(failure)
+        if preempted and not progressed:
+            continue
+        if preempted or (found and failure.signature != found[0][0].signature):
+            break
+        found.insert(0, (failure, progressed))
+    return found
+
+
+def _find_progress(rounds: Sequence[Failure]) -> Iterator[bool]:
+    """Yield of each round whether it progressed."""
+    newest = 0
+    for failure in rounds:
+        step = failure.step or 0
+        yield failure.new_checkpoint or step > newest
+        newest = max(newest, step)
+
+
+def _is_at_one_step(rounds: Sequence[Judged]) -> bool:
+    """Whether rounds ended at one step, without progress after the first of them."""
+    steps = [failure.step for failure, _ in rounds]
+    progressed = any(progressed for _, progressed in rounds[1:])
+    return not progressed and all(is_same_step(steps[0], step) for step in steps)
+
+
+def _fails_at_one_point(rounds: Sequence[Judged]) -> bool:
+    """Whether rounds without a step took about as long, and nothing moved in any; an unknown length fits all."""
+    times = [failure.after for failure, _ in rounds if failure.after is not None]
+    if any(progressed or failure.moved for failure, progressed in rounds):
+        return False
+    return not times or max(times) <= LENGTH_FACTOR * min(times) + LENGTH_SECONDS
+
+
+def _span(rounds: Sequence[Judged]) -> str:
+    steps = [failure.step for failure, _ in rounds if failure.step is not None]
+    return f"{min(steps)}" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)}"
+
+
+def _proof(incident: Incident, rounds: Sequence[Judged], lack: str) -> Proof:
+    hosts = {failure.host for failure, _ in rounds}
+    where = f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
+    what = _describe(incident, rounds[-1][0])
+    return Proof(len(rounds), f"{what} in {len(rounds)} rounds in a row{where}, {lack}")
+
+
+def _describe(incident: Incident, failure: Failure) -> str:
+    place = f" at {incident.place}" if incident.place else ""
+    if failure.digest == PEER_LOST:
+        return "a peer was lost"
+    if incident.exception:
+        return f"the same {incident.exception}{place}"
+    if incident.exit_code is None:
+        return incident.cause()
+    return f"a worker {describe_exit(incident.exit_code)}{place}"
