@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.error_files import last_exception_line
-from elastic_core.incidents import PEER_LOSS_PATTERNS, Incident, IncidentKind, follows_peer_loss
+from elastic_core.agent.failure_cause import find_cause
+from elastic_core.incidents import PEER_LOSS_PATTERNS, Incident, IncidentKind
 from elastic_core.known_failures import (
     KNOWN_FAILURES,
     FailureClass,
@@ -35,8 +35,16 @@ class Sample:
 
 
 def incident(text: str, exit_code: int = 1) -> Incident:
-    """Make the incident that an agent makes of a worker's stderr."""
-    return bare_incident(exit_code=exit_code, message=last_exception_line(text), detail=text[-4096:])
+    """Make the incident that an agent makes of the stderr of a worker that records nothing."""
+    cause = find_cause(exit_code, {}, text)
+    return bare_incident(
+        exit_code=exit_code,
+        message=cause.message,
+        exception=cause.exception,
+        follows_peer=cause.follows_peer,
+        text=cause.text,
+        detail=cause.detail,
+    )
 
 
 def bare_incident(**facts: object) -> Incident:
@@ -436,7 +444,7 @@ SAMPLES = [
     Sample(
         "a host or a service cannot be reached",
         GITHUB + "wandb/server/issues/83",
-        "socket.gaierror: [Errno -2] Name or service not known\n",
+        "Traceback (most recent call last):\n  ...\nsocket.gaierror: [Errno -2] Name or service not known\n",
     ),
     Sample(
         "the connection to another rank broke",
@@ -481,12 +489,12 @@ def test_every_row_has_a_sample_a_source_and_one_sentence_of_advice() -> None:
 
 
 def test_the_rows_of_peers_are_the_patterns_that_tell_a_follower() -> None:
-    """``follows_peer_loss`` and the table know the same texts."""
+    """``is_peer_loss`` and the table know the same texts."""
     rows = "|".join(known.pattern for known in KNOWN_FAILURES if known.failure_class is FailureClass.PEER)
     assert sorted(rows.split("|")) == sorted("|".join(PEER_LOSS_PATTERNS.values()).split("|"))
     for sample in SAMPLES:
         if BY_NAME[sample.name].failure_class is FailureClass.PEER:
-            assert follows_peer_loss(incident(sample.text, sample.exit_code)), sample
+            assert incident(sample.text, sample.exit_code).follows_peer, sample
 
 
 # Order: which row is the answer where two are found ------------------------------------------------------------------
@@ -537,15 +545,6 @@ def test_the_rows_of_peers_are_the_patterns_that_tell_a_follower() -> None:
             id="a service before a rank",
         ),
         pytest.param(
-            "Traceback (most recent call last):\nOSError: [Errno 28] No space left on device\n\n"
-            "The above exception was the direct cause of the following exception:\n\n"
-            "Traceback (most recent call last):\n"
-            "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset\n",
-            1,
-            "a disk or a quota is full",
-            id="the cause before what it caused",
-        ),
-        pytest.param(
             "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2024-04-20T09:09:37 DUE TO PREEMPTION ***\n"
             "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:1\n",
             1,
@@ -558,6 +557,14 @@ def test_the_row_that_tells_most_is_the_answer(text: str, exit_code: int, name: 
     known = recognize(incident(text, exit_code))
     assert known is not None
     assert known.name == name
+
+
+def test_the_cause_of_an_exception_counts_before_the_exception() -> None:
+    raised = "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset"
+    cause = "OSError: [Errno 28] No space left on device"
+    known = recognize(bare_incident(exit_code=1, message=raised, text=f"{raised}\n{cause}"))
+    assert known is not None
+    assert known.name == "a disk or a quota is full"
 
 
 # What is not recognized ----------------------------------------------------------------------------------------------
@@ -713,13 +720,22 @@ def test_two_hundred_kilobytes_of_near_matches_is_searched_at_once(unit: str) ->
         ({"exit_code": 143}, FailureClass.PREEMPTION),
         ({"exit_code": -2}, FailureClass.UNKNOWN),
         ({"exit_code": 255}, FailureClass.UNKNOWN),
-        ({"exit_code": 1, "message": "torch.OutOfMemoryError: x"}, FailureClass.FRAMEWORK),
-        ({"exit_code": 1, "message": "jsonargparse.ArgumentError: x"}, FailureClass.SCRIPT),
-        ({"exit_code": 1, "message": "ConnectionRefusedError: x"}, FailureClass.INFRASTRUCTURE),
-        ({"exit_code": 1, "message": "MemoryError"}, FailureClass.FRAMEWORK),
-        ({"exit_code": -11, "message": "TypeError: x"}, FailureClass.FRAMEWORK),
-        ({"exit_code": -9, "message": "TypeError: x"}, FailureClass.INFRASTRUCTURE),
-        ({"exit_code": -6, "message": "TypeError: x"}, FailureClass.SCRIPT),
+        (
+            {"exit_code": 1, "message": "torch.OutOfMemoryError: x", "exception": "torch.OutOfMemoryError"},
+            FailureClass.FRAMEWORK,
+        ),
+        (
+            {"exit_code": 1, "message": "jsonargparse.ArgumentError: x", "exception": "jsonargparse.ArgumentError"},
+            FailureClass.SCRIPT,
+        ),
+        (
+            {"exit_code": 1, "message": "ConnectionRefusedError: x", "exception": "ConnectionRefusedError"},
+            FailureClass.INFRASTRUCTURE,
+        ),
+        ({"exit_code": 1, "message": "MemoryError", "exception": "MemoryError"}, FailureClass.FRAMEWORK),
+        ({"exit_code": -11, "message": "TypeError: x", "exception": "TypeError"}, FailureClass.FRAMEWORK),
+        ({"exit_code": -9, "message": "TypeError: x", "exception": "TypeError"}, FailureClass.INFRASTRUCTURE),
+        ({"exit_code": -6, "message": "TypeError: x", "exception": "TypeError"}, FailureClass.SCRIPT),
     ],
 )
 def test_a_failure_without_a_known_text_has_the_class_of_its_kind_type_or_signal(

@@ -17,6 +17,7 @@ from elastic_core.digest import hex_digest
 from elastic_core.exit_codes import describe_exit
 
 DESCRIBED_CHARACTERS = 200  # of a message, in one line
+_ADDED = {"skippable": True}  # metadata of fields that were added within a protocol version (protocol.schema)
 DIGEST_DIGITS = 8
 _VARYING = re.compile(r"\b0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+(?:[.,:_-][0-9]+)*", re.IGNORECASE)
 """What differs between two failures of one cause: addresses, ids in hex, and every number."""
@@ -84,14 +85,14 @@ class Incident:
     pid: int | None = None
     exit_code: int | None = None
     message: str = ""
-    exception: str = ""
-    follows_peer: bool = False
-    text: str = ""
+    exception: str = field(default="", metadata=_ADDED)
+    follows_peer: bool = field(default=False, metadata=_ADDED)
+    text: str = field(default="", metadata=_ADDED)
     detail: str = ""
     log: str = ""
     step: int | None = None
     where: str = ""
-    checkpoint: str = ""
+    checkpoint: str = field(default="", metadata=_ADDED)
 
     @property
     def place(self) -> str:
@@ -104,12 +105,11 @@ class Incident:
         return hex_digest(_VARYING.sub("#", self.message), DIGEST_DIGITS) if self.message else ""
 
     def describe(self) -> str:
-        """Return the outcome in one line, with the exception and the user's line where they are known.
+        """Return the outcome in one line, with the message and the user's line where they are known.
 
         ``exited with code 1: ValueError: boom, at train.py:41 in step``
         """
-        named = self.exception or self.kind is IncidentKind.EXITED_EARLY
-        if not named or self.message == self.cause():
+        if not self.message or self.message == self.cause():
             return self.cause()
         where = f", at {self.place}" if self.place else ""
         return f"{self.cause()}: {self.message[:DESCRIBED_CHARACTERS]}{where}"
@@ -128,7 +128,7 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
     "the kernel: the peer's process has ended": r"connection (closed|reset) by peer|broken pipe",
     "gloo: the peer does not answer": r"timed out waiting \d{1,12} ?ms for (send|recv)|application timeout caused pair",
     "gloo: the peer cannot be reached": r"gloo connectfullmesh failed",
-    "gloo: a rank did not come to monitored_barrier": r"(failed to pass|successfully reached) monitoredbarrier",
+    "gloo: a rank did not come to monitored_barrier": r"failed to pass monitoredbarrier|successfully reached monitoredbarrier",
     "NCCL: the peer's process has ended": r"ncclremoteerror|remote process exited|peer process terminated",
     "NCCL: the peer does not answer": r"caught collective operation timeout|operations have failed or timed out",
     "NCCL: torch has given the group up": r"nccl communicator was aborted|timeout signal from another rank",

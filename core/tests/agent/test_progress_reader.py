@@ -197,7 +197,7 @@ NAN, INF = math.nan, math.inf
 def test_as_many_broken_losses_in_a_row_as_are_allowed_fail_the_worker() -> None:
     node = Node(nan_stop=3)
     assert losses(node, 1.0, NAN, INF, 1.0, NAN, NAN) == []
-    assert losses(node, -INF, NAN, NAN, first=7) == [LossBroken(1, 0, "NanLoss: the loss is -inf since step 5")]
+    assert losses(node, -INF, NAN, NAN, first=7) == [LossBroken(1, 0, "the loss is -inf since step 5")]
 
 
 def test_broken_losses_are_counted_by_worker_and_step() -> None:
@@ -215,8 +215,8 @@ def test_nothing_follows_from_broken_losses_by_default() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("loss nan", "NanLoss: the loss is nan in 3 readings in a row"),
-        ("loss inf e 1.5", "NanLoss: the loss is inf since epoch 1.5"),
+        ("loss nan", "the loss is nan in 3 readings in a row"),
+        ("loss inf e 1.5", "the loss is inf since epoch 1.5"),
     ],
 )
 def test_losses_without_a_step(line: str, message: str) -> None:

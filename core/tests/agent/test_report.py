@@ -47,6 +47,7 @@ CRASH = Incident(
     pid=4711,
     exit_code=1,
     message="ValueError: boom",
+    exception="ValueError",
     detail="Traceback (most recent call last):\n  ...\nValueError: boom\n\n",
     log="/logs/round_2/rank_5/stderr.log",
 )
@@ -90,14 +91,23 @@ def test_a_crash_is_told_with_who_what_where_and_its_last_lines() -> None:
     ("told", "lines"),
     [
         (
-            replace(CRASH, exit_code=-9, message="", detail="", log=""),
+            replace(CRASH, exit_code=-9, message="", exception="", detail="", log=""),
             [
                 "  who     rank 5 (host gpu-7, local rank 1, pid 4711), round 2, 12.3 s after its start",
                 "  what    was killed by SIGKILL (kill -9 by a user, or the kernel's out-of-memory killer: see dmesg)",
             ],
         ),
         (  # it never ran: the message is the cause, and is not said twice
-            replace(CRASH, kind=IncidentKind.START_FAILED, pid=None, exit_code=None, message="no x", detail="", log=""),
+            replace(
+                CRASH,
+                kind=IncidentKind.START_FAILED,
+                pid=None,
+                exit_code=None,
+                message="no x",
+                exception="",
+                detail="",
+                log="",
+            ),
             ["  who     rank 5 (host gpu-7, local rank 1), round 2, 12.3 s after its start", "  what    no x"],
         ),
         (
@@ -110,7 +120,7 @@ def test_a_crash_is_told_with_who_what_where_and_its_last_lines() -> None:
             ],
         ),
         (  # rank 0 and local rank 0 are ranks
-            replace(CRASH, rank=0, local_rank=0, message="", detail="", log="/l"),
+            replace(CRASH, rank=0, local_rank=0, message="", exception="", detail="", log="/l"),
             [
                 "  who     rank 0 (host gpu-7, local rank 0, pid 4711), round 2, 12.3 s after its start",
                 "  what    exited with code 1",
@@ -373,5 +383,7 @@ def test_a_spare_is_told_what_it_waits_for(sizes: tuple[int, ...], spares: int, 
 
 def test_a_root_cause_that_follows_from_the_loss_of_a_peer_says_so() -> None:
     """No cause of it is known, as over a rendezvous handler of others or where a node was lost."""
-    lines = root_cause(replace(CRASH, message="RuntimeError: Connection closed by peer [10.0.0.2]:4711"))
+    lines = root_cause(
+        replace(CRASH, message="RuntimeError: Connection closed by peer [10.0.0.2]:4711", follows_peer=True)
+    )
     assert lines[2] == "  what    exited with code 1, which follows from the loss of a peer"

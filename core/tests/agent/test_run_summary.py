@@ -32,7 +32,13 @@ FAILED = Closed(
     why="it was stopped",
     exit_code=79,
     requeue=True,
-    incident=replace(incident("a"), message="ConnectionResetError: [Errno 104] Connection reset by peer", exit_code=1),
+    incident=replace(
+        incident("a"),
+        message="ConnectionResetError: [Errno 104] Connection reset by peer",
+        exception="ConnectionResetError",
+        follows_peer=True,
+        exit_code=1,
+    ),
 )
 
 

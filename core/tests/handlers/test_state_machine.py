@@ -251,7 +251,7 @@ def test_a_port_that_is_always_taken_ends_in_the_budget() -> None:
     assert after(RUNNING, WorkerFailed(other))[1][1] == Judge(other, 0), "what else failed is judged as it is"
 
 
-PEER = replace(incident("a"), message="RuntimeError: Connection closed by peer")
+PEER = replace(incident("a"), message="RuntimeError: Connection closed by peer", follows_peer=True)
 EARLY = replace(incident("a", kind=IncidentKind.EXITED_EARLY), exit_code=0)
 
 

@@ -89,7 +89,9 @@ USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments
 def test_a_program_that_would_fail_in_the_same_way_at_once_is_not_restarted(
     facts: dict[str, Any], hopeless: str | None
 ) -> None:
-    incident = Incident(**{"kind": IncidentKind.WORKER_FAILED, "round": 1, "node_id": "n", "host": "h", **facts})
+    exception = facts.get("message", "").partition(":")[0]
+    known = {"kind": IncidentKind.WORKER_FAILED, "round": 1, "node_id": "n", "host": "h", "exception": exception}
+    incident = Incident(**{**known, **facts})
     verdict = MaxRestartsPolicy().elastic_judge_failure(
         incident, History(restarts=0, max_restarts=3, rounds_without_progress=0)
     )

@@ -182,7 +182,7 @@ def test_a_restart_is_given_back_if_a_lost_member(charged: bool, b: NodeView, re
 def test_the_newest_failures_that_spent_a_restart_are_remembered() -> None:
     ledger = live("ab", at=10.0)
     for step in range(MAX_FAILURES + 2):
-        blame = replace(incident("a"), message="ValueError: boom", step=step)
+        blame = replace(incident("a"), message="ValueError: boom", exception="ValueError", step=step)
         assert ledger.round is not None
         counters, spends = counters_after_restart(view(ledger, running("a"), running("b")), ledger.round, blame)
         assert spends
@@ -228,7 +228,7 @@ def test_a_failure_is_remembered_with_short_texts_and_tenths_of_seconds() -> Non
     ledger = halted("ab", HaltReason.FAILURE, at=NOW - 1.0)
     ledger = replace(ledger, head=replace(ledger.head, age=10.0))
     assert ledger.round is not None
-    blame = replace(incident("a"), host="h" * 50, message="E" * 50)
+    blame = replace(incident("a"), host="h" * 50, exception="E" * 50)
     known = LeaderView(ledger=ledger, watch=watch(now=NOW + 0.26), now=NOW + 0.26)
     counters, _ = counters_after_restart(known, ledger.round, blame)
     (spent,) = counters.failures

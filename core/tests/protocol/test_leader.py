@@ -310,14 +310,14 @@ class TestGivingUp:
         assert closed == Closed(success=False, why=GIVE_UP.reason, exit_code=ExitCode.JOB_FAILED, incident=first)
 
     def test_closes_with_what_does_not_follow_from_a_peers_loss_whatever_the_clocks_say(self) -> None:
-        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer")
+        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer", follows_peer=True)
         killed = replace(incident("b", after=5.2), exit_code=-9)
         ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer)
         nodes = [stopped("a", incident=peer), stopped("b", incident=killed)]
         assert body(decide(view(ledger, *nodes, verdict=GIVE_UP))).incident == killed
 
     def test_a_rank_that_exited_early_explains_a_peers_loss_and_another_try_would_not_help(self) -> None:
-        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer")
+        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer", follows_peer=True)
         early = replace(incident("b", after=5.2, kind=IncidentKind.EXITED_EARLY), exit_code=0)
         ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer, requeue=True)
         nodes = [stopped("a", incident=peer), stopped("b", incident=early)]
@@ -327,7 +327,7 @@ class TestGivingUp:
         assert (closed.incident, closed.exit_code) == (peer, ExitCode.REQUEUE)
 
     def test_a_node_that_had_finished_explains_a_peers_loss(self) -> None:
-        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer")
+        peer = replace(incident("a", after=4.9), message="RuntimeError: Connection closed by peer", follows_peer=True)
         ledger = halted("ab", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=peer, requeue=True)
         nodes = [stopped("a", incident=peer), seen("b", Phase.FINISHED, head=3)]
         closed = body(decide(view(ledger, *nodes)))
@@ -351,7 +351,7 @@ class TestGivingUp:
     def test_ranks_that_failed_alike_are_counted(self) -> None:
         first, other = (replace(incident(name), message="KeyError: 'label'") for name in "ab")
         ledger = halted("abc", HaltReason.GIVING_UP, settings(max_restarts=0), at=NOW - 0.5, blame=first)
-        peer = replace(incident("c"), message="RuntimeError: Connection closed by peer")
+        peer = replace(incident("c"), message="RuntimeError: Connection closed by peer", follows_peer=True)
         nodes = [stopped("a", incident=first, alike=1), stopped("b", incident=other, alike=2)]
         closed = body(decide(view(ledger, *nodes, stopped("c", alike=1), verdict=GIVE_UP)))
         assert closed.why == "no restart is left; 4 of 6 ranks failed alike"
@@ -683,7 +683,7 @@ class TestADeposedLeader:
 class TestTheCause:
     """A failure that follows from a peer's loss is judged when nothing better has come for a tenth of a second."""
 
-    peer = replace(incident("a"), message="RuntimeError: Connection closed by peer")
+    peer = replace(incident("a"), message="RuntimeError: Connection closed by peer", follows_peer=True)
     killed = replace(incident("b", after=5.2), exit_code=-9)
 
     def test_it_is_waited_for(self) -> None:
@@ -697,7 +697,7 @@ class TestTheCause:
         assert decide(view(live("ab"), *nodes)) == AskPolicies(self.peer)
 
     def test_another_that_follows_makes_it_no_longer(self) -> None:
-        second = replace(incident("b", after=5.3), message=self.peer.message)
+        second = replace(incident("b", after=5.3), message=self.peer.message, follows_peer=True)
         nodes = [
             replace(running("a", incident=self.peer), reported_at=NOW - 0.2),
             replace(running("b", incident=second), reported_at=NOW - 0.04),

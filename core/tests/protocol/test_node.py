@@ -175,7 +175,10 @@ def test_only_the_first_failure_of_a_round_is_reported() -> None:
 @pytest.mark.parametrize("reported_by", ["a", "b"])
 def test_a_cause_that_is_known_while_workers_are_stopped_replaces_what_followed_from_it(reported_by: str) -> None:
     """The node itself has reported that a peer is gone, or the round was halted because another node has."""
-    node, peer = running(), replace(incident(reported_by), message="RuntimeError: Connection closed by peer")
+    node, peer = (
+        running(),
+        replace(incident(reported_by), message="RuntimeError: Connection closed by peer", follows_peer=True),
+    )
     if reported_by == "a":
         node.hears(WorkerFailed(peer))
     else:
@@ -188,7 +191,7 @@ def test_a_cause_that_is_known_while_workers_are_stopped_replaces_what_followed_
 
 
 def test_a_rank_that_exited_early_stands_until_a_failure_explains_more() -> None:
-    node, peer = running(), replace(incident("b"), message="RuntimeError: Connection closed by peer")
+    node, peer = running(), replace(incident("b"), message="RuntimeError: Connection closed by peer", follows_peer=True)
     node.reads(replace(halt(), incident=peer))
     early = replace(incident("a", kind=IncidentKind.EXITED_EARLY), exit_code=0)
     node.hears(WorkerFailed(early))

@@ -38,7 +38,7 @@ from elastic_core.protocol.node_events import (
 )
 from elastic_core.protocol.roster import LastCheckpoint, Phase
 
-PEER = replace(incident("a"), message="RuntimeError: Connection closed by peer")
+PEER = replace(incident("a"), message="RuntimeError: Connection closed by peer", follows_peer=True)
 KILLED = replace(incident("a"), exit_code=-9)
 AGAIN = Round(number=2, offer=offer("a", 2), same_as=1)
 PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0)

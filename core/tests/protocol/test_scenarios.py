@@ -20,7 +20,7 @@ import pytest
 
 from elastic_core.config.parse import node_range
 from elastic_core.config.run import OnNodeLoss, Timing
-from elastic_core.incidents import History, Incident, IncidentKind
+from elastic_core.incidents import History, Incident, IncidentKind, is_peer_loss
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Join, OpenNext, Report, admit
 from elastic_core.protocol.entries import (
@@ -214,6 +214,8 @@ class World:
             rank=int(rank),
             exit_code=int(code),
             message=message,
+            exception=message.partition(":")[0],
+            follows_peer=is_peer_loss(message, "torch/distributed"),
         )
         self.say(name, f"rank {rank} {incident.cause()}" + (f": {message}" if message else ""))
         node.reported = self.now, node.state.ledger.head.index

@@ -96,7 +96,7 @@ def test_the_state_of_a_job(ledger: Ledger, state: str, why: str) -> None:
 
 
 def test_spent_restarts_are_told_with_their_causes() -> None:
-    failure = as_failure(replace(incident("a"), message="ValueError: boom", step=12))
+    failure = as_failure(replace(incident("a"), message="ValueError: boom", exception="ValueError", step=12))
     spent = SpentRestart(failure=failure, age=4.0)
     ledger = with_counters(live("a"), restarts=1, failures=(spent,), losses={"id-b": HostLosses(2, 1.0)})
     found = status(ledger, rows("a", heartbeat=10))

@@ -61,7 +61,11 @@ def test_a_lone_leader_does_not_judge_itself_by_what_it_did_not_see(lost: bool) 
 
 
 def test_what_was_judged_and_why_is_published_once() -> None:
-    ledger = halted("a", HaltReason.FAILURE, blame=replace(incident("a"), message="ValueError: boom", step=7))
+    ledger = halted(
+        "a",
+        HaltReason.FAILURE,
+        blame=replace(incident("a"), message="ValueError: boom", exception="ValueError", step=7),
+    )
     store, said, now = LocalBackend(MemoryStore()), list[Event](), 20.0
     for entry in (start().head, live("a").head, ledger.head):
         store.append(ORIGIN if entry.index == 1 else Link(entry.index - 1, entry.prev), entry.link, encode_entry(entry))

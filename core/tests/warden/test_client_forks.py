@@ -39,6 +39,7 @@ from elastic_core.warden.messages import (
     StartedFresh,
     StopCompleted,
 )
+from elastic_core.worker.channel import KIND
 
 HUNDRED_YEARS = 3e9
 PYTHON = (sys.executable, "-u")
@@ -241,12 +242,14 @@ def test_a_fork_server_makes_its_next_forks_cheap_although_workers_waited_for_it
 
 def test_a_warm_worker_finds_its_control_channel(listener: Workers) -> None:
     listener.fork_server(program="import os; os.write(int(os.environ['ELASTIC_CONTROL_FD']), b'step 1')")
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(*KIND)
     with ours:
         with theirs:
             listener.spawn(control=theirs.fileno())
         ours.settimeout(PATIENCE)
+        assert ours.recv(100) == b'{"type": "recording"}'
         assert ours.recv(100) == b"step 1"
+        assert ours.recv(100) == b'{"type": "over"}'
         assert ours.recv(100) == b""  # nobody else has the other end
 
 

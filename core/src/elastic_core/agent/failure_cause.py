@@ -19,7 +19,7 @@ from elastic_core.agent.error_files import last_abort_line, last_lines, one_line
 from elastic_core.agent.python_traceback import Frame, crashed_thread, innermost, parse_frames, printed_exception
 from elastic_core.incidents import is_peer_loss
 from elastic_core.progress_lines import step_of_path
-from elastic_core.worker.failure_recorder import MEMBER
+from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD
 
 MESSAGE_MAX_CHARACTERS = 500
 TEXT_MAX_CHARACTERS = 1500
@@ -90,23 +90,33 @@ def find_cause(
         records: Whether it records exceptions.
         over: Whether it has reported that its program has ended.
     """
+    if _ends(error_file.get(MEMBER), exit_code, over) and (recorded := recorded_cause(error_file, stderr)) is not None:
+        return recorded
     if exit_code < 0:
         return _of_signal(exit_code, stderr)
-    if (recorded := recorded_cause(error_file, stderr)) is not None:
-        return recorded
-    detail = stderr[-DETAIL_MAX_CHARACTERS:]
     if not records or not over:  # no Python; or Python that was replaced by another program, or ended by native code
         return printed_cause(stderr)
     # ``raise SystemExit("the reason")``, whose text the interpreter prints last.
-    lines = stderr.splitlines() if exit_code == EXCEPTION_EXIT_CODE else []
-    return Cause(message=one_line(lines[-1] if lines else "")[:MESSAGE_MAX_CHARACTERS], detail=detail)
+    spoken = exit_code == EXCEPTION_EXIT_CODE and printed_exception(stderr, within=0) is None
+    return Cause(message=_last_line(stderr) if spoken else "", detail=stderr[-DETAIL_MAX_CHARACTERS:])
+
+
+def _ends(member: object, exit_code: int, over: bool) -> bool:
+    """Whether a record explains an exit code: a program may survive a call of ``sys.exit``, and the end of a thread.
+
+    An exception that has ended the program does, although its process may crash after that.
+    """
+    if not isinstance(member, dict):
+        return exit_code >= 0  # torch's @record has written it
+    by = member.get("by")
+    return by == EXCEPTION or (by == EXIT and member.get("code") == exit_code) or (by == THREAD and over)
 
 
 def printed_cause(stderr: str) -> Cause:
     """Return the cause of a program that records none: the Python exception that stands last in its stderr, if any."""
     detail = stderr[-DETAIL_MAX_CHARACTERS:]
     if (printed := printed_exception(stderr)) is None:
-        return Cause(detail=detail)
+        return Cause(text=_last_line(stderr), detail=detail)
     name, lines, frames = printed
     raised = _Raised(name, lines.partition(": ")[2], tuple(frames), group=False)
     where = innermost(frames)
@@ -174,6 +184,8 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
             message = headline(lines)
     elif first.type.startswith("torch._") and (inner := _INNER.search(first.text)) is not None:
         message = f"{message}: {inner['line']}"
+    if isinstance(member, dict) and (own := member.get("text")) and isinstance(own, str):
+        message = headline(own)  # ``sys.exit("the reason")`` while the exception was handled
     every = [frames, *(one.frames for one in raised)]
     where = next((found for found in map(_users, every) if found is not None), None) or innermost(first.frames)
     return Cause(
@@ -207,6 +219,11 @@ def named_checkpoint(paths: Iterable[str], place: str | None) -> str:
         if base and os.path.basename(path) and path != base:
             return path
     return base if base and base in paths and not os.path.isdir(base) else ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return one_line(lines[-1])[:MESSAGE_MAX_CHARACTERS] if lines else ""
 
 
 def headline(text: str) -> str:

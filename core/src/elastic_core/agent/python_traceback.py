@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -14,10 +15,9 @@ _TRACEBACK = re.compile(rf"{_PREFIX}(?:Original )?Traceback \(most recent call l
 _EXCEPTION = re.compile(rf"{_PREFIX}(?P<line>(?P<name>(?:[\w<>]+\.)*[^\W\d]\w*)(?:: .*|:|))\s*")
 _USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|ExceptionGroup")
 _LEADING_PREFIX = re.compile(rf"^{_PREFIX}", re.MULTILINE)
-_FATAL, _CURRENT_THREAD = (
-    "Fatal Python error: ",
-    re.compile(r"^Current thread 0x[^\n]*\(most recent call first\):\n", re.MULTILINE),
-)
+_LOG_LINE = re.compile(r"\[[WEI]\d{0,4} ")  # ``[W1124 …``, which torch's logger writes while the process ends
+_FATAL = "Fatal Python error: "
+_CURRENT_THREAD = re.compile(r"^Current thread 0x[^\n]*\(most recent call first\):\n", re.MULTILINE)
 CONTINUATION_MAX_LINES = 12  # of an exception's text after its first line
 _LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3\.\d+)/|^<")
 CODE_MAX_CHARACTERS = 120  # of the source line that is shown
@@ -80,13 +80,18 @@ def printed_exception(text: str, within: int | None = CONTINUATION_MAX_LINES) ->
         match = _EXCEPTION.fullmatch(lines[number])
         if match is None or (usual and not _USUAL_NAME.fullmatch(match["name"])):
             continue
-        if within is not None and any(line.strip() for line in lines[number + 1 + within :]):
+        rest = [line for line in lines[number + 1 :] if _is_text(line)]
+        if within is not None and any(line.strip() for line in rest[within:]):
             if usual:
                 continue
             return None
-        said = "\n".join([match["line"], *lines[number + 1 :]]).rstrip()
+        said = "\n".join([match["line"], *itertools.takewhile(_is_text, lines[number + 1 :])]).rstrip()
         return match["name"], said, parse_frames("\n".join(lines[begin:number]))
     return None
+
+
+def _is_text(line: str) -> bool:
+    return not _LOG_LINE.match(line)
 
 
 def parse_frames(text: str) -> list[Frame]:

@@ -32,6 +32,7 @@ from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import bounded
 from elastic_core.warden.messages import ServiceEnded
+from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER
 
 MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
 CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
@@ -123,17 +124,20 @@ def cause_of(worker: Worker, exit_code: int, *, records: bool = False, over: boo
     return find_cause(exit_code, recorded, worker.streams.tail(), records=records, over=over)
 
 
-def has_raised(worker: Worker) -> bool:
-    """Whether a living worker has recorded an exception, or an exception stands last in its stderr."""
-    return bool(cause_of(worker, EXCEPTION_EXIT_CODE).message)
+def has_raised(worker: Worker, *, records: bool) -> bool:
+    """Whether a living worker is ending: it has recorded why, or records nothing and has printed an exception last."""
+    if records:
+        member = error_file_data(Path(worker.assignment.error_file)).get(MEMBER)
+        return isinstance(member, dict) and member.get("by") in (EXCEPTION, EXIT)
+    return bool(cause_of(worker, EXCEPTION_EXIT_CODE).exception)
 
 
-def failed_alike(worker: Worker, failure: Incident) -> bool:
+def failed_alike(worker: Worker, failure: Incident, *, records: bool, over: bool) -> bool:
     """Whether a worker that has ended failed with the exception of ``failure``, or else with its message."""
     code = worker.exit_code or 0
     if not failure.message or not (code > 0 or code == -signal.SIGABRT):
         return False  # most workers are ended by SIGTERM: what they had printed did not end them
-    cause = cause_of(worker, code)
+    cause = cause_of(worker, code, records=records, over=over)
     if failure.exception:
         return (cause.exception, cause.where) == (failure.exception, failure.where)
     return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message

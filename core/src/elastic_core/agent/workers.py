@@ -337,7 +337,9 @@ class WorkerGroup:
             self._recovery.stopped = self.now()
         self._drain_streams()
         self._tell_saved()
-        alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self._workers.values())
+        alike, records, over = 0, self.reports.recording(), self.reports.ending()
+        for tag, worker in self._workers.items() if failure is not None else ():
+            alike += failed_alike(worker, failure, records=tag in records, over=tag in over)
         self._workers.clear()
         self.reports.clear()
         return alike
@@ -496,7 +498,8 @@ class WorkerGroup:
         self._cause_wanted = True
         living = {tag: worker for tag, worker in self._workers.items() if worker.exit_code is None}
         self.output.catch_up([worker.streams for worker in living.values()], DRAIN_MAX_SECONDS)
-        self._raised = {tag for tag, worker in living.items() if has_raised(worker)}
+        recording = self.reports.recording()
+        self._raised = {tag for tag, worker in living.items() if has_raised(worker, records=tag in recording)}
 
     def _is_cause(self, tag: int, incident: Incident) -> bool:
         """Return whether a worker that ends during the stop failed by itself, and so caused the failure.

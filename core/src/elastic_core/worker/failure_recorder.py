@@ -14,6 +14,7 @@ process, so it imports nothing but what is loaded anyway, ``threading``, and mor
 """
 
 import atexit
+import builtins
 import io
 import os
 import sys
@@ -61,9 +62,12 @@ class FailureRecorder:
 
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._path, control = environ.get(ERROR_FILE, ""), environ.get(CONTROL, "")
-        if control.isdigit() and (found := os.fstat(int(control))).st_mode & 0o170000 == 0o140000:  # a socket
-            self._channel = int(control), found.st_ino
-            self._report(RECORDING)
+        try:
+            if control.isdigit() and (found := os.fstat(int(control))).st_mode & 0o170000 == 0o140000:  # a socket
+                self._channel = int(control), found.st_ino
+                os.write(int(control), RECORDING)  # the first packet: there is room
+        except OSError:
+            self._channel = None
         self._watch_main_thread()
         self._watch_threads(threading)
         self._watch_exits(threading)
@@ -75,6 +79,9 @@ class FailureRecorder:
         before = sys.excepthook
 
         def excepthook(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
+            if error is not getattr(sys, "last_value", None):
+                before(kind, error, trace)  # the program has called the hook, to print what it survives
+                return
             self._record_main(error)
             before(kind, error, trace)
             if sys.excepthook is excepthook:
@@ -98,10 +105,13 @@ class FailureRecorder:
     def _watch_exits(self, threading: "Any") -> None:
         leave, thread = os._exit, threading.get_ident
 
-        def exit(status: object = None, /) -> "NoReturn":
-            """Exit the interpreter by raising SystemExit(status)."""
+        def note(status: object) -> None:
             if thread() == self._thread:
                 self._exit = (status, sys.exc_info()[1])
+
+        def exit(status: object = None, /) -> "NoReturn":
+            """Exit the interpreter by raising SystemExit(status)."""
+            note(status)
             raise SystemExit(status)
 
         def _exit(status: int) -> "NoReturn":
@@ -113,6 +123,15 @@ class FailureRecorder:
         exit.__module__, exit.__qualname__ = "sys", "exit"  # as pickle finds them
         _exit.__module__, _exit.__qualname__ = "os", "_exit"
         sys.exit, os._exit = exit, _exit
+        quitter: Any = type(getattr(builtins, "exit", None))
+        if quitter.__name__ == "Quitter":  # site's exit() and quit()
+            quit = quitter.__call__
+
+            def call(this: object, code: object = None) -> None:
+                note(code)
+                quit(this, code)
+
+            quitter.__call__ = call
 
     @property
     def _is_mine(self) -> bool:
