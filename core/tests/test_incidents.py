@@ -13,7 +13,7 @@ from elastic_core.incidents import (
     Verdict,
     by_cause,
     describe_early_exit,
-    follows_peer_loss,
+    is_peer_loss,
     strictest,
 )
 
@@ -80,69 +80,63 @@ def test_no_verdict_at_all_is_a_defect() -> None:
 GLOO = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:4711"
 )
-CHAINED = f"{GLOO}\n\nThe above exception was the direct cause of the following exception:\n\nTrainError: step 7"
-NCCL = "terminate called after throwing 'c10::DistBackendError'\n  what(): NCCL error: remote process exited"
+DISTRIBUTED = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+STORE = "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined."
 
 
 @pytest.mark.parametrize(
-    ("facts", "follows"),
+    ("text", "origin", "follows"),
     [
-        pytest.param({"exit_code": 1, "message": GLOO}, True, id="gloo, closed"),
-        pytest.param({"exit_code": 1, "message": "ConnectionResetError: [Errno 104] Connection reset by peer"}, True),
+        pytest.param(GLOO, "", True, id="gloo"),
+        pytest.param("RuntimeError: Gloo connectFullMesh failed with …", "", True, id="gloo did not connect"),
+        pytest.param("DistNetworkError: failed to recv, got 0 bytes", "train.py", False, id="of nobody knows whom"),
+        pytest.param("DistNetworkError: failed to recv, got 0 bytes", DISTRIBUTED, True, id="torch's frames"),
+        pytest.param(STORE, "", True, id="TCPStore"),
+        pytest.param("DistBackendError: NCCL communicator was aborted on rank 1.", "", True, id="NCCL"),
+        pytest.param("terminate called\n  what(): NCCL error: remote process exited", "", True, id="NCCL's watchdog"),
         pytest.param(
-            {"exit_code": 1, "message": "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"},
+            "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send",
+            "",
             True,
+            id="monitored_barrier",
         ),
-        pytest.param({"exit_code": 1, "message": "RuntimeError: Gloo connectFullMesh failed with …"}, True),
-        pytest.param(
-            {
-                "exit_code": 1,
-                "message": "torch.distributed.DistStoreError: Timed out after 61 seconds, 1/2 clients joined.",
-            },
-            True,
-        ),
-        pytest.param({"exit_code": 1, "message": "DistNetworkError: failed to recv, got 0 bytes"}, True),
-        pytest.param({"exit_code": 1, "message": "DistBackendError: NCCL communicator was aborted on rank 1."}, True),
-        pytest.param({"exit_code": 1, "detail": GLOO}, True, id="no exception was found, and stderr tells"),
-        pytest.param({"exit_code": 1, "message": "TrainError: step 7", "detail": CHAINED}, True, id="its cause tells"),
-        pytest.param({"exit_code": -6, "message": "", "detail": NCCL}, True, id="SIGABRT of the NCCL watchdog"),
-        pytest.param({"exit_code": -6, "message": "F1 abort", "detail": NCCL}, True, id="SIGABRT with a last word"),
-        pytest.param({"exit_code": 0, "message": GLOO}, True, id="a recorded exception, whatever the exit code"),
-        pytest.param({"message": GLOO}, True, id="a recorded exception without an exit code"),
-        pytest.param({"exit_code": -15}, True, id="SIGTERM"),
-        pytest.param({"exit_code": 143}, True, id="SIGTERM, as a shell says"),
-        pytest.param({"exit_code": 1, "message": "ValueError: nan", "detail": f"retry: {GLOO}"}, False, id="its own"),
-        pytest.param({"exit_code": -9, "detail": GLOO}, False, id="SIGKILL"),
-        pytest.param({"exit_code": -11}, False, id="SIGSEGV"),
-        pytest.param({"exit_code": -6, "detail": "assertion failed"}, False, id="SIGABRT of its own"),
-        pytest.param({"exit_code": 1}, False, id="nothing is known"),
-        pytest.param({"kind": IncidentKind.STORE_DIED, "message": "broken pipe"}, False, id="no worker's"),
+        pytest.param("RuntimeError: Timed out waiting 1800000ms for recv operation", DISTRIBUTED, True, id="no answer"),
+        pytest.param("BrokenPipeError: [Errno 32] Broken pipe", "train.py\nqueues.py", False, id="a pipe of its own"),
+        pytest.param("ConnectionResetError: [Errno 104] Connection reset by peer", "", False, id="a socket of its own"),
+        pytest.param("RuntimeError: metrics server: Socket Timeout", "metrics.py", False, id="a service of its own"),
+        pytest.param("ValueError: nan", DISTRIBUTED, False, id="its own"),
     ],
 )
-def test_what_follows_from_a_peers_loss_is_told_from_what_does_not(facts: dict[str, object], follows: bool) -> None:
-    assert follows_peer_loss(incident(**facts)) is follows
+def test_a_peers_loss_is_a_text_of_it_that_comes_from_a_collective(text: str, origin: str, follows: bool) -> None:
+    assert is_peer_loss(text, origin) is follows
 
 
 def test_a_cause_comes_before_what_follows_whatever_the_clocks_say() -> None:
     killed, later = incident(exit_code=-9, after=5.2), incident(exit_code=1, message="ValueError: x", after=5.3)
-    peer, other = incident(exit_code=1, message=GLOO, after=5.0), incident(exit_code=-15, after=5.1)
+    peer = incident(exit_code=1, message=GLOO, follows_peer=True, after=5.0)
     early = incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message=describe_early_exit(peer), after=4.9)
-    assert sorted([other, later, early, peer, killed], key=by_cause) == [killed, later, early, peer, other]
+    assert sorted([later, early, peer, killed], key=by_cause) == [killed, later, early, peer]
 
 
 @pytest.mark.parametrize(
-    ("message", "exception"),
+    ("facts", "line"),
     [
-        ("ValueError: boom", "ValueError"),
-        ("torch.OutOfMemoryError: CUDA out of memory", "torch.OutOfMemoryError"),
-        ("terminate called after throwing an instance of 'c10::Error': what(): boom", "c10::Error"),
-        ("terminate called without an active exception", ""),
-        ("free(): invalid pointer", ""),
-        ("", ""),
+        ({"exit_code": 1}, "exited with code 1"),
+        ({"exit_code": 1, "message": "FATAL: no data"}, "exited with code 1: FATAL: no data"),
+        (
+            {
+                "exit_code": 1,
+                "message": "ValueError: x",
+                "exception": "ValueError",
+                "where": "train.py:4 in f: raise x",
+            },
+            "exited with code 1: ValueError: x, at train.py:4 in f",
+        ),
+        ({"kind": IncidentKind.START_FAILED, "message": "no such program"}, "no such program"),
     ],
 )
-def test_the_type_of_an_exception_of_python_or_c_is_known(message: str, exception: str) -> None:
-    assert incident(exit_code=-6, message=message).exception == exception
+def test_an_outcome_is_one_line_with_its_message_and_place(facts: dict[str, object], line: str) -> None:
+    assert incident(**facts).describe() == line
 
 
 def test_a_rank_that_exited_early_is_described_with_the_failure_of_its_peer() -> None:
