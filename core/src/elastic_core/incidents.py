@@ -128,7 +128,7 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
     "the kernel: the peer's process has ended": r"connection (closed|reset) by peer|broken pipe",
     "gloo: the peer does not answer": r"timed out waiting \d{1,12} ?ms for (send|recv)|application timeout caused pair",
     "gloo: the peer cannot be reached": r"gloo connectfullmesh failed",
-    "gloo: a rank did not come to monitored_barrier": r"failed to pass monitoredbarrier|successfully reached monitoredbarrier",
+    "gloo: a rank did not come to monitored_barrier": r"failed to pass monitoredb|successfully reached monitoredb",
     "NCCL: the peer's process has ended": r"ncclremoteerror|remote process exited|peer process terminated",
     "NCCL: the peer does not answer": r"caught collective operation timeout|operations have failed or timed out",
     "NCCL: torch has given the group up": r"nccl communicator was aborted|timeout signal from another rank",
