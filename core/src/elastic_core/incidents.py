@@ -8,6 +8,7 @@ node prints the root cause.
 from __future__ import annotations
 
 import enum
+import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -296,6 +297,7 @@ class Failure:
         after: As :attr:`Incident.after`; None where it is not known.
         moved: Whether the workers of its round moved, as far as their output shows: a bar that begins anew in each
             round moves, although its steps cannot be compared.
+        checkpoint: The name of :attr:`Incident.checkpoint`, at most 40 characters.
     """
 
     round: int
@@ -310,6 +312,7 @@ class Failure:
     digest: str = ""
     after: float | None = None
     moved: bool = False
+    checkpoint: str = ""
 
     @property
     def signature(self) -> tuple[str | int | None, str, str]:
@@ -339,6 +342,7 @@ def as_failure(incident: Incident) -> Failure:
         place=incident.place,
         digest=digest,
         after=round(incident.after, 1),
+        checkpoint=os.path.basename(incident.checkpoint),
     )
 
 
