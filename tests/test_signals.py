@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage
+from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
+from stage import COLD, WARM, WORKERS, Agent, Stage
 from terminal import Terminal
 
 SIGNALS = ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGTERM"]
@@ -91,3 +93,26 @@ def test_a_signal_that_was_ignored_at_the_start_is_not_forwarded(stage: Stage) -
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 128 + signal.SIGTERM
     assert received(agent) == ["SIGTERM"]
+
+
+ENDS_SLOWLY = """
+import os
+class Slow:
+    def __del__(self, write=os.write, open=os.open, read=os.read):
+        write(1, b"torn down\\n")
+        read(open("fifo", os.O_RDONLY), 1)
+slow = Slow()
+"""
+
+
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
+def test_a_request_for_a_stack_does_not_end_a_worker_that_is_about_to_end(stage: Stage, start: dict[str, str]) -> None:
+    Path(stage.folder, "train.py").write_text(ENDS_SLOWLY.replace("os.O_RDONLY", str(os.O_RDONLY)))
+    os.mkfifo(stage.folder / "fifo")
+    agent = stage.run("--standalone", "train.py", env=start)
+    agent.wait_for("torn down")
+    (worker,) = agent.workers().values()
+    for signum in (SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING):
+        os.kill(worker, signum)
+    Path(stage.folder, "fifo").write_bytes(b".")
+    assert agent.exit_code() == 0

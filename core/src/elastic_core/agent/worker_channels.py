@@ -115,7 +115,7 @@ class _Channel:
     since: float = 0.0  # when the current window began
     count: int = 0  # packets since then
     complained: bool = False  # whether it was reported that it brought something else than a report
-    over: bool = False  # whether the worker has reported that its program has ended
+    over: bool = False  # whether the worker has reported that its program has ended, by an exception or otherwise
     newest: Stepped | None = None
     advanced: Advanced | None = None  # the newest
 
@@ -246,6 +246,7 @@ class Reports:
                 self._later(self._clock() + LINGERING, told)
             channel.over = True
             return _Served()
+        channel.over |= isinstance(told, Failed)
         if isinstance(told, Stepped):
             channel.newest = told
         if isinstance(told, Advanced):

@@ -134,7 +134,7 @@ class WorkerGroup:
                 directory=directory,
                 prefix=line_prefix(self.config.line_prefix, assignment),
             )
-            self._workers[tag] = Worker(assignment, streams)
+            self._workers[tag] = Worker(assignment, streams, tag=tag)
             cpus = self.cpus[assignment.local_rank] if self.cpus else None
             with contextlib.closing(streams), self.reports.open(tag) as control:
                 out, err = streams.stdout, streams.stderr
