@@ -178,9 +178,7 @@ def test_requests_until_the_end_of_processes_end_none(tmp_path: Path, seed: int)
 
 def test_a_handler_that_is_gone_between_look_and_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that becomes another program after it was looked at is sent nothing."""
-    program = (
-        "import sys\nprint('ready', flush=True)\nsys.stdin.readline()\nprint('again', flush=True)\nsys.stdin.read()"
-    )
+    program = "import sys\nprint('ready', flush=True)\nsys.stdin.read()"
     with running(program, tmp_path) as process, tempfile.TemporaryFile() as file:
         descriptor = os.dup(file.fileno())
         monkeypatch.setattr(stacks, "_open_file", lambda _: descriptor)
