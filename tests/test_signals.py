@@ -132,6 +132,18 @@ def test_a_signal_to_all_processes_of_a_job_lets_workers_save(stage: Stage, orde
     agent.wait_for('"saved"')
 
 
+def test_sigterm_to_one_worker_by_an_unknown_hand_is_the_root_cause(stage: Stage) -> None:
+    program = "import report, os, time\nreport.report('started', pid=os.getpid())\ntime.sleep(1000)\n"
+    Path(stage.folder, "train.py").write_text(f"import sys\nsys.path.insert(0, {str(WORKERS)!r})\n{program}")
+    agent = stage.run("--standalone", "--nproc_per_node=2", "train.py")
+    for report in agent.wait_for_report("started", count=2):
+        if report.rank == 1:
+            os.kill(report["pid"], signal.SIGTERM)
+    assert agent.exit_code() == 1
+    agent.wait_for(r"rank 1 .*was killed by SIGTERM \(by a person, a scheduler or an out-of-memory daemon\)")
+    assert "follows from the loss of a peer" not in agent.output
+
+
 ENDS_SLOWLY = """
 import os
 class Slow:

@@ -105,6 +105,8 @@ class Incident:
             return self.message or self.kind.value.replace("_", " ")
         if self.kind is IncidentKind.EXITED_EARLY:
             return f"{describe_exit(self.exit_code)} before the other ranks"
+        if self.exit_code == 0:  # see ended_by_sigterm
+            return f"{describe_exit(0)} after SIGTERM{_SIGNAL_NOTES[signal.SIGTERM]}"
         note = "" if self.exception else _SIGNAL_NOTES.get(-self.exit_code, "")
         return f"{describe_exit(self.exit_code)}{note}"
 
@@ -128,19 +130,26 @@ _CHAINED = "The above exception was the direct cause of the following exception"
 
 
 def follows_peer_loss(incident: Incident) -> bool:
-    """Whether a failure follows from the failure of another worker, or from the stop of the round.
+    """Whether a failure follows from the failure of another worker.
 
-    These are an exception about a peer (:data:`PEER_LOSS_PATTERNS`), raised by itself or as the cause of another one;
-    SIGABRT of native code with such a message; and SIGTERM. Any other signal, and any other exception, has its cause in
-    this worker.
+    These are an exception about a peer (:data:`PEER_LOSS_PATTERNS`), raised by itself or as the cause of another one,
+    and SIGABRT of native code with such a message. Any other signal, and any other exception, has its cause in this
+    worker or on its host.
     """
     if incident.kind is not IncidentKind.WORKER_FAILED:
         return False
-    if incident.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        return True
     if incident.exit_code is not None and incident.exit_code < 0 and incident.exit_code != -signal.SIGABRT:
         return False
     return _PEER_LOSS.search(failure_text(incident)) is not None
+
+
+def ended_by_sigterm(incident: Incident) -> bool:
+    """Whether SIGTERM ended a worker: it was killed, exited as a shell does, or handled the signal and exited with 0.
+
+    A worker that exits with 0 has failed in no other way.
+    """
+    codes = (-signal.SIGTERM, 128 + signal.SIGTERM, 0)
+    return incident.kind is IncidentKind.WORKER_FAILED and incident.exit_code in codes
 
 
 def failure_text(incident: Incident) -> str:
@@ -191,10 +200,13 @@ def describe_early_exit(consequence: Incident) -> str:
 def distance_to_cause(incident: Incident) -> int:
     """Return how far a failure is from the root cause: the smallest of a round's failures is reported.
 
-    0 for a worker that failed by itself, 1 for one that exited with 0 before its peers, which may have been right, and
-    2 for a failure that follows from the loss of a peer.
+    0 for a worker that failed by itself; 1 for one that exited with 0 before its peers, which may have been right, and
+    for one that SIGTERM ended, which may have been sent because of another failure; 2 for a failure that follows from
+    the loss of a peer.
     """
-    return 2 if follows_peer_loss(incident) else int(incident.kind is IncidentKind.EXITED_EARLY)
+    if follows_peer_loss(incident):
+        return 2
+    return int(incident.kind is IncidentKind.EXITED_EARLY or ended_by_sigterm(incident))
 
 
 def by_cause(incident: Incident) -> tuple[int, float]:
@@ -207,6 +219,7 @@ def by_cause(incident: Incident) -> tuple[int, float]:
 
 
 _SIGNAL_NOTES: Mapping[int, str] = {
+    signal.SIGTERM: " (by a person, a scheduler or an out-of-memory daemon)",
     signal.SIGKILL: " (kill -9 by a user, or the kernel's out-of-memory killer: see dmesg)",
     signal.SIGSEGV: " (invalid memory access in native code)",
     signal.SIGBUS: " (often a full /dev/shm)",
