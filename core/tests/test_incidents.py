@@ -13,9 +13,11 @@ from elastic_core.incidents import (
     Verdict,
     by_cause,
     describe_early_exit,
+    ended_by_sigterm,
     follows_peer_loss,
     strictest,
 )
+from elastic_core.known_failures import FailureClass, classify
 
 
 def incident(**facts: object) -> Incident:
@@ -26,7 +28,7 @@ def incident(**facts: object) -> Incident:
     ("facts", "cause"),
     [
         pytest.param({"exit_code": 1}, "exited with code 1", id="a code"),
-        pytest.param({"exit_code": -15}, "was killed by SIGTERM", id="a signal"),
+        pytest.param({"exit_code": -2}, "was killed by SIGINT", id="a signal"),
         pytest.param(
             {"exit_code": -9},
             "was killed by SIGKILL (kill -9 by a user, or the kernel's out-of-memory killer: see dmesg)",
@@ -109,8 +111,8 @@ NCCL = "terminate called after throwing 'c10::DistBackendError'\n  what(): NCCL 
         pytest.param({"exit_code": -6, "message": "F1 abort", "detail": NCCL}, True, id="SIGABRT with a last word"),
         pytest.param({"exit_code": 0, "message": GLOO}, True, id="a recorded exception, whatever the exit code"),
         pytest.param({"message": GLOO}, True, id="a recorded exception without an exit code"),
-        pytest.param({"exit_code": -15}, True, id="SIGTERM"),
-        pytest.param({"exit_code": 143}, True, id="SIGTERM, as a shell says"),
+        pytest.param({"exit_code": -15}, False, id="SIGTERM"),
+        pytest.param({"exit_code": 143}, False, id="SIGTERM, as a shell says"),
         pytest.param({"exit_code": 1, "message": "ValueError: nan", "detail": f"retry: {GLOO}"}, False, id="its own"),
         pytest.param({"exit_code": -9, "detail": GLOO}, False, id="SIGKILL"),
         pytest.param({"exit_code": -11}, False, id="SIGSEGV"),
@@ -125,9 +127,29 @@ def test_what_follows_from_a_peers_loss_is_told_from_what_does_not(facts: dict[s
 
 def test_a_cause_comes_before_what_follows_whatever_the_clocks_say() -> None:
     killed, later = incident(exit_code=-9, after=5.2), incident(exit_code=1, message="ValueError: x", after=5.3)
-    peer, other = incident(exit_code=1, message=GLOO, after=5.0), incident(exit_code=-15, after=5.1)
+    peer, terminated = incident(exit_code=1, message=GLOO, after=5.0), incident(exit_code=-15, after=5.1)
     early = incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message=describe_early_exit(peer), after=4.9)
-    assert sorted([other, later, early, peer, killed], key=by_cause) == [killed, later, early, peer, other]
+    order = [killed, later, early, terminated, peer]
+    assert sorted([terminated, later, early, peer, killed], key=by_cause) == order
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "sentence"),
+    [
+        (-15, "was killed by SIGTERM (by a person, a scheduler or an out-of-memory daemon)"),
+        (143, "exited with code 143"),
+        (0, "exited with code 0 after SIGTERM (by a person, a scheduler or an out-of-memory daemon)"),
+    ],
+)
+def test_sigterm_of_unknown_origin_is_a_cause_with_its_sentence(exit_code: int, sentence: str) -> None:
+    terminated = incident(exit_code=exit_code)
+    assert terminated.cause() == sentence
+    assert ended_by_sigterm(terminated)
+    assert not follows_peer_loss(terminated)
+    assert classify(terminated) is FailureClass.PREEMPTION
+    for other in (incident(exit_code=1, message="ValueError: x"), incident(exit_code=-9), incident(exit_code=2)):
+        assert not ended_by_sigterm(other)
+        assert by_cause(other) < by_cause(terminated) < by_cause(incident(exit_code=1, message=GLOO))
 
 
 @pytest.mark.parametrize(
@@ -152,8 +174,8 @@ def test_a_rank_that_exited_early_is_described_with_the_failure_of_its_peer() ->
         "exited with code 0 before the other ranks: it had finished when rank 0 on h lost a connection "
         "(BrokenPipeError: [Errno 32] Broken pipe)"
     )
-    silent = incident(exit_code=-15, rank=2)
-    assert describe_early_exit(silent).endswith("lost a connection (was killed by SIGTERM)")
+    silent = incident(exit_code=-2, rank=2)
+    assert describe_early_exit(silent).endswith("lost a connection (was killed by SIGINT)")
 
 
 def test_incidents_of_each_kind_are_made() -> None:
