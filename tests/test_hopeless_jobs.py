@@ -87,7 +87,7 @@ for number in range(1, 30):
 wait(f"{1 - RANK}-{LIFE}")
 time.sleep(0.2)
 if RANK == LIFE % 2:  # whose turn it is to lose the other first, is a race
-    raise RuntimeError(f"[pair.cc:{LIFE}] Connection closed by peer [10.0.0.{RANK}]:4242")
+    raise RuntimeError(f"[gloo/transport/tcp/pair.cc:{LIFE}] Connection closed by peer [10.0.0.{RANK}]:4242")
 time.sleep(0.2)
 raise RuntimeError("Timed out waiting 1800000ms for recv operation to complete")
 """

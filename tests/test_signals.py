@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage
+from stage import COLD, WARM, WORKERS, Agent, Stage, descendants, name_of
 from terminal import Terminal
+
+from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 SIGNALS = ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGTERM"]
 HANDLED = f"--signals_to_handle={','.join(SIGNALS)}"
@@ -91,3 +94,74 @@ def test_a_signal_that_was_ignored_at_the_start_is_not_forwarded(stage: Stage) -
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 128 + signal.SIGTERM
     assert received(agent) == ["SIGTERM"]
+
+
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
+def test_a_worker_that_signals_its_parent_has_its_node_leave(stage: Stage, start: dict[str, str]) -> None:
+    program = "import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(1000)\n"
+    Path(stage.folder, "train.py").write_text(program)
+    agent = stage.run("--standalone", "--nproc_per_node=2", "train.py", env=start)
+    assert agent.exit_code() == 128 + signal.SIGTERM
+    assert "the workers' parent process received SIGTERM: it counts as sent to this agent" in agent.output
+    assert "again" not in agent.output.replace("once more to kill", "")
+
+
+def test_a_signal_to_the_parent_of_workers_of_a_rendezvous_handler(stage: Stage) -> None:
+    pytest.importorskip("torch")
+    agent = stage.run("--rdzv_backend=torch-c10d", WORKERS / "signalled.py")
+    agent.wait_for_report("started")
+    (warden,) = [pid for pid in descendants(agent.pid) if name_of(pid) == "elastic-warden"]
+    os.kill(warden, signal.SIGTERM)
+    assert agent.exit_code() == 128 + signal.SIGTERM
+    assert received(agent) == ["SIGTERM"]
+
+
+@pytest.mark.parametrize("order", ["agent first", "warden first"])
+def test_a_signal_to_all_processes_of_a_job_lets_workers_save(stage: Stage, order: str) -> None:
+    """As Slurm and systemd send it. The second signal to the agent would kill the workers."""
+    hold = Path(stage.folder, "hold")
+    hold.touch()
+    agent = stage.run("--standalone", WORKERS / "interrupted.py")
+    agent.wait_for('"started"')
+    (warden,) = [pid for pid in descendants(agent.pid) if name_of(pid) == "elastic-warden"]
+    for pid in (agent.pid, warden) if order == "agent first" else (warden, agent.pid):
+        os.kill(pid, signal.SIGINT)
+    agent.wait_for('"saving"')
+    hold.unlink()
+    assert agent.exit_code() == 128 + signal.SIGINT
+    agent.wait_for('"saved"')
+
+
+def test_sigterm_to_one_worker_by_an_unknown_hand_is_the_root_cause(stage: Stage) -> None:
+    program = "import report, os, time\nreport.report('started', pid=os.getpid())\ntime.sleep(1000)\n"
+    Path(stage.folder, "train.py").write_text(f"import sys\nsys.path.insert(0, {str(WORKERS)!r})\n{program}")
+    agent = stage.run("--standalone", "--nproc_per_node=2", "train.py")
+    for report in agent.wait_for_report("started", count=2):
+        if report.rank == 1:
+            os.kill(report["pid"], signal.SIGTERM)
+    assert agent.exit_code() == 1
+    agent.wait_for(r"rank 1 .*was killed by SIGTERM \(by a person, a scheduler or an out-of-memory daemon\)")
+    assert "follows from the loss of a peer" not in agent.output
+
+
+ENDS_SLOWLY = """
+import os
+class Slow:
+    def __del__(self, write=os.write, open=os.open, read=os.read):
+        write(1, b"torn down\\n")
+        read(open("fifo", os.O_RDONLY), 1)
+slow = Slow()
+"""
+
+
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
+def test_a_request_for_a_stack_does_not_end_a_worker_that_is_about_to_end(stage: Stage, start: dict[str, str]) -> None:
+    Path(stage.folder, "train.py").write_text(ENDS_SLOWLY.replace("os.O_RDONLY", str(os.O_RDONLY)))
+    os.mkfifo(stage.folder / "fifo")
+    agent = stage.run("--standalone", "train.py", env=start)
+    agent.wait_for("torn down")
+    (worker,) = agent.workers().values()
+    for signum in (SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING):
+        os.kill(worker, signum)
+    Path(stage.folder, "fifo").write_bytes(b".")
+    assert agent.exit_code() == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from elastic_core import exit_codes
 from elastic_core.exit_codes import ExitCode, describe_exit, signal_name, signalled
+from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "exit_codes.md"
 
@@ -43,6 +44,12 @@ def test_a_signal_is_reported_as_a_shell_does() -> None:
 
 def test_signals_go_by_their_names() -> None:
     assert [signal_name(9), signal_name(77)] == ["SIGKILL", "signal 77"]
+
+
+def test_a_request_for_a_stack_is_named() -> None:
+    assert set(exit_codes.STACK_REQUESTS) == {SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING}
+    name = f"signal {SIGNAL_RUNNING} (Elastic's request for a stack)"
+    assert describe_exit(-SIGNAL_RUNNING) == f"was killed by {name}"
 
 
 def test_an_end_reads_as_the_predicate_of_a_sentence() -> None:

@@ -13,9 +13,11 @@ from elastic_core.incidents import (
     Verdict,
     by_cause,
     describe_early_exit,
+    ended_by_sigterm,
     is_peer_loss,
     strictest,
 )
+from elastic_core.known_failures import FailureClass, classify
 
 
 def incident(**facts: object) -> Incident:
@@ -26,7 +28,7 @@ def incident(**facts: object) -> Incident:
     ("facts", "cause"),
     [
         pytest.param({"exit_code": 1}, "exited with code 1", id="a code"),
-        pytest.param({"exit_code": -15}, "was killed by SIGTERM", id="a signal"),
+        pytest.param({"exit_code": -2}, "was killed by SIGINT", id="a signal"),
         pytest.param(
             {"exit_code": -9},
             "was killed by SIGKILL (kill -9 by a user, or the kernel's out-of-memory killer: see dmesg)",
@@ -114,8 +116,28 @@ def test_a_peers_loss_is_a_text_of_it_that_comes_from_a_collective(text: str, or
 def test_a_cause_comes_before_what_follows_whatever_the_clocks_say() -> None:
     killed, later = incident(exit_code=-9, after=5.2), incident(exit_code=1, message="ValueError: x", after=5.3)
     peer = incident(exit_code=1, message=GLOO, follows_peer=True, after=5.0)
+    terminated = incident(exit_code=-15, after=5.1)
     early = incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message=describe_early_exit(peer), after=4.9)
-    assert sorted([later, early, peer, killed], key=by_cause) == [killed, later, early, peer]
+    order = [killed, later, early, terminated, peer]
+    assert sorted([terminated, later, early, peer, killed], key=by_cause) == order
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "sentence"),
+    [
+        (-15, "was killed by SIGTERM (by a person, a scheduler or an out-of-memory daemon)"),
+        (143, "exited with code 143"),
+        (0, "exited with code 0 after SIGTERM (by a person, a scheduler or an out-of-memory daemon)"),
+    ],
+)
+def test_sigterm_of_unknown_origin_is_a_cause_with_its_sentence(exit_code: int, sentence: str) -> None:
+    terminated = incident(exit_code=exit_code)
+    assert terminated.cause() == sentence
+    assert ended_by_sigterm(terminated)
+    assert classify(terminated) is FailureClass.PREEMPTION
+    for other in (incident(exit_code=1, message="ValueError: x"), incident(exit_code=-9), incident(exit_code=2)):
+        assert not ended_by_sigterm(other)
+        assert by_cause(other) < by_cause(terminated) < by_cause(incident(follows_peer=True))
 
 
 @pytest.mark.parametrize(
@@ -146,8 +168,8 @@ def test_a_rank_that_exited_early_is_described_with_the_failure_of_its_peer() ->
         "exited with code 0 before the other ranks: it had finished when rank 0 on h lost a connection "
         "(BrokenPipeError: [Errno 32] Broken pipe)"
     )
-    silent = incident(exit_code=-15, rank=2)
-    assert describe_early_exit(silent).endswith("lost a connection (was killed by SIGTERM)")
+    silent = incident(exit_code=-2, rank=2)
+    assert describe_early_exit(silent).endswith("lost a connection (was killed by SIGINT)")
 
 
 def test_incidents_of_each_kind_are_made() -> None:

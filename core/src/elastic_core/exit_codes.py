@@ -33,8 +33,14 @@ class ExitCode(enum.IntEnum):
     """The job is closed as failed, and is worth running again: the last failure was not the program's."""
 
 
+STACK_REQUESTS = range(signal.SIGRTMAX - 5, signal.SIGRTMAX - 2)
+"""The signals by which an agent asks a worker for its stacks (``worker/stack_dump.py``)."""
+
+
 def signal_name(signum: int) -> str:
     """Return ``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    if signum in STACK_REQUESTS:
+        return f"signal {signum} (Elastic's request for a stack)"
     try:
         return signal.Signals(signum).name
     except ValueError:

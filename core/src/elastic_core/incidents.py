@@ -8,6 +8,7 @@ node prints the root cause.
 from __future__ import annotations
 
 import enum
+import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -120,6 +121,8 @@ class Incident:
             return self.message or self.kind.value.replace("_", " ")
         if self.kind is IncidentKind.EXITED_EARLY:
             return f"{describe_exit(self.exit_code)} before the other ranks"
+        if self.exit_code == 0:  # see ended_by_sigterm
+            return f"{describe_exit(0)} after SIGTERM{_SIGNAL_NOTES[signal.SIGTERM]}"
         note = "" if self.exception else _SIGNAL_NOTES.get(-self.exit_code, "")
         return f"{describe_exit(self.exit_code)}{note}"
 
@@ -154,6 +157,15 @@ def is_peer_loss(text: str, origin: str = "") -> bool:
             frame must be of gloo, NCCL or ``torch.distributed``.
     """
     return _PEER_LOSS.search(text) is not None and _OF_COLLECTIVES.search(f"{text}\n{origin}".lower()) is not None
+
+
+def ended_by_sigterm(incident: Incident) -> bool:
+    """Whether SIGTERM ended a worker: it was killed, exited as a shell does, or handled the signal and exited with 0.
+
+    A worker that exits with 0 has failed in no other way.
+    """
+    codes = (-signal.SIGTERM, 128 + signal.SIGTERM, 0)
+    return incident.kind is IncidentKind.WORKER_FAILED and incident.exit_code in codes
 
 
 BROKEN_SCRIPT = frozenset({"ImportError", "IndentationError", "ModuleNotFoundError", "SyntaxError", "TabError"})
@@ -193,10 +205,13 @@ def describe_early_exit(consequence: Incident) -> str:
 def distance_to_cause(incident: Incident) -> int:
     """Return how far a failure is from the root cause: the smallest of a round's failures is reported.
 
-    0 for a worker that failed by itself, 1 for one that exited with 0 before its peers, which may have been right, and
-    2 for a failure that follows from the loss of a peer.
+    0 for a worker that failed by itself; 1 for one that exited with 0 before its peers, which may have been right, and
+    for one that SIGTERM ended, which may have been sent because of another failure; 2 for a failure that follows from
+    the loss of a peer.
     """
-    return 2 if incident.follows_peer else int(incident.kind is IncidentKind.EXITED_EARLY)
+    if incident.follows_peer:
+        return 2
+    return int(incident.kind is IncidentKind.EXITED_EARLY or ended_by_sigterm(incident))
 
 
 def by_cause(incident: Incident) -> tuple[int, float]:
@@ -209,6 +224,7 @@ def by_cause(incident: Incident) -> tuple[int, float]:
 
 
 _SIGNAL_NOTES: Mapping[int, str] = {
+    signal.SIGTERM: " (by a person, a scheduler or an out-of-memory daemon)",
     signal.SIGKILL: " (kill -9 by a user, or the kernel's out-of-memory killer: see dmesg)",
     signal.SIGSEGV: " (invalid memory access in native code)",
     signal.SIGBUS: " (often a full /dev/shm)",
@@ -296,6 +312,7 @@ class Failure:
         after: As :attr:`Incident.after`; None where it is not known.
         moved: Whether the workers of its round moved, as far as their output shows: a bar that begins anew in each
             round moves, although its steps cannot be compared.
+        checkpoint: The name of :attr:`Incident.checkpoint`, at most 40 characters.
     """
 
     round: int
@@ -310,6 +327,7 @@ class Failure:
     digest: str = ""
     after: float | None = None
     moved: bool = False
+    checkpoint: str = ""
 
     @property
     def signature(self) -> tuple[str | int | None, str, str]:
@@ -339,6 +357,7 @@ def as_failure(incident: Incident) -> Failure:
         place=incident.place,
         digest=digest,
         after=round(incident.after, 1),
+        checkpoint=os.path.basename(incident.checkpoint),
     )
 
 

@@ -21,6 +21,7 @@ from elastic_core.incidents import (
     PEER_LOSS_PATTERNS,
     Incident,
     IncidentKind,
+    ended_by_sigterm,
     has_wrong_arguments,
 )
 
@@ -461,6 +462,8 @@ def _literal_prefix(alternative: str) -> str:
 
 def _signal_of(incident: Incident) -> int:
     """Return the signal that ended a worker, also as a shell reports it; 0 for none."""
+    if ended_by_sigterm(incident):
+        return signal.SIGTERM
     code = incident.exit_code or 0
     if code < 0:
         return -code

@@ -12,7 +12,7 @@ import pytest
 from views import info, live, settings
 
 from elastic_core.agent.event_loop import Depart, HostEnds
-from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure, settle_exit
+from elastic_core.agent.shutdown import SAME_REQUEST_SECONDS, STORE_MAX_SECONDS, Departure, Requests, settle_exit
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.exit_codes import ExitCode
@@ -111,6 +111,49 @@ def test_the_second_signal_ends_everything() -> None:
     node.signal()
     node.signal()
     assert (node.killed, node.grace) == (True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("signals", "requests"),
+    [
+        ("agent", "FIRST"),
+        ("agent agent", "FIRST AGAIN"),
+        ("warden", "FIRST"),
+        ("agent warden", "FIRST COPY"),
+        ("warden agent", "FIRST COPY"),
+        ("warden warden warden", "FIRST COPY COPY"),
+        ("warden agent agent", "FIRST COPY AGAIN"),
+        ("agent warden agent", "FIRST COPY AGAIN"),
+        ("warden later agent", "FIRST AGAIN"),
+        ("agent later warden", "FIRST COPY"),
+    ],
+)
+def test_a_signal_to_all_processes_of_a_job_is_one_request(signals: str, requests: str) -> None:
+    counted, now, found = Requests(), 100.0, []
+    for word in signals.split():
+        if word == "later":
+            now += SAME_REQUEST_SECONDS
+        else:
+            found.append(counted.note(signal.SIGTERM, now, to_warden=word == "warden").name)
+    assert found == requests.split()
+    assert counted.first == signal.SIGTERM
+
+
+def test_a_signal_to_the_warden_makes_a_node_leave_once() -> None:
+    node = Node(25.0)
+    for to_warden in (True, False, True):
+        node.departing.on_signal(signal.SIGTERM, to_warden=to_warden)
+    for answer in node.asked:
+        answer(False)
+    assert node.said[0] == "the workers' parent process received SIGTERM: it counts as sent to this agent"
+    assert (node.killed, node.grace, len(node.said)) == (False, 25.0, 2)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR2])
+def test_a_signal_to_the_warden_that_the_node_does_not_handle(signum: int) -> None:
+    node = Node()
+    node.departing.on_signal(signum, to_warden=True)
+    assert (node.grace, node.said) == (None, [])
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for() -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from elastic_core.agent import stacks
 from elastic_core.agent.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
 from elastic_core.protocol.node_events import Locate
 from elastic_core.warden.linux import descendants, pauses
-from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_RUNNING
+from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 HANGS = {
     "a queue": ("import queue\nprint('ready', flush=True)\nqueue.Queue().get()", r"in get \(queue.py:\d+\) > wait"),
@@ -111,6 +114,75 @@ def test_a_process_that_has_replaced_its_program_is_sent_nothing(tmp_path: Path)
     program = PREPARE + replaced + "\"import sys; print('ready', flush=True); sys.stdin.read()\"])"
     with running(program, tmp_path) as process:
         assert collect([process.pid])[process.pid].text == ""
+        assert process.poll() is None
+
+
+ENDS_SLOWLY = """
+import os
+class Slow:
+    def __del__(self, write=os.write, read=os.read):
+        write(1, b"ready\\n")  # the interpreter is being torn down, and has restored the default actions
+        read(0, 1)
+slow = Slow()
+"""
+"""A program whose interpreter stays in its teardown until its input ends."""
+PREPARED_FIRST = "import sys\n" + PREPARE
+PREPARED_LATE = """
+import atexit, os, signal, sys
+from elastic_core.worker import stack_dump
+stack_dump.ignore_requests_at_exit()  # as the fork server does, before its imports
+atexit.register(lambda: os.write(2, b"" if callable(signal.getsignal(stack_dump.SIGNAL_RUNNING)) else b"too early"))
+stack_dump.prepare()
+"""
+
+
+@pytest.mark.parametrize("signum", [SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING])
+@pytest.mark.parametrize("prepare", [PREPARED_FIRST, PREPARED_LATE], ids=["fresh", "warm"])
+def test_a_request_during_the_teardown_of_the_interpreter_ends_no_process(
+    prepare: str, signum: int, tmp_path: Path
+) -> None:
+    with running(prepare + ENDS_SLOWLY, tmp_path) as process:
+        assert collect([process.pid], 0.1)[process.pid].text == "", "it is not asked any more"
+        process.send_signal(signum)
+        assert process.communicate()[1] == b""
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["os.fork", "multiprocessing"])
+def test_a_request_during_the_teardown_of_a_fork_does_not_end_it(how: str, tmp_path: Path) -> None:
+    program = {
+        "os.fork": "if (pid := os.fork()):\n    _, status = os.waitpid(pid, 0)\n    del Slow.__del__\n"
+        "    sys.exit(os.waitstatus_to_exitcode(status))\n",
+        "multiprocessing": "import multiprocessing.util\nchild = multiprocessing.get_context('fork').Process("
+        "target=lambda: multiprocessing.util.Finalize(None, Slow.__del__, (None,), exitpriority=1))\nchild.start()\n"
+        "child.join()\ndel Slow.__del__\nsys.exit(child.exitcode)\n",
+    }[how]
+    with running(PREPARED_FIRST + ENDS_SLOWLY + program, tmp_path) as process:
+        (child,) = [pid for pid, _ in descendants(process.pid)]
+        for signum in (SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING):
+            os.kill(child, signum)
+        process.communicate()
+        assert process.returncode == 0
+
+
+def test_requests_until_the_end_of_processes_end_none(tmp_path: Path, seed: int) -> None:
+    pause = random.Random(seed)
+    for _ in range(8):
+        program = PREPARED_FIRST + "import time\nprint('ready', flush=True)\n"
+        program += f"time.sleep({pause.uniform(0.0, 0.2)})\nclass Slow:\n    def __del__(self, sleep=time.sleep):\n"
+        with running(program + "        sleep(0.2)\nslow = Slow()\n", tmp_path) as process:
+            while process.poll() is None:
+                collect([process.pid], 0.1)
+            assert process.returncode == 0
+
+
+def test_a_handler_that_is_gone_between_look_and_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that becomes another program after it was looked at is sent nothing."""
+    program = "import sys\nprint('ready', flush=True)\nsys.stdin.read()"
+    with running(program, tmp_path) as process, tempfile.TemporaryFile() as file:
+        descriptor = os.dup(file.fileno())
+        monkeypatch.setattr(stacks, "_open_file", lambda _: descriptor)
+        assert collect([process.pid], 0.1)[process.pid].text == ""
         assert process.poll() is None
 
 

@@ -237,6 +237,14 @@ def test_that_a_program_is_over_is_heard_of_again_much_later_and_once(agent: Age
         assert agent.delivered == [(agent.time + LINGERING, Lingers(1))]
 
 
+@pytest.mark.parametrize("end", ["over", "failed"])
+def test_a_worker_whose_program_has_ended_is_ending(agent: Agent, end: str) -> None:
+    with agent.reports.open(1) as worker, agent.reports.open(2):
+        worker.send(b'{"type": "%s"}' % end.encode())
+        agent.hears()
+        assert agent.reports.ending() == {1}
+
+
 def test_a_notice_goes_to_the_worker_that_it_is_for(agent: Agent) -> None:
     with agent.reports.open(1) as first, agent.reports.open(2) as second:
         assert agent.reports.tell(2, {"type": "go_on"})

@@ -450,6 +450,31 @@ def test_a_kill_that_is_known_only_after_a_peer_has_failed_of_it_is_told_as_well
     assert (cause.rank, cause.exit_code) == (2, -signal.SIGKILL)
 
 
+def test_a_rank_that_failed_by_itself_comes_before_sigterm_of_unknown_origin(node: Node) -> None:
+    raised, stopped = node.folder / "raised", node.folder / "stopped"
+    os.mkfifo(raised)
+    os.mkfifo(stopped)
+    terminated = f"test $RANK = 1 && read line < {raised} && kill -TERM $$"
+    node.start(f"{terminated}; trap '' TERM; echo 'ValueError: boom' >&2; echo > {raised}; cat {stopped}; exit 1", TWO)
+    failure = node.failure()
+    assert (failure.rank, failure.exit_code) == (1, -signal.SIGTERM)
+    assert "(by a person, a scheduler or an out-of-memory daemon)" in node.published[-1].message
+    assert "follows from" not in node.published[-1].message
+    node.group.stop(PATIENCE, broken=True)
+    stopped.write_text("")
+    cause = node.failure()
+    assert (cause.rank, cause.message) == (2, "ValueError: boom")
+
+
+def test_a_worker_that_the_stop_ends_is_not_the_cause_of_sigterm(node: Node) -> None:
+    ready = node.folder / "ready"
+    os.mkfifo(ready)
+    node.start(f"test $RANK = 1 && read line < {ready} && kill -TERM $$; echo > {ready}; sleep 300", TWO)
+    assert node.failure().rank == 1
+    node.group.stop(PATIENCE, broken=True)
+    assert node.next() is None
+
+
 def test_a_rank_that_exited_before_explains_what_follows_from_a_peers_loss_and_nothing_else(node: Node) -> None:
     gate = node.folder / "gate"
     os.mkfifo(gate)

@@ -90,6 +90,7 @@ FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "numa_binding": ("", "--numa_binding=node", {"numa_binding": "node"}),
     "max_restarts": ("", "--max_restarts=7", {"max_restarts": 7}),
     "failure_policy": ("", "--failure_policy=backoff=1s", {"failure_policy": "backoff=1s"}),
+    "set_aside_torn_checkpoints": ("", "--set_aside_torn_checkpoints", {"set_aside_torn_checkpoints": True}),
     "notices": ("", "--notices=aws", {"notices": "aws"}),
     "on_node_loss": ("", "--on_node_loss=fail", {"on_node_loss": OnNodeLoss.FAIL}),
     "shutdown_timeout": ("", "--shutdown_timeout=7", {"shutdown_timeout": 7.0}),

@@ -19,7 +19,7 @@ import pytest
 from wardens import PATIENCE, Listener, gone
 
 from elastic_core.warden.client import Warden
-from elastic_core.warden.linux import become_subreaper, subreaping
+from elastic_core.warden.linux import REQUESTS_TO_END, become_subreaper, subreaping
 from elastic_core.warden.messages import (
     Exited,
     Fenced,
@@ -29,6 +29,7 @@ from elastic_core.warden.messages import (
     StopCompleted,
     WardenDied,
     WardenEvent,
+    WardenSignalled,
 )
 
 HUNDRED_YEARS = 3e9
@@ -446,9 +447,10 @@ def test_nothing_is_started_while_a_stop_is_under_way(listener: Programs) -> Non
 
 def test_signals_that_end_others_do_not_end_the_warden(listener: Programs) -> None:
     assert listener.end(listener.spawn("true")).returncode == 0  # it is up
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for signum in REQUESTS_TO_END:
         os.kill(listener.warden.pid, signum)
     assert listener.end(listener.spawn("true")).returncode == 0
+    assert {event.signum for event in listener.all_of(WardenSignalled)} == {*REQUESTS_TO_END}, "the agent decides"
     assert os.getsid(listener.warden.pid) != os.getsid(0)  # where Ctrl-C does not reach
 
 

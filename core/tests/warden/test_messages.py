@@ -16,6 +16,7 @@ from elastic_core.warden.messages import (
     Spawned,
     SpawnFailed,
     WardenEvent,
+    WardenSignalled,
     parse_message,
     warden_death,
 )
@@ -39,6 +40,7 @@ GROWN = {
         ({"event": "exited", "tag": 1, "pid": 40, "returncode": -9, "at": 2.0}, Exited(1, 40, -9, 2.0)),
         ({"event": "signalled", "signum": 15, "pids": [40, 41]}, Signalled(15, (40, 41))),
         ({"event": "fenced"}, Fenced()),
+        ({"event": "warden_signalled", "signum": 15}, WardenSignalled(15)),
         (GROWN, ForkServerGrown(9, 1.5, ("json",), 1, {"a": "b"})),
         ({"event": "fork_server_died", "how": "exited with code 1"}, ForkServerDied("exited with code 1")),
     ],

@@ -13,6 +13,7 @@ from elastic_policies.no_progress import NoProgress
 from elastic_policies.options import DEFAULTS, POLICIES, parse_policies
 from elastic_policies.preemptions import Preemptions
 from elastic_policies.quarantine import Quarantine
+from elastic_policies.torn_checkpoint import TornCheckpoint
 
 BUDGET_FORM = "Write budget=N/DURATION, N/progress, N/checkpoint or N/Msteps, such as 10/1h or 3/1000steps; budget=off"
 
@@ -39,10 +40,16 @@ def test_a_budget_is_written_as_it_is_read(text: str) -> None:
 def test_the_defaults_and_what_the_text_changes() -> None:
     quarantine = Quarantine(3, 3600.0, 1800.0)
     assert parse_policies("") == parse_policies(DEFAULTS)
-    assert parse_policies("") == {"nan_loss": "stop", "no_progress": NoProgress(3, 5), "quarantine": quarantine}
+    assert parse_policies("") == {
+        "nan_loss": "stop",
+        "torn_checkpoint": TornCheckpoint(2),
+        "no_progress": NoProgress(3, 5),
+        "quarantine": quarantine,
+    }
     text = " budget = 10/1h, no_progress=2,quarantine=off , backoff=1s..60s,preemptions=20/1h"
     assert parse_policies(text) == {
         "nan_loss": "stop",
+        "torn_checkpoint": TornCheckpoint(2),
         "no_progress": NoProgress(2),
         "budget": Budget(restarts=10, window=3600.0),
         "preemptions": Preemptions(20, 3600.0),
@@ -57,7 +64,8 @@ def test_the_defaults_and_what_the_text_changes() -> None:
         (
             "budgt=1/1h",
             "--failure_policy 'budgt=1/1h': there is no policy 'budgt'. Did you mean 'budget'?",
-            "The policies are: nan_loss, classification, no_progress, budget, preemptions, quarantine, backoff.",
+            "The policies are: nan_loss, torn_checkpoint, classification, no_progress, budget, preemptions, "
+            "quarantine, backoff.",
         ),
         ("budget", "--failure_policy 'budget' is not of the form NAME=VALUE.", BUDGET_FORM),
         (

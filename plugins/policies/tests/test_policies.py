@@ -223,9 +223,9 @@ PEER: dict[str, Any] = {"exception": "RuntimeError", "digest": PEER_LOST}
         ([failure(9e5), failure(4e5)], incident(), 3),
         ([killed(9)] * 9, killed(), 0),
         ([failure(exception="TimeoutError")] * 9, incident(message=TIMEOUT), 0),
-        ([failure(**PEER)] * 9, incident(message=LOST), 0),
-        ([failure(**PEER, after=1800.0)] * 4, incident(message=LOST, after=1790.0), 5),
-        ([failure(**PEER, after=1800.0)] * 4, incident(message=LOST, after=900.0), 0),
+        ([failure(**PEER)] * 9, incident(message=LOST, follows_peer=True), 0),
+        ([failure(**PEER, after=1800.0)] * 4, incident(message=LOST, follows_peer=True, after=1790.0), 5),
+        ([failure(**PEER, after=1800.0)] * 4, incident(message=LOST, follows_peer=True, after=900.0), 0),
         ([failure(exception="TimeoutError", after=1800.0)] * 9, incident(message=TIMEOUT, after=1800.0), 0),
         ([failure(exception="", exit_code=3)] * 2, incident(message="", exit_code=3), 3),
         ([failure(exception="", exit_code=3)] * 2, incident(message="", exit_code=4), 0),
@@ -247,9 +247,21 @@ PEER: dict[str, Any] = {"exception": "RuntimeError", "digest": PEER_LOST}
         # What comes from outside the program ends it at one step only.
         ([failure(exception="TimeoutError", step=900)] * 4, incident(step=900, message=TIMEOUT), 5),
         ([failure(exception="TimeoutError", step=900)] * 3, incident(step=900, message=TIMEOUT), 0),
-        ([failure(**PEER, step=step) for step in (29, 29, 29, 29)], incident(step=29, message=LOST), 5),
-        ([failure(**PEER, step=step) for step in (29, 28, 29, 29)], incident(step=29, message=LOST), 0),
-        ([failure(**PEER, step=step) for step in (900, 897, 899, 893)], incident(step=900, message=LOST), 5),
+        (
+            [failure(**PEER, step=step) for step in (29, 29, 29, 29)],
+            incident(step=29, message=LOST, follows_peer=True),
+            5,
+        ),
+        (
+            [failure(**PEER, step=step) for step in (29, 28, 29, 29)],
+            incident(step=29, message=LOST, follows_peer=True),
+            0,
+        ),
+        (
+            [failure(**PEER, step=step) for step in (900, 897, 899, 893)],
+            incident(step=900, message=LOST, follows_peer=True),
+            5,
+        ),
         ([killed(9, step=900, host=host) for host in "abcd"], killed(step=900), 5),
     ],
 )
@@ -321,7 +333,10 @@ def test_it_says_what_was_alike_and_what_did_not_progress() -> None:
     assert reason(incident(message=""), elsewhere, elsewhere) == f"{what}, and no step or checkpoint (no_progress=3)"
     lost = [failure(**PEER, step=step) for step in (900, 899, 900, 900)]
     what = "a peer was lost in 5 rounds in a row"
-    assert reason(incident(step=900, message=LOST), *lost) == f"{what}, each at step 899 to 900 (no_progress=5)"
+    assert (
+        reason(incident(step=900, message=LOST, follows_peer=True), *lost)
+        == f"{what}, each at step 899 to 900 (no_progress=5)"
+    )
 
 
 @pytest.mark.parametrize(

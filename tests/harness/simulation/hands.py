@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from elastic_core.incidents import Incident
@@ -37,6 +38,7 @@ class Hands:
     hangs = None
     """The supervisor does not look for hangs: a fault says that there is one (``questions``)."""
     workers = ()
+    reports = SimpleNamespace(ending=frozenset)
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host

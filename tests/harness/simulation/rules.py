@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
 from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Work
@@ -51,13 +51,13 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
 
 
 def check_cause(world: World, entry: Entry, blamed: Incident | None) -> None:
-    """Nobody is blamed for the loss of a peer where the leader has read of a failure that explains that."""
-    if blamed is None or not blamed.follows_peer:
+    """No failure is blamed where the leader has read of one that is closer to the root cause."""
+    if blamed is None or distance_to_cause(blamed) == 0:
         return
     world.count("what follows from a peer's loss is blamed, since nothing else is known")
     for row in endings.read_before(world, entry.id, entry.run):
         cause = row.incident
-        if cause is not None and cause.round == blamed.round and not cause.follows_peer:
+        if cause is not None and cause.round == blamed.round and distance_to_cause(cause) < distance_to_cause(blamed):
             world.truth.violated("cause", f"{blamed.node_id} is blamed; {cause.node_id} has reported {cause.message}")
 
 

@@ -208,7 +208,8 @@ class HealthChecks:
             for event in events:
                 if isinstance(event, messages.WardenDied):
                     raise ResourceError(f"The process that starts the health checks is gone: {event.reason}.")
-            self.heard += [event for event in events if isinstance(event, messages.ForkServerEvent)]
+            kept = messages.ForkServerEvent | messages.WardenSignalled  # for the agent's loop
+            self.heard += [event for event in events if isinstance(event, kept)]
             found: list[WardenEvent] = [event for event in events if isinstance(event, about)]
             if found:
                 return found

@@ -72,7 +72,8 @@ class Resources:
 
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
         """Find out where the workers are, on another thread, which posts a Located."""
-        ranks, step = [stacks.LocalRank.of(worker) for worker in self.group.workers], self.group.newest_step()
+        ending, step = self.group.reports.ending(), self.group.newest_step()
+        ranks = [stacks.LocalRank.of(worker, ending=worker.tag in ending) for worker in self.group.workers]
         advances = self.group.hangs is not None and self.group.hangs.advances()
 
         def run() -> None:

@@ -173,8 +173,10 @@ def _waits(pid: int, ran: int) -> bool:
 
 
 def _send(pid: int, signum: int) -> None:
+    """Send a request, unless the process has lost its handler since it was looked at: the signal would end it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)
+        if _handles_requests(pid):
+            os.kill(pid, signum)
 
 
 def main_stack(text: str) -> tuple[Frame, ...]:
@@ -197,9 +199,9 @@ class LocalRank:
     finished: bool = False
 
     @classmethod
-    def of(cls, worker: Worker) -> LocalRank:
-        """Return the rank of a worker."""
-        return cls(worker.assignment.rank, worker.pid, worker.exit_code is not None)
+    def of(cls, worker: Worker, *, ending: bool) -> LocalRank:
+        """Return the rank of a worker; ``ending``: it has reported that its program has ended."""
+        return cls(worker.assignment.rank, worker.pid, ending or worker.exit_code is not None)
 
 
 Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalStacks]"
@@ -257,13 +259,20 @@ def _call(stack: Sequence[Frame], users: Frame) -> str:
 
 def _open_file(pid: int) -> int | None:
     """Open the memory file into which a process writes its stacks; None where it has none, or no handler."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-            caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
-        if not all(caught >> (signum - 1) & 1 for signum in (SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING)):
+    with contextlib.suppress(OSError):
+        if not _handles_requests(pid):
             return None
         for number in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
                 if os.readlink(path := f"/proc/{pid}/fd/{number}") == f"/memfd:{FILE_NAME} (deleted)":
                     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return None
+
+
+def _handles_requests(pid: int) -> bool:
+    """Whether a process has handlers for all three signals; it does not from its last ``atexit`` function on."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
+        return all(caught >> (signum - 1) & 1 for signum in (SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING))
+    return False

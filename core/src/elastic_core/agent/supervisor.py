@@ -163,8 +163,8 @@ class Supervisor:
                 raise error
             case Crashed(error):
                 raise RuntimeError("a thread of the session failed") from error
-            case SignalReceived(signum):
-                self._departure.on_signal(signum)
+            case SignalReceived(signum) | messages.WardenSignalled(signum):
+                self._departure.on_signal(signum, to_warden=isinstance(event, messages.WardenSignalled))
             case Depart():
                 self._departure.depart(event)
             case StartAnswer() | StartDue():

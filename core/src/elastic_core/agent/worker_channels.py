@@ -124,7 +124,7 @@ class _Channel:
     count: int = 0  # packets since then
     complained: bool = False  # whether it was reported that it brought something else than a report
     records: bool = False  # whether the worker records the exception that ends it
-    over: bool = False  # whether the worker has reported that its program has ended
+    over: bool = False  # whether the worker has reported that its program has ended, by an exception or otherwise
     newest: Stepped | None = None
     advanced: Advanced | None = None  # the newest
 
@@ -262,6 +262,7 @@ class Reports:
                 self._later(self._clock() + LINGERING, told)
             channel.over = True
             return _Served()
+        channel.over |= isinstance(told, Failed)
         if isinstance(told, Stepped):
             channel.newest = told
         if isinstance(told, Advanced):

@@ -40,7 +40,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.oom import OomCounter, find_counter
-from elastic_core.incidents import Incident, IncidentKind, describe_early_exit
+from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, distance_to_cause
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
@@ -93,7 +93,7 @@ class WorkerGroup:
     _unlearned: int = 0  # how many modules its workers import that the fork server could have learned and has not
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
     _over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
-    _cause_wanted: bool = False  # whether all failures so far follow from the loss of a peer
+    _cause_wanted: bool = False  # whether no failure so far has its cause here for certain
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
@@ -134,7 +134,7 @@ class WorkerGroup:
                 directory=directory,
                 prefix=line_prefix(self.config.line_prefix, assignment),
             )
-            self._workers[tag] = Worker(assignment, streams)
+            self._workers[tag] = Worker(assignment, streams, tag=tag)
             cpus = self.cpus[assignment.local_rank] if self.cpus else None
             with contextlib.closing(streams), self.reports.open(tag) as control:
                 out, err = streams.stdout, streams.stderr
@@ -447,7 +447,7 @@ class WorkerGroup:
         if self._over:
             return self._publish_failure(incident) if self._is_cause(tag, incident) else None
         self._over, self._notice = True, None
-        if incident.follows_peer:
+        if distance_to_cause(incident):
             self._want_cause()
         if self._explanation[0] == incident.round and self._explanation[1] not in incident.detail:
             parts = filter(None, [incident.detail.rstrip(), self._explanation[1]])
@@ -494,7 +494,7 @@ class WorkerGroup:
         return None
 
     def _want_cause(self) -> None:
-        """From now on, look for a failure here that does not follow from the loss of a peer."""
+        """From now on, look for a failure here that has its cause in the worker."""
         self._cause_wanted = True
         living = {tag: worker for tag, worker in self._workers.items() if worker.exit_code is None}
         self.output.catch_up([worker.streams for worker in living.values()], DRAIN_MAX_SECONDS)
@@ -507,7 +507,7 @@ class WorkerGroup:
         A killed process may be reaped long after its peers have seen its connections close, because of a device or a
         core dump. A program may take seconds to end after an exception.
         """
-        if not self._cause_wanted or incident.exit_code is None or incident.follows_peer:
+        if not self._cause_wanted or incident.exit_code is None or distance_to_cause(incident):
             return False
         own = incident.pid not in self._killed if incident.exit_code < 0 else tag in self._raised
         self._cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)

@@ -40,7 +40,7 @@ _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "a text", "checkpoint_pattern"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
     ((Real,), "a number of seconds", "rdzv_timeout health_timeout"),
-    ((bool,), "True or False", "virtual_local_rank"),
+    ((bool,), "True or False", "virtual_local_rank set_aside_torn_checkpoints"),
     ((Sequence,), "a list of numbers", "node_sizes"),
     ((str, os.PathLike), "a path", "log_dir checkpoint_path"),
 )
@@ -95,6 +95,7 @@ class LaunchConfig:
     plugins: tuple[str, ...] = field(default=(), kw_only=True)
     failure_policy: str = field(default="", kw_only=True)
     """As ``--failure_policy``. With a budget in it, ``max_restarts`` has no limit where it is the default."""
+    set_aside_torn_checkpoints: bool = field(default=False, kw_only=True)
     node_sizes: Sequence[int] | None = field(default=None, kw_only=True)
     """The only numbers of nodes of a round, e.g. (4, 6, 8); None for every number. The least and the greatest replace
     ``min_nodes`` and ``max_nodes`` where these are not given."""
@@ -188,6 +189,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         nan_stop=config.nan_stop,
         plugins=config.plugins,
         failure_policy=config.failure_policy,
+        set_aside_torn_checkpoints=config.set_aside_torn_checkpoints,
         health_checks=health_checks_of(config),
         health_timeout=config.health_timeout,
         health_retry=config.health_retry,

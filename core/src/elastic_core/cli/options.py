@@ -171,6 +171,11 @@ class Flags:
         metavar="NAME=VALUE,...",
         fills="failure_policy",
     )
+    set_aside_torn_checkpoints: bool = FAILURE.switch(
+        "Rename a checkpoint below --checkpoint_path that two lives in a row failed to load, so that the next one "
+        "loads the one before. Without it the job ends then, and names the checkpoint. It needs elastic-policies.",
+        fills="set_aside_torn_checkpoints",
+    )
     notices: str | None = FAILURE.flag(
         "Whose notices that this machine is taken away the node obeys; the cloud is asked for them every 5 s. "
         "It needs elastic-notices. auto finds out which cloud the machine is of; elsewhere nothing is asked.",

@@ -134,6 +134,7 @@ class RunConfig:
     )
     max_restarts: int = MAX_RESTARTS
     failure_policy: str = ""
+    set_aside_torn_checkpoints: bool = False
     """The failure policies, as typed; the plugin ``policies`` reads it. All nodes of a run must have the same."""
     notices: str | None = None
     """Whose notices of a preemption this node obeys; None for ``auto``. The plugin ``notices`` reads it."""

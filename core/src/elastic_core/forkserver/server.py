@@ -33,6 +33,7 @@ from elastic_core.host.process_title import Title
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import NOTHING_NEW
 from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
+from elastic_core.worker import stack_dump
 from elastic_core.worker.channel import INITIALIZED, report
 from elastic_core.worker.failure_recorder import FailureRecorder
 
@@ -55,6 +56,7 @@ def run(control: int, usual: Set[str]) -> None:
     title.show_fork_server()
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
     recorder = FailureRecorder()
+    stack_dump.ignore_requests_at_exit()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     if not order["whole"]:
         [(rest, _), *requests] = requests or _wait(channel)

@@ -30,6 +30,7 @@ from elastic_core.agent.resources import (
     open_resources,
     stop_workers,
 )
+from elastic_core.agent.shutdown import TO_WARDEN, Request, Requests
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import ShowState
@@ -65,7 +66,7 @@ from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.session.verdict_event import verdict_event
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.messages import ForkServerEvent, StopCompleted, Stuck, WardenDied
+from elastic_core.warden.messages import ForkServerEvent, StopCompleted, Stuck, WardenDied, WardenSignalled
 
 COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after that the question counts as failed
 FAILED_COUNT_INTERVAL_SECONDS = 5.0  # at least, between two failed questions: the handler may warn of each
@@ -161,7 +162,7 @@ class HandlerAgent:
         self._asked_at: float | None = None  # when the handler was asked for a count; None if it has answered
         self._blind_since: float | None = None  # when the handler first failed to answer; None after an answer
         self._quiet_until = 0.0  # until when waiting nodes are ignored
-        self._received: int | None = None  # the first signal that was received, which the workers get too
+        self._requests = Requests()  # the signals that were received; the workers get the first one too
         self._ending: Ending | None = None
         self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)  # judged here, and when
@@ -230,8 +231,8 @@ class HandlerAgent:
                 self._on_located(found)
             case ShutDown(error):
                 self._on_shut_down(error)
-            case SignalReceived(signum):
-                self._on_signal(signum)
+            case SignalReceived(signum) | WardenSignalled(signum):
+                self._on_signal(signum, to_warden=isinstance(event, WardenSignalled))
             case StartAnswer() | StartDue():
                 self._gate.receive(event)
             case HostEnds(why):
@@ -320,15 +321,18 @@ class HandlerAgent:
             self._say("handler_stays", message, Level.DEBUG)
         self._over = True
 
-    def _on_signal(self, signum: int) -> None:
+    def _on_signal(self, signum: int, *, to_warden: bool = False) -> None:
         if signum not in self._resources.signals:
             return
-        name = signal_name(signum)
-        if self._received is not None:
+        name, request = signal_name(signum), self._requests.note(signum, self._runtime.now(), to_warden=to_warden)
+        if request is Request.COPY:
+            return
+        if request is Request.AGAIN:
             self._say("signal", f"received {name} again: killing the workers")
             kill_workers(self._resources, self._runtime.now())
         else:
-            self._received = signum
+            if to_warden:
+                self._say("signal", TO_WARDEN.format(name))
             busy = self._state.work in (HandlerWork.RUNNING, HandlerWork.STOPPING)
             again = "; once more to kill the workers at once" if busy else ""
             self._say("signal", f"received {name}: leaving{again}")
@@ -338,7 +342,7 @@ class HandlerAgent:
 
     def _leave_before_host_ends(self, why: str) -> None:
         """Leave as after SIGTERM: without a ledger, workers of all nodes cannot stop together."""
-        if self._received is None and self._state.leaving is None:
+        if self._requests.first is None and self._state.leaving is None:
             self._say("signal", f"{why}: leaving")
             self._step(Leaving(why, signalled(signal.SIGTERM)))
 
@@ -442,7 +446,7 @@ class HandlerAgent:
     def _stop(self, stop: Stop) -> None:
         if (reason := self._state.reason) is not None:
             self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=stop.why)))
-        early = stop_workers(self._resources, stop, self._round, self._received, self._state.incident)
+        early = stop_workers(self._resources, stop, self._round, self._requests.first, self._state.incident)
         self._gate.prepare(self._round + 1)  # after the signal, since it starts a thread
         if early is not None:
             self._step(early)

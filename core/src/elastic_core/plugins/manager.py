@@ -50,7 +50,7 @@ OBSERVING = (
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
-READERS = {"failure_policy": "policies", "notices": "notices"}
+READERS = {"failure_policy": "policies", "set_aside_torn_checkpoints": "policies", "notices": "notices"}
 """The plugin that reads a flag, by the flag's field of :class:`RunConfig`."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
@@ -337,7 +337,7 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.check_pending()
     for flag, reader in READERS.items():
-        if getattr(config, flag) not in ("", "none", None):
+        if getattr(config, flag) not in ("", "none", None, False):
             _check_reader(plugins, config, catalogue, flag, reader)
     plugins.configure(config)
     if config.health_checks:

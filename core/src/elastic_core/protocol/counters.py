@@ -98,6 +98,7 @@ def past_failures(ledger: Ledger, now: float, reached: Iterable[Reached] = ()) -
             digest=more.digest,
             after=more.after,
             moved=moved or more.moved,
+            checkpoint=more.checkpoint,
         )
         found.append(failure)
     return tuple(found)
@@ -106,10 +107,9 @@ def past_failures(ledger: Ledger, now: float, reached: Iterable[Reached] = ()) -
 def as_record(incident: Incident) -> Failure:
     """Return what the ledger remembers of an incident that spends a restart, each text in its share."""
     failure = as_failure(incident)
-    host, exception, place = (
-        clip(text, FAILURE_TEXT_BYTES) for text in (failure.host, failure.exception, failure.place)
-    )
-    return replace(failure, host=host, exception=exception, place=place)
+    texts = (failure.host, failure.exception, failure.place, failure.checkpoint)
+    host, exception, place, checkpoint = (clip(text, FAILURE_TEXT_BYTES) for text in texts)
+    return replace(failure, host=host, exception=exception, place=place, checkpoint=checkpoint)
 
 
 def newest_step(reached: Iterable[Reached], number: int, step: int | None) -> tuple[int | None, bool]:
@@ -149,11 +149,14 @@ def _with_failure(counters: Counters, view: LeaderView, old: Round, incident: In
     """Return the counters with the failure of round ``old`` as the newest one, and whether it had a new checkpoint."""
     rows = [node.row for node in view.node_views(old)]
     failure, reached = as_record(incident), reached_by(rows)
-    bare = replace(failure, place="", digest="", after=None)  # which the evidence has
+    bare = replace(failure, place="", digest="", after=None, checkpoint="")  # which the evidence has
     spent = SpentRestart(failure=bare, age=round(view.age, 1))
     failures = (*counters.failures, spent)[-MAX_FAILURES:]
     saved = (*counters.new_checkpoints, *([failure.round] if has_new_checkpoint(rows, failure.round) else []))
-    evidence = (*counters.evidence, Evidence(failure.round, failure.place, failure.digest, failure.after, moved=False))
+    more = Evidence(
+        failure.round, failure.place, failure.digest, failure.after, moved=False, checkpoint=failure.checkpoint
+    )
+    evidence = (*counters.evidence, more)
     kept = {one.failure.round for one in failures}
     return replace(
         counters,

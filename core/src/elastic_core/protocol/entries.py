@@ -49,6 +49,7 @@ class Evidence:
     digest: str
     after: float | None
     moved: bool
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

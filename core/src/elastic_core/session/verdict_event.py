@@ -17,6 +17,7 @@ def verdict_event(incident: Incident, history: History, verdict: Verdict, others
         "rank": incident.rank,
         "host": incident.host,
         "exception": incident.exception,
+        "follows_peer": incident.follows_peer,
         "exit_code": incident.exit_code,
         "step": incident.step,
         "new_checkpoint": history.new_checkpoint,

@@ -13,15 +13,17 @@ from os import sysconf
 
 TYPE_CHECKING = False  # typing's: see channel
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import TypeAlias, TypeVar
 
+    Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
     _T = TypeVar("_T")
 
 Process: TypeAlias = "tuple[int, int]"
 """(pid, start time in ticks since boot), which stays unique when the number is used again."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
-_REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _PAUSES, _PPOLL = {"x86_64": ({"34", "130"}, "271"), "aarch64": ({"133"}, "73")}.get(os.uname().machine, ({"?"}, "?"))
@@ -68,10 +70,13 @@ def open_standard_streams() -> None:
     os.close(fd)
 
 
-def ignore_requests_to_end() -> None:
-    """Ignore signals that systemd or Slurm send to all processes of a job: this one ends only after the workers."""
-    for signum in _REQUESTS_TO_END:
-        signal.signal(signum, signal.SIG_IGN)
+def ignore_requests_to_end(handler: Handler = signal.SIG_IGN) -> None:
+    """Do not end on signals that systemd or Slurm send to all processes of a job: this one ends only after the workers.
+
+    ``handler`` is called with each of them, if it is a function.
+    """
+    for signum in REQUESTS_TO_END:
+        signal.signal(signum, handler)
 
 
 def die_with_parent() -> None:

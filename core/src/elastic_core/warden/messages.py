@@ -155,7 +155,18 @@ class ServiceEnded:
     returncode: int
 
 
-WorkerEvent: TypeAlias = Spawned | StartedFresh | SpawnFailed | Exited | Signalled | StopCompleted | Stuck | Fenced
+@dataclass(frozen=True, slots=True)
+class WardenSignalled:
+    """The warden received a request to end, which it leaves to the agent: from a worker, whose parent it is, or from a
+    scheduler that signals all processes of a job.
+    """
+
+    signum: int
+
+
+WorkerEvent: TypeAlias = (
+    Spawned | StartedFresh | SpawnFailed | Exited | Signalled | StopCompleted | Stuck | Fenced | WardenSignalled
+)
 ServiceEvent: TypeAlias = ServiceStarted | ServiceFailed | ServiceEnded
 
 

@@ -22,6 +22,7 @@ from signal import SIGKILL
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, ForkServerClient
 from elastic_core.warden.linux import (
+    REQUESTS_TO_END,
     Process,
     become_subreaper,
     children,
@@ -55,7 +56,7 @@ class WardenProcess:
         self._directories: list[str] = []
         self._slot: int | None = None
         self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written to the wake-up descriptor
+        signal.signal(signal.SIGCHLD, _note)
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
 
     def run(self) -> None:
@@ -99,7 +100,8 @@ class WardenProcess:
         seconds = min(max(0.0, min(deadlines) - time.monotonic()), POLL_MAX_SECONDS)
         poll.poll(math.ceil(seconds * 1000))
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wakeup[0], 4096)
+            for signum in sorted({*os.read(self._wakeup[0], 4096)}.intersection(REQUESTS_TO_END)):
+                self._send_event("warden_signalled", signum=signum)
 
     def _handle_request(self, message: Message, descriptors: list[int]) -> None:
         match message["do"]:
@@ -372,9 +374,13 @@ class WardenProcess:
         self._channel.send({"event": event, **facts})
 
 
+def _note(_signum: int, _frame: object) -> None:
+    """Python writes a signal to the wake-up descriptor only if the signal has a handler."""
+
+
 def main() -> None:
     """Run the warden of the agent at the other end of the socket."""
-    ignore_requests_to_end()  # it ends with its last descendant
+    ignore_requests_to_end(_note)  # it ends with its last descendant
     become_subreaper()
     open_standard_streams()
     for name in os.listdir("/proc/self/fd"):

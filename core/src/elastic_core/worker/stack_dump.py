@@ -13,11 +13,16 @@ a memory file, which the agent finds by its name in ``/proc`` (``agent/stacks.py
   instructions, with the interpreter's lock. That is safe at any time, but it is never called while the thread waits in
   native code.
 
+No request ends a process that is about to end. While the interpreter is torn down, it restores the default action of
+each signal that has a handler, and the default action of these three ends the process. So the last ``atexit`` function
+has the process ignore them, which the interpreter leaves alone.
+
 ``forkserver/startup`` executes this file by its path, before the program's own modules: it imports only modules that
 are built in, or loaded anyway.
 """
 
 import _signal  # type: ignore[import-not-found]  # the built-in part of signal, which imports enum
+import atexit
 import faulthandler
 import fcntl
 import os
@@ -28,6 +33,28 @@ SIGNAL_RUNNING: int = _signal.SIGRTMAX - 4
 SIGNAL_ALL: int = _signal.SIGRTMAX - 5
 FILE_NAME = "elastic-stacks"  # of the memory file
 _LEAST_DESCRIPTOR = 48  # a script's own files have numbers from 3 on
+_registered = False
+
+
+def ignore_requests_at_exit() -> None:
+    """Have this process and its forks ignore requests from their last ``atexit`` function on. Call it before others
+    register with ``atexit``: the function that was registered first is called last. A second call does nothing.
+    """
+    global _registered
+    if not _registered:
+        _registered = True
+        atexit.register(_ignore_requests)
+
+
+def _ignore_requests() -> None:
+    try:
+        if not callable(_signal.getsignal(SIGNAL_RUNNING)):
+            return  # this process was not prepared
+        _signal.signal(SIGNAL_RUNNING, _signal.SIG_IGN)
+        for signum in (SIGNAL, SIGNAL_ALL):
+            faulthandler.unregister(signum)  # which restores SIG_IGN, see prepare()
+    except (OSError, ValueError):  # a ValueError outside of the main thread
+        pass
 
 
 def prepare() -> None:
@@ -53,6 +80,9 @@ def prepare() -> None:
             except Exception:  # the program has closed the file
                 return
 
+        ignore_requests_at_exit()
+        for signum in (SIGNAL, SIGNAL_ALL):
+            _signal.signal(signum, _signal.SIG_IGN)  # what faulthandler restores, here and at the interpreter's end
         faulthandler.register(SIGNAL, file=descriptor, all_threads=False, chain=False)
         faulthandler.register(SIGNAL_ALL, file=descriptor, all_threads=True, chain=False)
         _signal.signal(SIGNAL_RUNNING, answer)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic_core.incidents import Action, History, Incident, Verdict, strictest
-from elastic_policies import no_progress, quarantine
+from elastic_policies import no_progress, quarantine, torn_checkpoint
 from elastic_policies.options import POLICIES
 from elastic_policies.past import is_failure
 
@@ -16,7 +16,7 @@ def judge(incident: Incident, history: History, policies: Mapping[str, Any]) -> 
     """Return the strictest verdict of ``policies``, parameters by name; None if all abstain.
 
     A failure that quarantines its host is not held against the program: the host may have kept it from progress. Why a
-    host is not quarantined is said beside the verdict of the others.
+    host is not quarantined, and which checkpoint may be torn, is said beside the verdict of the others.
     """
     if not is_failure(incident):
         return None
@@ -28,6 +28,7 @@ def judge(incident: Incident, history: History, policies: Mapping[str, Any]) -> 
     if not verdicts:
         return None
     found = strictest(verdicts)
-    if about_host is None or about_host.action is not Action.RESTART or about_host.reason in found.reason:
-        return found
-    return replace(found, reason=f"{found.reason}; {about_host.reason}")
+    for told in (about_host, answers.get(torn_checkpoint.NAME)):
+        if told is not None and told.action is Action.RESTART and told.reason not in found.reason:
+            found = replace(found, reason=f"{found.reason}; {told.reason}")
+    return found

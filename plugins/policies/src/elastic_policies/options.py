@@ -6,30 +6,49 @@ The text changes what it names; the other policies keep their defaults: ``budget
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic_core.config.parse import Wrong
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_policies import backoff, budget, classification, nan_loss, no_progress, preemptions, quarantine
+from elastic_policies import (
+    backoff,
+    budget,
+    classification,
+    nan_loss,
+    no_progress,
+    preemptions,
+    quarantine,
+    torn_checkpoint,
+)
+
+if TYPE_CHECKING:
+    from elastic_core.config.run import RunConfig
 
 POLICIES: Mapping[str, ModuleType] = {
-    module.NAME: module for module in (nan_loss, classification, no_progress, budget, preemptions, quarantine, backoff)
+    module.NAME: module
+    for module in (nan_loss, torn_checkpoint, classification, no_progress, budget, preemptions, quarantine, backoff)
 }
 """Every policy by name: a module with NAME, FORM, ``parse`` and ``judge``, in the order in which they are asked."""
-DEFAULTS = "nan_loss=stop,no_progress=3/5,quarantine=3/1h:30m"
+DEFAULTS = "nan_loss=stop,torn_checkpoint=2,no_progress=3/5,quarantine=3/1h:30m"
 """What is on without ``--failure_policy``, besides ``--max_restarts``, which is core's."""
 OFF = "off"
 
 
-def parse_policies(text: str) -> dict[str, Any]:
+def parse_policies(text: str, config: RunConfig | None = None) -> dict[str, Any]:
     """Return the parameters of the policies that are on, by name, in the order in which they are asked.
+
+    ``config`` is the run, whose other flags some of them read.
 
     Raises:
         UsageError: A part is not of the form NAME=VALUE, names no policy or one twice, or its value is wrong.
     """
     given = _parse_parts(text)
     chosen = {**_parse_parts(DEFAULTS), **given}
+    if config is not None and (torn := chosen.get(torn_checkpoint.NAME)) is not None:
+        place, set_aside = config.checkpoint_path or "", config.set_aside_torn_checkpoints
+        chosen[torn_checkpoint.NAME] = replace(torn, place=place, set_aside=set_aside)
     return {name: chosen[name] for name in POLICIES if chosen.get(name) is not None}
 
 

@@ -24,13 +24,14 @@ class FailurePolicies:
 
     def __init__(self, prepare_after: float = PREPARE_AFTER_SECONDS) -> None:
         self._text, self._prepare_after = "", prepare_after
+        self._config: RunConfig | None = None
         self._policies: dict[str, Any] | None = None
         self._prepared = False
 
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
         """Read ``--failure_policy``; a text that is wrong ends the run before it begins."""
-        self._text = config.failure_policy
+        self._text, self._config = config.failure_policy, config
         if self._text:
             self._parse()
 
@@ -61,5 +62,5 @@ class FailurePolicies:
         if self._policies is None:
             from elastic_policies.options import parse_policies
 
-            self._policies = parse_policies(self._text)
+            self._policies = parse_policies(self._text, self._config)
         return self._policies

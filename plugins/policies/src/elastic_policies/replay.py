@@ -76,6 +76,8 @@ def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
         rank=fields["rank"],
         exit_code=fields["exit_code"],
         message=str(fields["message"]),
+        exception=str(fields["exception"]),
+        follows_peer=fields.get("follows_peer") is True,
         step=fields["step"],
         where=str(fields.get("place", "")),
     )

@@ -18,7 +18,8 @@ def incident(**facts: Any) -> Incident:
         "exit_code": 1,
         "message": "ValueError: boom",
     }
-    return Incident(**{**known, **facts})
+    known |= facts
+    return Incident(**{"exception": known["message"].partition(":")[0], **known})
 
 
 def failure(ago: float = 0.0, **facts: Any) -> Failure:

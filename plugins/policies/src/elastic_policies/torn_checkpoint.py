@@ -1,0 +1,102 @@
+"""Torn checkpoint: one that no life can load costs two restarts, not all of them.
+
+A worker that is killed while it writes a checkpoint leaves a part of it, and most programs load the newest one. So each
+further life fails while it loads that, before it makes a step.
+
+The leader alone judges, so one node alone moves a checkpoint aside. It is renamed, never removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import dataclass
+from itertools import takewhile
+
+from elastic_core.incidents import Action, Failure, History, Incident, Verdict
+from elastic_core.known_failures import FailureClass, classify
+from elastic_core.protocol.counters import as_record
+from elastic_policies.durations import parse_count
+from elastic_policies.past import MAX_FAILURES
+
+NAME = "torn_checkpoint"
+FORM = "N, such as 2: the N-th failure in a row to load one checkpoint ends the job, or has it set aside"
+FILES_MAX = 1000  # of a checkpoint, that are looked at
+ASIDE = "torn-"  # before the name of a checkpoint that was moved aside, so that no program takes it for one
+OUTSIDE = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.PEER, FailureClass.PREEMPTION})
+"""Classes of failures that a whole checkpoint has as well: a file system that lost a file, a peer that was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class TornCheckpoint:
+    """When a checkpoint counts as torn, and what is done then.
+
+    Attributes:
+        failures: How many failures in a row.
+        place: ``--checkpoint_path``; '' where it is not known: then the failure is only told.
+        set_aside: ``--set_aside_torn_checkpoints``.
+    """
+
+    failures: int
+    place: str = ""
+    set_aside: bool = False
+
+
+def parse(text: str) -> TornCheckpoint:
+    """Return what ``2`` means; raise Wrong for another text."""
+    return TornCheckpoint(parse_count(text, least=2, most=MAX_FAILURES))
+
+
+def judge(incident: Incident, history: History, given: TornCheckpoint) -> Verdict | None:
+    """Give up, or set the checkpoint aside, at the N-th life in a row that fails to load it.
+
+    A life that fails to load makes no step, and leaves the checkpoint as it was. One that fails to save it does not.
+    """
+    newest = as_record(incident)
+    if not newest.checkpoint or history.new_checkpoint or history.moved or classify(incident) in OUTSIDE:
+        return None
+    lives = [newest, *takewhile(_is_barren, reversed(history.failures))]
+    alike = [*takewhile(lambda life: life.checkpoint == newest.checkpoint, lives)]
+    if not _is_barren(newest) or len(alike) < given.failures:
+        return None
+    what = f"{len(alike)} lives in a row failed to load {incident.checkpoint} (torn_checkpoint={given.failures})"
+    unchanged = _seconds_unchanged(incident.checkpoint)
+    if not given.place or unchanged is None:
+        return Verdict(Action.RESTART, f"{what}: if it is torn, move it away", policy=NAME)
+    if unchanged < incident.after + (alike[1].after or 0.0) / 2:  # half: the disk's host may have another clock
+        return None
+    if not given.set_aside:
+        hint = "move it away, or start the job with --set_aside_torn_checkpoints"
+        return Verdict(Action.GIVE_UP, f"{what}: it may be torn; {hint}", policy=NAME)
+    if earlier := sorted({life.checkpoint for life in lives if life.checkpoint} - {newest.checkpoint}):
+        why = f"{', '.join(earlier)} could not be loaded either, so the program may be wrong"
+        return Verdict(Action.GIVE_UP, f"{what}; {why}", policy=NAME)
+    return _set_aside(incident.checkpoint, what)
+
+
+def _is_barren(failure: Failure) -> bool:
+    """Whether a life has made no step and no checkpoint, as far as that is known."""
+    return failure.step is None and not failure.new_checkpoint and not failure.moved
+
+
+def _seconds_unchanged(path: str) -> float | None:
+    """Return how long ago a checkpoint was changed; None where it is not there, as on another host's disk."""
+    try:
+        inside = [os.path.join(path, name) for name in os.listdir(path)] if os.path.isdir(path) else []
+        return time.time() - max(os.lstat(each).st_mtime for each in [path, *inside[:FILES_MAX]])
+    except OSError:
+        return None
+
+
+def _set_aside(path: str, what: str) -> Verdict:
+    """Rename a checkpoint; the verdict says what became of it."""
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f"{ASIDE}{name}")
+    try:
+        if os.path.lexists(aside):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), aside)
+        os.rename(path, aside)
+    except OSError as exc:
+        return Verdict(Action.GIVE_UP, f"{what}; it may be torn, and cannot be set aside: {exc}", policy=NAME)
+    return Verdict(Action.RESTART, f"{what}: it was set aside as {aside}", policy=NAME)

@@ -1,0 +1,145 @@
+"""Which failures show a torn checkpoint, which do not, and what becomes of the checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from failures import failure, history, incident
+
+from elastic_core.incidents import Action, Failure, Incident
+from elastic_policies.torn_checkpoint import TornCheckpoint, judge
+
+MISSING = "FileNotFoundError: [Errno 2] No such file or directory: 'trainer_state.json'"
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    """Return a checkpoint that was last changed five minutes ago."""
+    path = tmp_path / "checkpoint-15"
+    path.mkdir()
+    (path / "model.safetensors").write_bytes(b"half of")
+    before = time.time() - 300
+    for each in (path / "model.safetensors", path):
+        os.utime(each, (before, before))
+    return path
+
+
+def newest(torn: Path, **facts: Any) -> Incident:
+    known = {"message": MISSING, "exception": "FileNotFoundError", "checkpoint": str(torn), "after": 2.0, "round": 3}
+    return incident(**{**known, **facts})
+
+
+def earlier(ago: float = 3.0, **facts: Any) -> Failure:
+    return failure(ago, **{"exception": "FileNotFoundError", "checkpoint": "checkpoint-15", "after": 2.0, **facts})
+
+
+def given(torn: Path, *, set_aside: bool = False) -> TornCheckpoint:
+    return TornCheckpoint(2, str(torn.parent), set_aside)
+
+
+def test_the_second_life_in_a_row_that_fails_to_load_it_ends_the_job_whatever_the_rank(torn: Path) -> None:
+    verdict = judge(newest(torn, rank=1), history(earlier(rank=0)), given(torn))
+    assert verdict is not None
+    assert verdict.action is Action.GIVE_UP
+    assert not verdict.requeue
+    assert str(torn) in verdict.reason
+    assert "--set_aside_torn_checkpoints" in verdict.reason
+    assert torn.exists()
+
+
+def test_it_is_set_aside_on_request_and_the_job_goes_on(torn: Path) -> None:
+    verdict = judge(newest(torn), history(earlier()), given(torn, set_aside=True))
+    assert verdict is not None
+    assert verdict.action is Action.RESTART
+    aside = torn.with_name("torn-checkpoint-15")
+    assert verdict.reason.endswith(f"it was set aside as {aside}")
+    assert not torn.exists()
+    assert (aside / "model.safetensors").read_bytes() == b"half of"
+
+
+def test_without_a_checkpoint_path_it_is_only_told(torn: Path) -> None:
+    verdict = judge(newest(torn), history(earlier()), TornCheckpoint(2, "", set_aside=True))
+    assert verdict is not None
+    assert verdict.action is Action.RESTART
+    assert torn.exists()
+
+
+def test_a_checkpoint_that_this_host_does_not_have_is_only_told(torn: Path) -> None:
+    verdict = judge(newest(torn.with_name("checkpoint-20")), history(earlier(checkpoint="checkpoint-20")), given(torn))
+    assert verdict is not None
+    assert verdict.action is Action.RESTART
+
+
+HEALTHY: Mapping[str, tuple[Callable[[Path], Incident], tuple[Failure, ...], dict[str, bool]]] = {
+    "the first failure": (newest, (), {}),
+    "another checkpoint": (newest, (earlier(checkpoint="checkpoint-10"),), {}),
+    "no checkpoint is named": (lambda torn: newest(torn, checkpoint=""), (earlier(),), {}),
+    "this life made steps": (lambda torn: newest(torn, step=17), (earlier(),), {}),
+    "the life before made steps": (newest, (earlier(step=15),), {}),
+    "the life before saved a checkpoint": (newest, (earlier(new_checkpoint=True),), {}),
+    "this life saved a checkpoint": (newest, (earlier(),), {"new_checkpoint": True}),
+    "this life moved": (newest, (earlier(),), {"moved": True}),
+    "the life before moved": (newest, (earlier(moved=True),), {}),
+    "another failure came between": (newest, (earlier(), failure(1.0)), {}),
+    "the file system lost a file": (
+        lambda torn: newest(torn, message="OSError: [Errno 116] Stale file handle", exception="OSError"),
+        (earlier(),),
+        {},
+    ),
+    "a peer was lost while it was loaded": (
+        lambda torn: newest(torn, message="RuntimeError: x", exception="DistNetworkError", follows_peer=True),
+        (earlier(),),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_other_failures_touch_no_checkpoint(name: str, torn: Path) -> None:
+    made, past, facts = HEALTHY[name]
+    assert judge(made(torn), history(*past, **facts), given(torn, set_aside=True)) is None
+    assert torn.exists()
+
+
+def test_a_checkpoint_that_each_life_fails_to_save_is_not_torn(torn: Path) -> None:
+    (torn / "model.safetensors").write_bytes(b"new")  # by the life that failed just now
+    assert judge(newest(torn), history(earlier()), given(torn, set_aside=True)) is None
+    assert torn.exists()
+
+
+def test_a_second_checkpoint_in_a_row_is_not_set_aside(torn: Path) -> None:
+    """A program that can load none of its checkpoints any more keeps all of them but one."""
+    past = (earlier(9.0, checkpoint="checkpoint-20"), earlier(6.0, checkpoint="checkpoint-20"), earlier())
+    verdict = judge(newest(torn), history(*past), given(torn, set_aside=True))
+    assert verdict is not None
+    assert verdict.action is Action.GIVE_UP
+    assert "checkpoint-20 could not be loaded either" in verdict.reason
+    assert torn.exists()
+
+
+def test_two_torn_checkpoints_with_training_between_are_both_set_aside(torn: Path) -> None:
+    past = (earlier(90.0, checkpoint="checkpoint-10"), earlier(80.0, checkpoint="checkpoint-10"), failure(9.0, step=15))
+    verdict = judge(newest(torn), history(*past, earlier()), given(torn, set_aside=True))
+    assert verdict is not None
+    assert verdict.action is Action.RESTART
+
+
+def test_nothing_is_lost_where_it_cannot_be_renamed(torn: Path) -> None:
+    torn.with_name("torn-checkpoint-15").mkdir()
+    verdict = judge(newest(torn), history(earlier()), given(torn, set_aside=True))
+    assert verdict is not None
+    assert verdict.action is Action.GIVE_UP
+    assert "cannot be set aside" in verdict.reason
+    assert (torn / "model.safetensors").exists()
+
+
+def test_a_longer_row_is_wanted_where_the_user_says_so(torn: Path) -> None:
+    patient = replace(given(torn), failures=3)
+    assert judge(newest(torn), history(earlier()), patient) is None
+    assert judge(newest(torn), history(earlier(6.0), earlier()), patient) is not None
