@@ -182,8 +182,10 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
         if (quoted := printed_exception(first.text[quote.start() :], within=None)) is not None:
             exception, lines, frames = quoted[0], quoted[1], quoted[2] or frames
             message = headline(lines)
-    elif first.type.startswith("torch._") and (inner := _INNER.search(first.text)) is not None:
-        message = f"{message}: {inner['line']}"
+    elif first.type.startswith("torch._"):  # of torch.compile
+        if (inner := _INNER.search(first.text)) is not None:
+            message = f"{message}: {inner['line']}"
+        frames = parse_frames(first.text.partition("\nfrom user code:")[2]) or frames
     if isinstance(member, dict) and (own := member.get("text")) and isinstance(own, str):
         message = headline(own)  # ``sys.exit("the reason")`` while the exception was handled
     every = [frames, *(one.frames for one in raised)]
@@ -230,7 +232,7 @@ def headline(text: str) -> str:
     """Return the first line of a text that is not blank, with the next one if it ends with a colon."""
     lines = [line for line in text.splitlines() if line.strip()]
     first = one_line(lines[0]) if lines else ""
-    if first.endswith(":") and len(lines) > 1:
+    if first.endswith(":") and len(lines) > 1 and not lines[1].startswith("Traceback ("):
         first = f"{first} {one_line(lines[1])}"
     return first[:MESSAGE_MAX_CHARACTERS]
 
@@ -254,7 +256,8 @@ def _raised(recorded: Any) -> _Raised:
 
 def _names(said: str, raised: _Raised) -> bool:
     """Whether the message of an error file names this exception, with facts that its writer has added."""
-    return _leading_name(said).rpartition(".")[2] == raised.type.rpartition(".")[2] and said.strip() != raised.line
+    name, text = _leading_name(said), said.strip().partition(":")[2].strip()
+    return name.rpartition(".")[2] == raised.type.rpartition(".")[2] and text != raised.text.strip()
 
 
 def _leading_name(text: str) -> str:

@@ -262,7 +262,8 @@ class Reports:
                 self._later(self._clock() + LINGERING, told)
             channel.over = True
             return _Served()
-        channel.over |= isinstance(told, Failed)
+        if isinstance(told, Failed):  # if it could not write its record, because a disk is full, what it printed counts
+            channel.over, channel.records = True, False
         if isinstance(told, Stepped):
             channel.newest = told
         if isinstance(told, Advanced):

@@ -254,7 +254,7 @@ def _record(
         callstack = (
             "" if error is None else "".join(traceback.format_exception(type(error), error, error.__traceback__))
         )
-        line = text if error is None else f"{_name(type(error))}: {_text(error)}"
+        line = text if error is None else f"{_name(type(error))}: {_text(error)}".removesuffix(": ")
         extra = {"py_callstack": callstack[-CALLSTACK_CHARACTERS:], "timestamp": str(int(time.time()))}
         message = {"message": line[:MOST_CHARACTERS], "errorCode": code, "extraInfo": extra}
     return {"message": message, MEMBER: member}

@@ -1,0 +1,98 @@
+"""Runs a small program as a worker, below a real warden, fresh or forked, and finds its cause as the agent does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wardens import PATIENCE, Listener
+
+from elastic_core.agent.error_files import error_file_data
+from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, find_cause
+from elastic_core.agent.stream_pump import TAIL
+from elastic_core.agent.worker_channels import Failed, Report, Reports
+from elastic_core.warden.client import Warden
+from elastic_core.warden.messages import ForkServerReady, StartedFresh
+
+PYTHON = (sys.executable, "-u")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    cause: Cause
+    failed: bool  # whether it has reported that an exception has ended it
+    over: bool  # whether it has reported that it has ended otherwise
+    records: bool  # whether it has reported that it records exceptions
+
+
+@dataclass
+class Programs:
+    """A warden with a fork server for ``train.py`` in a folder."""
+
+    folder: Path
+    modules: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.script = self.folder / "train.py"
+        self.script.write_text("")
+        self.env = {**os.environ, **self.environment}
+        before = os.getcwd()
+        os.chdir(self.folder)  # the fork server's
+        try:
+            self.listener = Listener(Warden.start())
+        finally:
+            os.chdir(before)
+        if self.modules:
+            self.listener.warden.preload(self.modules, python=PYTHON, program=[str(self.script)], env=self.env)
+            self.listener.wait(ForkServerReady)
+        self.reports = Reports(lambda _at, _report: None)
+
+    def close(self) -> None:
+        """End all processes."""
+        self.listener.warden.close(PATIENCE)
+        self.reports.close()
+
+    def run(self, program: str, argv: Sequence[str] = (), *, warm: bool = False, args: Sequence[str] = ()) -> Ended:
+        """Run a program, by another command where ``argv`` is given."""
+        self.script.write_text(program)
+        error_file, tag = self.folder / "error.json", self.listener.tag()
+        error_file.unlink(missing_ok=True)
+        command = [*argv] if argv else [*PYTHON, str(self.script), *args]
+        out, err = self.folder / "stdout", self.folder / "stderr"
+        env = {**self.env, "TORCHELASTIC_ERROR_FILE": str(error_file)}
+        with self.reports.open(tag) as control, out.open("wb") as stdout, err.open("wb") as stderr:
+            self.listener.warden.spawn(
+                tag,
+                command,
+                env,
+                cwd=str(self.folder),
+                stdout=stdout.fileno(),
+                stderr=stderr.fileno(),
+                control=control.fileno(),
+                warm=warm,
+            )
+        code = self.listener.end(tag).returncode
+        fresh = [event.why for event in self.listener.all_of(StartedFresh) if event.tag == tag]
+        assert not (warm and fresh), fresh
+        told: list[Report] = self.reports.receive()
+        failed = Failed(tag) in told
+        records, over = tag in self.reports.recording(), tag in self.reports.ending()
+        self.reports.clear()
+        stderr_text = err.read_bytes()[-TAIL:].decode(errors="replace")
+        cause = find_cause(
+            EXCEPTION_EXIT_CODE if failed else code,
+            error_file_data(error_file),
+            stderr_text,
+            records=records,
+            over=over,
+        )
+        return Ended(code, out.read_text(), err.read_text(), cause, failed, over and not failed, records or failed)
