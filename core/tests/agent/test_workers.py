@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 from views import info, offer
 
+from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import LossBroken, ProgressReader, StepSeen
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
-from elastic_core.agent.worker_incidents import DETAIL_MAX_CHARACTERS, start_failure
+from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap

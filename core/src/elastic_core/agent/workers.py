@@ -338,8 +338,9 @@ class WorkerGroup:
         self._drain_streams()
         self._tell_saved()
         alike, records, over = 0, self.reports.recording(), self.reports.ending()
-        for tag, worker in self._workers.items() if failure is not None else ():
-            alike += failed_alike(worker, failure, records=tag in records, over=tag in over)
+        if failure is not None:
+            every = self._workers.items()
+            alike = sum(failed_alike(one, failure, records=tag in records, over=tag in over) for tag, one in every)
         self._workers.clear()
         self.reports.clear()
         return alike

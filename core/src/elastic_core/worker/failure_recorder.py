@@ -96,8 +96,9 @@ class FailureRecorder:
         before = threading.excepthook
 
         def excepthook(args: "Any") -> None:
-            if args.exc_value is not None and self._is_mine and self._recorded is None:
-                self._write(THREAD, args.exc_value)
+            error = args.exc_value
+            if not (error is None or isinstance(error, SystemExit)) and self._is_mine and self._recorded is None:
+                self._write(THREAD, error)
             before(args)
 
         threading.excepthook = threading.__excepthook__ = excepthook
@@ -161,7 +162,11 @@ class FailureRecorder:
         self._look()
         if self._failed:
             self._end_if_requested()
-            return
+        else:
+            self._end_without_exception()
+        self._process, self._recorded, self._exit = 0, None, None  # frames: objects of the program are destroyed now
+
+    def _end_without_exception(self) -> None:
         status, handled = self._exit or (None, None)
         if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
             pass  # the process ends by SIGINT, unless an import here has Python forget that
