@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ from elastic_core.protocol.settings import PROTOCOL
 
 GOLDEN = Path(__file__).with_name("golden") / f"protocol-{PROTOCOL}.jsonl"
 ROUND = Round(number=1, offer=offer("a"), members=members("ab"), hosts=("host-a", "host-b"), why="the first round")
+FOLLOWER = replace(
+    incident("b"),
+    message="RuntimeError: Connection closed by peer",
+    exception="RuntimeError",
+    follows_peer=True,
+    text="RuntimeError: Connection closed by peer",
+    checkpoint="/ckpt/7",
+)
 HALT = Halt(round=1, reason=HaltReason.FAILURE, why="rank 0 failed", incident=incident("a"))
 OVER = Over(round=1, left=("b",))
 BODIES: tuple[Body, ...] = (
@@ -66,7 +75,7 @@ ROWS = (
         round=1,
         head=3,
         offer=offer("b"),
-        incident=incident("b"),
+        incident=FOLLOWER,
         leaving=True,
         grace=30.0,
         probed=1,
