@@ -164,8 +164,8 @@ class ProgressReader:
         self._catch_up()
         with self._lock:
             step = self._newest_counted()
-            if step is not None or self._step_seen:
-                self._reached = Reached(self._round, step, self._step_seen)
+            if step is not None or self._step_seen or self._has_new_checkpoint:
+                self._reached = Reached(self._round, step, self._step_seen, self._has_new_checkpoint)
             return self._reached
 
     def _newest_counted(self) -> int | None:
