@@ -67,6 +67,8 @@ class Incident:
         log: Where the worker's stderr was kept on its host, or ''.
         step: The last step that the worker is known to have reached; None where nothing reports steps.
         where: The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''.
+        counts_on: Whether ``step`` counts on over rounds. That of a bar which begins at 0 in each round does not, so it
+            is shown to people and not remembered.
     """
 
     kind: IncidentKind
@@ -83,6 +85,7 @@ class Incident:
     log: str = ""
     step: int | None = None
     where: str = ""
+    counts_on: bool = field(default=True, metadata={"skippable": True})
 
     @property
     def exception(self) -> str:
@@ -299,7 +302,7 @@ class Failure:
         host: The name of its host, as :attr:`Incident.host`, at most 40 characters.
         exception: As :attr:`Incident.exception`, at most 40 characters.
         exit_code: As :attr:`Incident.exit_code`.
-        step: As :attr:`Incident.step`.
+        step: As :attr:`Incident.step`, or the newest of any other rank; None where it does not count on over rounds.
         seconds_ago: How long ago the round that followed it began.
         new_checkpoint: Whether its round had saved a checkpoint that is newer than those of the rounds before.
         place: As :attr:`Incident.place`, at most 40 characters.
@@ -347,7 +350,7 @@ def as_failure(incident: Incident) -> Failure:
         host=incident.host,
         exception=incident.exception,
         exit_code=incident.exit_code,
-        step=incident.step,
+        step=incident.step if incident.counts_on else None,
         place=incident.place,
         digest=digest,
         after=round(incident.after, 1),

@@ -19,7 +19,7 @@ import pytest
 import elastic_core.plugins.manager
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS, RunConfig, has_budget
-from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
@@ -82,7 +82,7 @@ def rounds(story: dict[str, Any]) -> Iterator[tuple[Incident, dict[str, Any], fl
 def play(story: dict[str, Any]) -> list[Judged]:
     """Return the failures up to the one after which the job is not restarted."""
     flags = Flags.parse(story["flags"])
-    plugins, found, past, at = flags.plugins(), list[Judged](), [], 0.0
+    plugins, found, past, at = flags.plugins(), list[Judged](), list[tuple[float, Failure]](), 0.0
     for incident, known, seconds in rounds(story):
         at += seconds
         failures = tuple(replace(failure, seconds_ago=at - then) for then, failure in past)[-MAX_FAILURES:]

@@ -127,7 +127,7 @@ def judged_progress(
     be seconds old: their step proves progress, but a step that is not newer than those of the past proves nothing.
     """
     found = progress_of(incident.round, rows, own)
-    known = _newest(incident.step, progress_of(incident.round, (), own).step)
+    known = _newest(as_failure(incident).step, progress_of(incident.round, (), own).step)
     newest = _newest(*(one.step for one in past))
     if known is None and found.step is not None and newest is not None and found.step <= newest:
         return replace(found, step=None)

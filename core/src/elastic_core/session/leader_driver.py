@@ -253,7 +253,7 @@ class LeaderDriver:
         counters, rows = ledger.counters, [node.row for node in self.watch.nodes.values()]
         failures = past_failures(ledger, self.runtime.now(), rows)
         reached = judged_progress(incident, rows, self.reached(), failures)
-        incident = replace(incident, step=reached.step)
+        incident = replace(incident, step=reached.step, counts_on=True)
         history = History(
             restarts=counters.restarts,
             max_restarts=ledger.settings.agreement.max_restarts,
