@@ -444,7 +444,8 @@ class WorkerGroup:
         """Report the first failure, and a later one if it explains the first."""
         if incident.rank is not None:
             self._read_steps()  # the worker's end may be known before its last report is read
-            incident = replace(incident, step=self.progress.step(incident.rank))
+            step, counts_on = self.progress.step(incident.rank)
+            incident = replace(incident, step=step, counts_on=counts_on)
         if self._over:
             return self._publish_failure(incident) if self._is_cause(tag, incident) else None
         self._over, self._notice = True, None
