@@ -251,11 +251,14 @@ class WorkerGroup:
                 if code != 0:
                     self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
                     return self._fail(tag, self._exit_incident(worker, code))
-                if all(other.exit_code == 0 for other in self._workers.values()):
-                    self._drain_streams()
-                    self._read_steps()  # a report that it stops may not have been read yet
-                    left = any(other.leaves for other in self._workers.values())
-                    return node_events.SteppedDown() if left else node_events.WorkersDone()
+                told = self._over or self._notice is not None
+                worker.terminated = not told and self.reports.was_terminated(tag, worker.assignment.round)
+                return self._all_done()
+            case worker_channels.Terminated(tag, again) if (worker := self._workers.get(tag)) and not self._over:
+                # A program that ends so each time sends itself the signal, in all of its ranks, and has finished.
+                finished = again and all(other.exit_code == 0 for other in self._workers.values())
+                worker.terminated = not finished and self._notice is None
+                return self._fail_terminated(worker) if worker.terminated else self._all_done()
             case messages.Signalled(signum, pids):
                 self._killed.update(pids if signum == signal.SIGKILL else ())
                 name, who = signal_name(signum), ", ".join(map(str, pids))
@@ -272,6 +275,15 @@ class WorkerGroup:
                 )
                 self.publish(Event("worker_stuck", message, Level.ERROR, {"pid": pid, "wchan": wchan}))
         return None
+
+    def _all_done(self) -> node_events.SteppedDown | node_events.WorkersDone | None:
+        """Return the event that all workers have finished, or stopped as they were told; None if they have not."""
+        if any(worker.exit_code != 0 or worker.terminated for worker in self._workers.values()):
+            return None
+        self._drain_streams()
+        self._read_steps()  # a report that it stops may not have been read yet
+        left = any(worker.leaves for worker in self._workers.values())
+        return node_events.SteppedDown() if left else node_events.WorkersDone()
 
     def notify(self, notice: node_events.Notice | None) -> tuple[int, ...] | None:
         """Send the workers the notice of a PLAN, then read their reports; return each rank's step, or None.
@@ -310,8 +322,9 @@ class WorkerGroup:
             return None
         first = min(done, key=lambda worker: worker.ended_at or 0.0)
         after = round((first.ended_at or self.now()) - self.started_at, 6)
-        message = describe_early_exit(failure)
-        incident = worker_incident(self.info, first, after, IncidentKind.EXITED_EARLY, message=message, exit_code=0)
+        kind = IncidentKind.WORKER_FAILED if first.terminated else IncidentKind.EXITED_EARLY
+        message = "" if first.terminated else describe_early_exit(failure)
+        incident = worker_incident(self.info, first, after, kind, message=message, exit_code=0)
         return self._publish_failure(incident)
 
     def note_next_round(self) -> None:
@@ -446,6 +459,12 @@ class WorkerGroup:
         self._recovery = self._recovery or Recovery(began=self.now(), detected=self.now())
         self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
         return self._fail(tag, self._exit_incident(worker, EXCEPTION_EXIT_CODE))
+
+    def _fail_terminated(self, worker: Worker) -> node_events.WorkerFailed | None:
+        """Fail the round for a worker that has exited with 0 because of SIGTERM by an unknown hand."""
+        self._recovery = self._recovery or Recovery(began=worker.ended_at, detected=self.now())
+        after = round(worker.ended_at - self.started_at, 6)
+        return self._fail(worker.tag, worker_incident(self.info, worker, after, message="", exit_code=0))
 
     def _end_for(self, timer: Timer) -> None:
         """Send a process the signal that its expired timer names."""

@@ -34,7 +34,7 @@ from elastic_core.host.process_title import Title
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import NOTHING_NEW
 from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
-from elastic_core.worker import stack_dump
+from elastic_core.worker import outside_signals, stack_dump
 from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, report
 
 _IMPORT_FILES = (__file__, importlib.__file__, "<frozen importlib")
@@ -57,6 +57,7 @@ def run(control: int, usual: Set[str]) -> None:
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
     farewell = Farewell()
     stack_dump.ignore_requests_at_exit()
+    outside_signals.hide()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     if not order["whole"]:
         [(rest, _), *requests] = requests or _wait(channel)

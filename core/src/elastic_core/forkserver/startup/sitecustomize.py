@@ -1,13 +1,15 @@
 """The fork server's hook: ``site`` imports a module of this name just before the interpreter runs the program.
 
 ``ELASTIC_FORK_SERVER`` is ``probe`` in the interpreter that shows that this file is found, and ``hooked`` in the fork
-server, where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which prepares to
-write its stacks. In other processes, and afterwards in a worker, this module hides: it
+server, where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which is prepared by
+modules of ``worker/``. In other processes, and afterwards in a worker, this module hides: it
 ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
 """
 
 import os
 import sys
+
+_PREPARATIONS = ("stack_dump", "outside_signals")  # modules of ``worker/``, for a worker that starts fresh
 
 
 def _stand_aside() -> None:
@@ -53,18 +55,19 @@ def _be_the_fork_server() -> None:
 
 
 def _prepare_worker() -> None:
-    """Have this worker write its stacks on request, and leave no module behind that it would not have had."""
+    """Call the ``prepare`` of each of ``_PREPARATIONS``, and leave no module behind that it would not have had."""
     usual = frozenset(sys.modules)
-    try:
-        name = "elastic_core.worker.stack_dump"
-        package = os.path.join(os.path.dirname(__file__), "..", "..")
-        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
-        code = loader(name, os.path.join(package, "worker", "stack_dump.py")).get_code(name)
-        module = type(sys)(name)
-        exec(code, module.__dict__)  # our own file: an import would leave our package in sys.modules
-        module.prepare()
-    except Exception:  # such as a module that this interpreter was built without: the program runs all the same
-        pass
+    folder = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "worker"))
+    for part in _PREPARATIONS:
+        try:
+            name = "elastic_core.worker." + part
+            loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
+            code = loader(name, os.path.join(folder, part + ".py")).get_code(name)
+            module = type(sys)(name)
+            exec(code, module.__dict__)  # our own file: an import would leave our package in sys.modules
+            module.prepare()
+        except Exception:  # such as a module that this interpreter was built without: the program runs all the same
+            pass
     for name in [name for name in sys.modules if name not in usual]:
         del sys.modules[name]
 
