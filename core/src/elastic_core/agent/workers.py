@@ -17,6 +17,7 @@ from elastic_core.agent import worker_channels
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
+from elastic_core.agent.preload import first_modules
 from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
@@ -49,6 +50,7 @@ from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import waits_in
+from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
@@ -90,7 +92,7 @@ class WorkerGroup:
     _recovered: Recovery | None = None  # the timing of the interruption before the current round
     _initialized: bool = False  # whether it was reported that the process group of the current round is ready
     _fresh: str = ""  # why a worker of the current round started fresh; '' if none has
-    _unlearned: int = 0  # how many modules its workers import that the fork server could have learned and has not
+    _unlearned: Unlearned = NONE_UNLEARNED  # the modules that its workers import themselves
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
     _over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
     _cause_wanted: bool = False  # whether no failure so far has its cause here for certain
@@ -114,7 +116,7 @@ class WorkerGroup:
         self._raised.clear()
         self._notice = None
         self._recovered, self._initialized = None, False
-        self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
+        self._fresh, self._unlearned = "" if self.warm else "there is no warm start", NONE_UNLEARNED
         self._workers.clear()
         self.reports.clear()
         self.progress.begin(current.number)
@@ -403,7 +405,7 @@ class WorkerGroup:
             self._recovery.running = self.now()
             self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
-            self.publish(restarted(number, self._recovery, self._fresh, self._unlearned))
+            self.publish(restarted(number, self._recovery, self._fresh, self._unlearned, first_modules(self.config)))
             self._recovered, self._recovery = self._recovery, None
 
     def _progress(self, number: int) -> node_events.Progressed | None:

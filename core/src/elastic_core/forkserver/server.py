@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
+import json
 import os
 import select
 import signal
@@ -34,6 +35,7 @@ from elastic_core.host.process_title import Title
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import NOTHING_NEW
 from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
+from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned
 from elastic_core.worker import outside_signals, stack_dump
 from elastic_core.worker.channel import FAILED, INITIALIZED, OVER, report
 
@@ -273,9 +275,9 @@ def _refuse(pipe: int, reason: str) -> None:
     os.write(pipe, f"no {reason}".rstrip().encode(errors="replace"))
 
 
-def _confirm(pipe: int, unlearned: int = 0) -> None:
-    """Report the start, and how many modules a worker will probably import itself (``Learning.count_unlearned``)."""
-    os.write(pipe, b"ok %d %d\n" % (os.getpid(), unlearned))
+def _confirm(pipe: int, unlearned: Unlearned = NONE_UNLEARNED) -> None:
+    """Report the start, and which modules a worker will probably import itself (``Learning.count_unlearned``)."""
+    os.write(pipe, b"ok %d %s\n" % (os.getpid(), json.dumps(unlearned).encode()))
     os.close(pipe)
 
 
