@@ -220,6 +220,11 @@ class FailureRecorder:
             return
 
 
+def prepare() -> None:
+    """Record failures of a process that starts fresh."""
+    FailureRecorder().watch()
+
+
 def ends_program(error: object) -> bool:
     """Whether an exception that was printed has ended the main program, so that the exit code is 1.
 
