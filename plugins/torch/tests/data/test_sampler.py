@@ -246,7 +246,9 @@ def test_training_on_without_setting_the_next_epoch_is_an_error() -> None:
 def test_steps_that_were_never_committed_are_said() -> None:
     ours = sampler(6, global_batch_size=2)
     assert len(list(ours.batches())) == 3
-    with pytest.warns(UserWarning, match=r"Epoch 0 was read to its end, but its last 3 steps .*: call advance\(\) after each"):
+    with pytest.warns(
+        UserWarning, match=r"Epoch 0 was read to its end, but its last 3 steps .*: call advance\(\) after each"
+    ):
         ours.set_epoch(1)
     assert ours.step == 0
 

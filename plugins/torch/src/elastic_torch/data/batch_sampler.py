@@ -41,7 +41,7 @@ class ElasticBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Return indices of the dataset for each step, from the committed position to the end of the epoch."""
-        return self.sampler._batches(direct=True)
+        return self.sampler._batches()
 
     def __len__(self) -> int:
         """How many steps a whole epoch has, wherever in it we are; ``steps_left`` says what is left."""

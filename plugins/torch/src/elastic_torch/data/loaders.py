@@ -20,7 +20,7 @@ def length(loader: Iterable[object]) -> int | None:
     """How many batches it has, where it knows."""
     try:
         return len(loader)  # type: ignore[arg-type]  # it may have one
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError, AttributeError):
         return None
 
 
@@ -73,7 +73,7 @@ def held(sampler: object) -> Iterator[None]:
     after a restart that is another one than the epoch in progress.
     """
     if isinstance(sampler, ElasticDistributedSampler):
-        sampler.epoch_is_held = True
+        sampler.is_driven = sampler.epoch_is_held = True
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,42 +36,42 @@ class Reading:
     """One iteration over the steps of an epoch.
 
     A loader reads ahead: between two commits it draws one step, and so it stays ahead by as many steps as after the
-    first commit. What shards again draws one for each rank between two commits.
+    first commit. What shards again draws one for each rank between two commits, each time.
     """
 
     ranks: int
-    direct: bool
-    """Whether a loader draws whole steps (``batch_sampler=``), and not their samples."""
     drawn: int = 0
     committed: int = 0
     weighed: int = 0
     """How often the weight of a loss was asked for."""
     ends: int = 0
     """How often the end was met. A loader's workers ask again after it; a generator in between does not."""
-    after_end: int = 0
-    """Steps that were committed after that."""
     ahead: int = 0
     """Steps that were drawn and not committed, after the first commit."""
-    single: int = 0
-    """Commits of which exactly one step was drawn since the commit before, the end not being met."""
-    by_rank: int = 0
-    """Those of which exactly one for each of several ranks was."""
-    other: int = 0
-    """All others."""
+    rate: int = 0
+    """Steps that were drawn between two commits, the end not being met, if it was as many each time."""
+    rates: int = 0
+    """How often it was counted."""
+    varied: bool = False
+    """Whether it was not as many each time, or another thread than the training's draws."""
     _at_last: int = 0
+    _drawn_by: int = 0
+
+    def draw(self) -> None:
+        """Count a step that is drawn."""
+        self.drawn += 1
+        self._drawn_by = threading.get_ident()
 
     def commit(self) -> None:
         """Count a committed step."""
         since, self._at_last = self.drawn - self._at_last, self.drawn
         self.committed += 1
+        self.varied |= self._drawn_by != threading.get_ident()
         if self.committed == 1:
             self.ahead = self.drawn - 1
-        if self.ends:
-            self.after_end += 1
-        elif self.committed > 1:
-            self.single += since == 1
-            self.by_rank += since == self.ranks > 1
-            self.other += since not in (1, self.ranks)
+        elif not self.ends:
+            self.varied |= self.rates > 0 and since != self.rate
+            self.rate, self.rates = since, self.rates + 1
 
     @property
     def left(self) -> int:
@@ -78,9 +79,9 @@ class Reading:
         return self.drawn - self.committed
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether one step of each rank was drawn for each commit, each time, and not for as many losses."""
-        return self.by_rank > 1 and self.single == self.other == 0 and self.weighed < 2 * self.committed
+    def steady(self) -> int:
+        """Steps that were drawn between two commits, if it was as many each of several times; else 0."""
+        return self.rate if self.rates > 1 and not self.varied else 0
 
     def check(self, epoch: int, done: int, whole: int, *, ended: bool) -> None:
         """Say what is wrong with this reading of an epoch, if anything.
@@ -133,15 +134,14 @@ def judge(reading: Reading, *, ended: bool) -> Verdict:
         return Verdict.LIMITED if ended else Verdict.WHOLE
     if reading.left <= 0:
         return Verdict.WHOLE
-    if reading.is_sharded:
-        return Verdict.SHARDED
+    rate = reading.steady
     if ended:
-        # Of a loader that was cut short, a reader ahead draws one for one; or its workers ask for more than there is.
-        cut = reading.ends > 1 or reading.single > 0
-        known = reading.by_rank + reading.other > 0 or (reading.direct and reading.after_end > 1)
-        return Verdict.SHARDED if known and not cut else Verdict.LIMITED
+        shares = rate > 1 and reading.ends == 1 and abs(reading.committed * rate - reading.drawn) <= rate
+        return Verdict.SHARDED if shares else Verdict.LIMITED
     if reading.committed == 0:
         return Verdict.NEVER
+    if rate == reading.ranks > 1 and reading.weighed < 2 * reading.committed:  # else each batch has come to the loop
+        return Verdict.SHARDED
     return Verdict.WHOLE if reading.ends > 1 or reading.left <= reading.ahead + 1 else Verdict.UNCLEAR
 
 
@@ -168,5 +168,5 @@ class Steps(Iterator[list[int]]):
             self._reading.ends += 1
             self._at_end(self._reading)
             raise StopIteration
-        self._reading.drawn += 1
+        self._reading.draw()
         return step

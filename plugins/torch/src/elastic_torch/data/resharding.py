@@ -39,7 +39,7 @@ def processes(thing: object) -> int:
 
 def found_in(loader: object, goal: _Goal) -> list[object]:
     """Return the objects of one kind from which a loader may draw, at whatever depth."""
-    return list(_reached(loader, goal, past_sharders=True))
+    return [thing for thing in _objects(loader, goal, past_sharders=True) if goal(thing)]
 
 
 def refuse_resharded(loader: object, goal: _Goal) -> None:
@@ -48,9 +48,10 @@ def refuse_resharded(loader: object, goal: _Goal) -> None:
     Raises:
         UsageError: It does; names the class and the line to change.
     """
-    if next(_reached(loader, goal, past_sharders=False), None) is None:
+    if not _leads(loader, goal, past_sharders=False):
         for seen in _objects(loader, goal, past_sharders=True):
-            _refuse(seen, goal)
+            if _leads(seen, goal):
+                _refuse(seen, goal)
 
 
 def refuse_resharding_callers(goal: _Goal) -> None:
@@ -96,14 +97,15 @@ def _refuse(thing: object, goal: _Goal) -> None:
     if isinstance(thing, DistributedSampler):
         attributes = _attributes(thing)
         # torch's takes every W-th place of its dataset. One that has the sampler elsewhere draws in a way of its own.
-        if next(_reached(attributes.get("dataset"), goal, past_sharders=True), None) is not None:
+        if _leads(attributes.get("dataset"), goal):
             ranks = attributes.get("num_replicas", 1)
     if ranks > 1:
         raise refused(type(thing).__name__, ranks, package_of(thing))
 
 
-def _reached(root: object, goal: _Goal, *, past_sharders: bool) -> Iterator[object]:
-    return (thing for thing in _objects(root, goal, past_sharders=past_sharders) if goal(thing))
+def _leads(root: object, goal: _Goal, *, past_sharders: bool = True) -> bool:
+    """Whether an object may draw from what is looked for."""
+    return any(goal(thing) for thing in _objects(root, goal, past_sharders=past_sharders))
 
 
 def _objects(root: object, goal: _Goal, *, past_sharders: bool) -> Iterator[object]:

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from elastic_torch.data import partition, resharding
 from elastic_torch.data.audit import Step, audit_log as log_of
 from elastic_torch.data.permutation import Order
-from elastic_torch.data.reading import SET_BACK, Reading, Steps
+from elastic_torch.data.reading import SET_BACK, Reading, Steps, Verdict, judge
 from elastic_torch.data.sampler_checks import VERSION, check_flag, check_state, rank_or_else, start_in, step_size
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class ElasticDistributedSampler(Sampler[int]):
             0 writes it; with ``{rank}`` in the name each rank writes one of its own, which also shows that they agree.
 
     Attributes:
-        epoch_is_held: Whether :meth:`set_epoch` does nothing for now: ``TrainState`` draws.
+        is_driven: Whether a ``TrainState`` draws and commits the steps.
+        epoch_is_held: Whether :meth:`set_epoch` does nothing for now, since one is drawing.
         batch_size: Samples of this rank in a full step, at least 1: what a ``DataLoader`` is given that takes the
             sampler itself, ``DataLoader(dataset, batch_size=sampler.batch_size, sampler=sampler)``.
 
@@ -122,7 +123,7 @@ class ElasticDistributedSampler(Sampler[int]):
         self._handed_out = 0  # the end of the last step that the newest iteration has begun
         self._reading: Reading | None = None
         """The newest iteration; None before the first one."""
-        self.epoch_is_held = self._ended_here = self._has_loaded = False
+        self.is_driven = self.epoch_is_held = self._ended_here = self._has_loaded = False
         self._log = None if audit_log is None else log_of(audit_log, self.rank)
         self._log_begun = False
         if self.global_batch_size < self.num_replicas:
@@ -213,7 +214,7 @@ class ElasticDistributedSampler(Sampler[int]):
         Raises:
             RuntimeError: The epoch has been trained to its end, and the next one was not set.
         """
-        return (index for batch in self._batches(direct=False) for index in batch)
+        return (index for batch in self._batches() for index in batch)
 
     def __len__(self) -> int:
         """How many indices of this rank a whole epoch has, wherever in it we are; ``steps_left`` says what is left."""
@@ -227,16 +228,16 @@ class ElasticDistributedSampler(Sampler[int]):
 
         return ElasticBatchSampler(self)
 
-    def _batches(self, *, direct: bool) -> Iterator[list[int]]:
+    def _batches(self) -> Iterator[list[int]]:
         if self._ended_here:
             raise RuntimeError(f"Epoch {self._epoch} is over: call set_epoch({self._epoch + 1}) to go on.")
         self._handed_out = self._cursor
-        self._reading = Reading(self.num_replicas, direct)
+        self._reading = Reading(self.num_replicas)
         steps = self._generate(self._reading, self._epoch, self._cursor)
         return Steps(self._reading, steps, self._check_end)
 
     def _check_end(self, reading: Reading) -> None:
-        if reading is self._reading and reading.is_sharded:
+        if reading is self._reading and judge(reading, ended=False) is Verdict.SHARDED:
             self.check_read(ended=False)
 
     def _generate(self, reading: Reading, epoch: int, cursor: int) -> Iterator[list[int]]:
@@ -266,7 +267,8 @@ class ElasticDistributedSampler(Sampler[int]):
         Raises:
             EpochNotReadError: A part of it was drawn, and trained on by no rank.
         """
-        if self._reading is not None and self._counts_steps and not self.epoch_is_over:
+        known = ended or not self.is_driven  # a TrainState commits all that its loader gives, and sees its end
+        if self._reading is not None and self._counts_steps and known and not self.epoch_is_over:
             whole = self.steps_in_epoch
             self._reading.check(self._epoch, whole - self.steps_left, whole, ended=ended)
 
@@ -350,7 +352,7 @@ class ElasticDistributedSampler(Sampler[int]):
                 warnings.warn(SET_BACK.format(self._epoch, epoch), stacklevel=2)
         self._epoch = epoch
         self._cursor = self._handed_out = start
-        self._reading = Reading(self.num_replicas, direct=True)
+        self._reading = Reading(self.num_replicas)
         self._ended_here = False
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -381,7 +383,7 @@ class ElasticDistributedSampler(Sampler[int]):
         epoch, cursor, step, previous = check_state(state, self._mine())
         self._epoch, self._cursor, self._step, self._previous = epoch, cursor, step, previous
         self._handed_out = cursor
-        self._reading = Reading(self.num_replicas, direct=True)
+        self._reading = Reading(self.num_replicas)
         self._has_loaded, self._ended_here, self._log_begun = True, False, False
         if self._log is not None:
             self._begin_log()
