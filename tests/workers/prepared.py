@@ -53,11 +53,10 @@ def main() -> None:
     how: dict[str, Any] = {"batch_sampler": sampler.batches()}
     if args.form == "samples":
         how = {"sampler": sampler, "batch_size": sampler.batch_size}
-    module = torch.nn.Linear(1, 1)
-    optimizer: Any = torch.optim.SGD(module.parameters(), lr=1e-6)
-    model, optimizer, loader, backward = made(module, optimizer, DataLoader(data, **how))
-    inner = getattr(optimizer, "optimizer", optimizer)
-    state = elastic.TrainState(model=module, optimizer=inner, sampler=sampler)
+    model: Any = torch.nn.Linear(1, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-6)
+    model, optimizer, loader, backward = made(model, optimizer, DataLoader(data, **how))
+    state = elastic.TrainState(model=model, optimizer=optimizer, sampler=sampler)
     state.restore()
     report("began", step=state.step, epoch=state.epoch)
     for epoch in range(2) if args.by_hand else state.epochs(2):

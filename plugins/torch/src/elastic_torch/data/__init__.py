@@ -4,7 +4,7 @@ torch.
 * ``sampler``: the sampler, whose arguments ``sampler_checks`` checks; ``batch_sampler``: the same, step by step.
   ``permutation``: the order of an epoch.
   ``partition``: which rank takes which part of it. ``loaders``: checks of the loader that draws the batches.
-  ``resharding``: what shards such a loader once more. ``reading``: what the steps that were drawn and committed say.
+  ``sharders``: what shards such a loader once more. ``step_counts``: what the steps that were drawn and committed say.
 * ``seeded_dataset``: a dataset whose random numbers belong to the sample.
 * ``audit``: writes which samples each step took. ``audit_check``: what such a log proves. ``audit_command``:
   ``elastic audit-data``.

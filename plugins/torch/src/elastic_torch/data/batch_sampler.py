@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch.utils.data import BatchSampler
 
 from elastic_core.errors import UsageError
-from elastic_torch.data import resharding
+from elastic_torch.data import sharders
 from elastic_torch.data.sampler import ElasticDistributedSampler
 
 
@@ -31,7 +31,7 @@ class ElasticBatchSampler(BatchSampler):
         self, sampler: ElasticDistributedSampler, batch_size: int | None = None, drop_last: bool | None = None
     ) -> None:
         if not isinstance(sampler, ElasticDistributedSampler):
-            package = resharding.package_of(sampler)
+            package = sharders.package_of(sampler)
             raise UsageError(
                 f"A {type(sampler).__name__} of {package} was put in the place of the ElasticDistributedSampler that "
                 "gives each rank its part: samples would be used twice, or by none.",

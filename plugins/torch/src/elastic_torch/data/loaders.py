@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_core.errors import UsageError
-from elastic_torch.data import resharding
+from elastic_torch.data import sharders
 from elastic_torch.data.sampler import ElasticDistributedSampler
 
 _T = TypeVar("_T")
@@ -43,13 +43,13 @@ def check_sampler(loader: object, sampler: object, epoch: int) -> None:
         UsageError: The loader draws with one that is not ``sampler``, or that is not in this epoch, or is sharded.
     """
     check_epoch(sampler, epoch)
-    found = resharding.found_in(loader, _is_elastic)
+    found = sharders.found_in(loader, _is_elastic)
     if found and not any(drawn is sampler for drawn in found):
         raise UsageError(
             "The loader draws with an ElasticDistributedSampler that the TrainState does not know.",
             hint="Give it the same one: TrainState(..., sampler=sampler).",
         )
-    resharding.refuse_resharded(loader, _is_elastic)
+    sharders.refuse_loader(loader, _is_elastic)
 
 
 def check_epoch(sampler: object, epoch: int) -> None:
@@ -121,7 +121,7 @@ def counts_twice(thing: object) -> bool:
 
 def draws_elastically(loader: object) -> bool:
     """Whether a loader draws with an elastic sampler, however deep it is wrapped."""
-    return bool(resharding.found_in(loader, _is_elastic))
+    return bool(sharders.found_in(loader, _is_elastic))
 
 
 def _is_elastic(thing: object) -> bool:

@@ -14,11 +14,11 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from elastic_torch.data import partition, resharding
+from elastic_torch.data import partition, sharders
 from elastic_torch.data.audit import Step, audit_log as log_of
 from elastic_torch.data.permutation import Order
-from elastic_torch.data.reading import SET_BACK, Reading, Steps, Verdict, judge
 from elastic_torch.data.sampler_checks import VERSION, check_flag, check_state, rank_or_else, start_in, step_size
+from elastic_torch.data.step_counts import SET_BACK, Reading, Steps, Verdict, judge
 
 if TYPE_CHECKING:
     from elastic_torch.data.batch_sampler import ElasticBatchSampler
@@ -241,7 +241,7 @@ class ElasticDistributedSampler(Sampler[int]):
             self.check_read(ended=False)
 
     def _generate(self, reading: Reading, epoch: int, cursor: int) -> Iterator[list[int]]:
-        resharding.refuse_resharding_callers(lambda thing: thing is self)
+        sharders.refuse_callers(lambda thing: thing is self)
         order = Order(self._length, self.seed, epoch, self.shuffle)
         at_once = max(1, CHUNK // self.batch_size)
         while cursor < self._stop_after(cursor):

@@ -1,9 +1,9 @@
 """What shards a loader once more, after the elastic sampler: Accelerate's and Lightning's wrappers, torch's sampler.
 
-The elastic sampler gives each rank its part. A wrapper that takes every W-th batch of that leaves the others to nobody,
-and no rank notices. It is found in two ways: by the attributes that lead from a loader to the sampler, and, when the
-first batch of an epoch is drawn, by the objects that are drawing. Frameworks are known by the names of their classes
-(accelerate 1.15, lightning 2.6, transformers 5.24), so none is imported.
+The elastic sampler gives each rank its part. Of that, a wrapper that takes every W-th batch leaves the others to be
+trained on by no rank, and no rank notices. It is found in two ways: by the attributes that lead from a loader to the
+sampler, and, when the first batch of an epoch is drawn, by the objects that are drawing. Frameworks are known by the
+names of their classes (accelerate 1.15, lightning 2.6, transformers 5.24), so none is imported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def found_in(loader: object, goal: _Goal) -> list[object]:
     return [thing for thing in _objects(loader, goal, past_sharders=True) if goal(thing)]
 
 
-def refuse_resharded(loader: object, goal: _Goal) -> None:
+def refuse_loader(loader: object, goal: _Goal) -> None:
     """Refuse a loader all of whose ways to the elastic sampler lead through what shards again.
 
     Raises:
@@ -54,7 +54,7 @@ def refuse_resharded(loader: object, goal: _Goal) -> None:
                 _refuse(seen, goal)
 
 
-def refuse_resharding_callers(goal: _Goal) -> None:
+def refuse_callers(goal: _Goal) -> None:
     """Refuse what is drawing right now, if one of it shards again: the objects whose methods called this.
 
     Raises:
