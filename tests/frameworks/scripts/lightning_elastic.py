@@ -27,7 +27,8 @@ class Line(L.LightningModule):
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         """The loss of one batch, of shape (batch, 1)."""
         _report("samples", epoch=self.current_epoch, step=self.sampler.step, samples=batch[0].flatten().int().tolist())
-        return self.line(batch[0]).square().mean() * self.sampler.loss_weight()
+        loss: torch.Tensor = self.line(batch[0]).square().mean()
+        return loss * self.sampler.loss_weight()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Gradient descent."""

@@ -65,7 +65,7 @@ def test_packed_states_are_unpacked_to_the_last_bit() -> None:
 
 
 class Two(Peers):
-    """This rank of two, which differ in the numbers at some places."""
+    """A rank of two, which differ in the numbers at some places."""
 
     def __init__(self, rank: int, *places: int) -> None:
         super().__init__()
