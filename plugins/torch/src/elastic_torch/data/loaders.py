@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeGuard, TypeVar
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_core.errors import UsageError
 from elastic_torch.data import sharders
+from elastic_torch.data.batch_sampler import ElasticBatchSampler
 from elastic_torch.data.sampler import ElasticDistributedSampler
 
 _T = TypeVar("_T")
@@ -65,21 +65,23 @@ def check_epoch(sampler: object, epoch: int) -> None:
         )
 
 
-@contextlib.contextmanager
-def held(sampler: object) -> Iterator[None]:
+class Held:
     """Draw within this: an elastic sampler stays in its epoch.
 
     Fabric's and Accelerate's loaders set it, when they begin, to the number of epochs that this process has begun:
     after a restart that is another one than the epoch in progress.
     """
-    if isinstance(sampler, ElasticDistributedSampler):
-        sampler.is_driven = sampler.epoch_is_held = True
-        try:
-            yield
-        finally:
-            sampler.epoch_is_held = False
-    else:
-        yield
+
+    def __init__(self, sampler: object) -> None:
+        self._sampler = sampler if isinstance(sampler, ElasticDistributedSampler) else None
+
+    def __enter__(self) -> None:
+        if self._sampler is not None:
+            self._sampler.is_driven = self._sampler.epoch_is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._sampler is not None:
+            self._sampler.epoch_is_held = False
 
 
 def drawn(iterator: Iterator[_T], sampler: object, epoch: int) -> Iterator[_T]:
@@ -89,9 +91,10 @@ def drawn(iterator: Iterator[_T], sampler: object, epoch: int) -> Iterator[_T]:
         UsageError: The sampler is in another epoch by now.
         EpochNotReadError: The loader has ended, and did not give all that was drawn for it.
     """
+    holding = Held(sampler)
     while True:
         try:
-            with held(sampler):
+            with holding:
                 batch = next(iterator)
         except StopIteration:
             break
@@ -120,8 +123,9 @@ def counts_twice(thing: object) -> bool:
 
 
 def draws_elastically(loader: object) -> bool:
-    """Whether a loader draws with an elastic sampler, however deep it is wrapped."""
-    return bool(sharders.found_in(loader, _is_elastic))
+    """Whether a loader itself draws with an elastic sampler."""
+    drawn = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
+    return any(isinstance(each, ElasticBatchSampler | ElasticDistributedSampler) for each in drawn)
 
 
 def _is_elastic(thing: object) -> bool:
