@@ -6,6 +6,8 @@ import contextlib
 import re
 import signal
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,14 @@ from elastic_core.errors import ElasticError
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
 from elastic_core.host.oom import OomCounter
-from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.incidents import (
+    Incident,
+    IncidentKind,
+    describe_early_exit,
+    follows_peer_loss,
+    has_wrong_arguments,
+    repeats_at_once,
+)
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import WorkerFailed
 from elastic_core.protocol.ranks import place
@@ -95,6 +104,30 @@ def exit_incident(
     return worker_incident(info, worker, after, kind, message=message, detail=detail, exit_code=exit_code)
 
 
+def early_exit_incident(
+    info: NodeInfo, workers: Sequence[Worker], failure: Incident | None, started_at: float
+) -> Incident | None:
+    """Return the incident of the first worker that has left early, if that explains ``failure``.
+
+    Args:
+        info: This node.
+        workers: Its workers.
+        failure: The failure that ended the round; it follows from the loss of a peer.
+        started_at: When the round began, on the clock of :attr:`Worker.ended_at`.
+    """
+    first = min((worker for worker in workers if worker.has_left_early), key=lambda it: it.ended_at, default=None)
+    if first is None or failure is None or not follows_peer_loss(failure):
+        return None
+    return worker_incident(
+        info,
+        first,
+        round(first.ended_at - started_at, 6),
+        IncidentKind.EXITED_EARLY,
+        message=describe_early_exit(failure),
+        exit_code=None if first.exit_code else 0,  # one whose program had ended was killed before it exited
+    )
+
+
 def failure_of(worker: Worker, exit_code: int) -> tuple[str, str]:
     """Return why a worker failed, in one line, and the details: its exception, or what native code wrote."""
     message, detail = exception_of(worker)
@@ -104,11 +137,19 @@ def failure_of(worker: Worker, exit_code: int) -> tuple[str, str]:
 
 
 def failed_alike(worker: Worker, failure: Incident) -> bool:
-    """Whether a worker that has ended failed with the message of ``failure``."""
+    """Whether a worker that has ended failed with the message of ``failure``, or over its arguments as that did."""
     code = worker.exit_code or 0
-    if not failure.message or not (code > 0 or code == -signal.SIGABRT):
+    if not (code > 0 or code == -signal.SIGABRT):
         return False  # most workers are ended by SIGTERM: what they had printed did not end them
+    if not failure.message:
+        usage = has_wrong_arguments(failure) and has_wrong_arguments(replace(failure, detail=worker.streams.tail()))
+        return usage and code == failure.exit_code
     return failure_of(worker, code)[0][:MESSAGE_MAX_CHARACTERS] == failure.message
+
+
+def may_fail_alike(workers: Sequence[Worker], failure: Incident) -> bool:
+    """Whether workers may be about to fail as one has whose program could not begin: none is known to be further."""
+    return repeats_at_once(failure) is not None and not any(it.initialized or it.step is not None for it in workers)
 
 
 def describe_oom(limit: int | None) -> str:
