@@ -8,12 +8,14 @@ import pytest
 import elastic_core
 from elastic_core.incidents import (
     Action,
+    Failure,
     Incident,
     IncidentKind,
     Verdict,
     by_cause,
     describe_early_exit,
     follows_peer_loss,
+    repeats_after_restart,
     strictest,
 )
 
@@ -164,3 +166,30 @@ def test_incidents_of_each_kind_are_made() -> None:
         kind for path in modules for kind in re.findall(r"\bIncidentKind\.(\w+)", path.read_text(encoding="utf-8"))
     }
     assert named == {kind.name for kind in IncidentKind}
+
+
+LACKS = {"round": 2, "exit_code": 1, "message": "ModuleNotFoundError: No module named 'torchvison'"}
+LACKED = Failure(round=1, rank=1, host="h", exception="ModuleNotFoundError", exit_code=1, step=None)
+REFUSED = Failure(round=1, rank=1, host="h", exception="", exit_code=2, step=None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "failures", "why"),
+    [
+        pytest.param(LACKS, (LACKED,), "ModuleNotFoundError", id="the same, after the first restart"),
+        pytest.param({**LACKS, "rank": 7}, (LACKED,), "ModuleNotFoundError", id="of another rank"),
+        pytest.param(
+            {"round": 2, "exit_code": 2, "detail": "usage: train.py"}, (REFUSED,), "wrong arguments", id="arguments"
+        ),
+        pytest.param(LACKS, (), None, id="a first failure in a second round"),
+        pytest.param({**LACKS, "round": 3}, (LACKED,), None, id="a round has run in between"),
+        pytest.param(LACKS, (REFUSED,), None, id="another one before"),
+        pytest.param({**LACKS, "round": 3}, (LACKED, LACKED), None, id="not the first restart"),
+        pytest.param({**LACKS, "after": 3600.0}, (LACKED,), None, id="after an hour"),
+        pytest.param({**LACKS, "message": "ValueError: boom"}, (LACKED,), None, id="another exception"),
+    ],
+)
+def test_one_restart_shows_that_a_program_can_never_begin(
+    facts: dict[str, object], failures: tuple[Failure, ...], why: str | None
+) -> None:
+    assert repeats_after_restart(incident(**facts), failures) == why

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from elastic_core.assignment import Assignment
 from elastic_core.config.environment import VARIABLES, Use
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event, Level, least_level
-from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, as_failure
 from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 
 ASSIGNMENT = Assignment(
@@ -97,6 +98,16 @@ def test_a_program_that_would_fail_in_the_same_way_at_once_is_not_restarted(
         assert verdict.action is Action.RESTART
     else:
         assert verdict == Verdict(Action.GIVE_UP, f"no restart mends {hopeless}")
+
+
+def test_what_other_ranks_did_not_meet_spends_a_restart_and_no_second_one() -> None:
+    first = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host="h", message=IMPORT, exit_code=1)
+    history = History(restarts=0, max_restarts=3, rounds_without_progress=0, peers_differ=True)
+    assert MaxRestartsPolicy().elastic_judge_failure(first, history).action is Action.RESTART
+    history = replace(history, restarts=1, failures=(as_failure(first),), peers_differ=False)
+    verdict = MaxRestartsPolicy().elastic_judge_failure(replace(first, round=2), history)
+    assert verdict.action is Action.GIVE_UP
+    assert verdict.reason.startswith("a restart has not mended ")
 
 
 def lines(*events: Event, least: Level = Level.INFO) -> list[str]:
