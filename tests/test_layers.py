@@ -71,7 +71,7 @@ MOST_LINES = 410  # of a module: "about 400" in CONTRIBUTING.md
 LONG = {
     "elastic_core/agent/workers.py": (540, "the workers of one round share their state; what is pure is elsewhere"),
     "elastic_core/handlers/agent.py": (480, "an event loop and all its effects"),
-    "elastic_core/known_failures.py": (470, "a table"),
+    "elastic_core/known_failures.py": (490, "a table"),
     "elastic_core/plugins/manager.py": (
         460,
         "calls the hooks of a run and loads its plugins, which could be two modules",

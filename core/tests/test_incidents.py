@@ -99,6 +99,18 @@ NCCL = "terminate called after throwing 'c10::DistBackendError'\n  what(): NCCL 
         pytest.param(
             {
                 "exit_code": 1,
+                "message": "RuntimeError: Gloo connectFullMesh failed with …",
+                "detail": "127.0.1.1 is the worker's own host, not a peer's",
+            },
+            False,
+        ),
+        pytest.param(
+            {"exit_code": 1, "message": "DistNetworkError: …", "detail": "h:9 is not the launcher's store, which is …"},
+            False,
+        ),
+        pytest.param(
+            {
+                "exit_code": 1,
                 "message": "torch.distributed.DistStoreError: Timed out after 61 seconds, 1/2 clients joined.",
             },
             True,

@@ -124,6 +124,9 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
 :mod:`elastic_core.known_failures` has the advice for each of them.
 """
 _PEER_LOSS = re.compile("|".join(PEER_LOSS_PATTERNS.values()), re.IGNORECASE)
+OTHER_STORE = "is not the launcher's store"
+OWN_HOST = "is the worker's own host, not a peer's"
+"""Of an address that a worker did not reach, and at which no peer can be; the agent adds them to the detail."""
 _CHAINED = "The above exception was the direct cause of the following exception"
 
 
@@ -139,6 +142,8 @@ def follows_peer_loss(incident: Incident) -> bool:
     if incident.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM):
         return True
     if incident.exit_code is not None and incident.exit_code < 0 and incident.exit_code != -signal.SIGABRT:
+        return False
+    if OTHER_STORE in incident.detail or OWN_HOST in incident.detail:
         return False
     return _PEER_LOSS.search(failure_text(incident)) is not None
 

@@ -15,11 +15,15 @@ from elastic_core.agent.error_files import last_abort_line, last_exception_line,
 from elastic_core.agent.python_traceback import user_line
 from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
+from elastic_core.assignment import Assignment
 from elastic_core.errors import ElasticError
 from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.host.addresses import says_loopback
 from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
 from elastic_core.host.oom import OomCounter
 from elastic_core.incidents import (
+    OTHER_STORE,
+    OWN_HOST,
     Incident,
     IncidentKind,
     describe_early_exit,
@@ -39,6 +43,9 @@ CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
 MESSAGE_MAX_CHARACTERS = 500  # of the message of an incident
 CORE_DUMP_MAX_SECONDS = 0.2  # for the search for a core dump, on another thread
 DETAIL_MAX_CHARACTERS = 4096  # of the detail of an incident
+_UNREACHED_STORE = re.compile(r"client socket has timed out .{0,80}connect to \(([^,()\s]{1,255}), (\d{1,5})\)")
+_OPENS_STORE = "_create_c10d_store"  # torch's function for init_method="env://" and "tcp://", in the traceback
+_UNREACHED_PEER = re.compile(r"connectFullMesh failed .{0,400}remote=\[((?:::ffff:)?127\.[\d.]{1,12}|::1)\]")
 
 
 def worker_incident(
@@ -84,6 +91,8 @@ def exit_incident(
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
     """
     message, detail = failure_of(worker, exit_code)
+    if line := wrong_address(f"{message}\n{detail}", worker.assignment):
+        detail = f"{detail.rstrip()}\n{line}"
     if oom is not None and exit_code == -signal.SIGKILL:
         message = describe_oom(oom.limit_bytes())
         detail = f"{detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
@@ -134,6 +143,21 @@ def failure_of(worker: Worker, exit_code: int) -> tuple[str, str]:
     if exit_code == -signal.SIGABRT:
         message = last_abort_line(worker.streams.tail()) or message
     return message, detail
+
+
+def wrong_address(text: str, place: Assignment) -> str:
+    """Return why no peer can be at the address that a worker did not reach, in one line; '' if one can.
+
+    Where the launcher has the store, torch makes every rank a client of any store that it opens from an address, so
+    nothing listens at a port of the script's own. And gloo takes a loopback address where a host's name leads to it.
+    """
+    store = _UNREACHED_STORE.search(text)
+    if store is not None and place.use_agent_store and _OPENS_STORE in text and int(store[2]) != place.master_port:
+        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {place.master_addr}:{place.master_port}"
+    peer = _UNREACHED_PEER.search(text)
+    if peer is not None and place.group_world_size > 1 and not says_loopback(place.master_addr):
+        return f"{peer[1]} {OWN_HOST}"
+    return ""
 
 
 def failed_alike(worker: Worker, failure: Incident) -> bool:
