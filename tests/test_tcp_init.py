@@ -84,10 +84,10 @@ dist.init_process_group(
 
 
 def test_a_store_on_a_port_of_the_scripts_own_is_no_lost_peer(stage: Stage) -> None:
-    """Torch makes all ranks clients of it, so nothing listens there, in this life or in any other."""
+    """Where the launcher has a store, torch makes all ranks clients of any, so nothing listens there."""
     port = free_port()
     (stage.folder / "train.py").write_text(OWN_PORT.replace("PORT", str(port)))
-    agent = stage.run("--standalone", "--nproc_per_node=2", "train.py")
+    agent = stage.run("--standalone", "--nproc_per_node=2", "train.py", env=WARM)
     assert agent.exit_code() == 1
     assert "follows from the loss of a peer" not in agent.output
     assert "hint    This port is not the launcher's: use env://" in agent.output
