@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.error_files import last_exception_line, last_lines
+from elastic_core.agent.error_files import last_lines
+from elastic_core.agent.failure_cause import find_cause
 from elastic_core.incidents import Action, History, Incident, IncidentKind
 from elastic_core.known_failures import FailureClass, classify
 from elastic_core.plugins.builtin import MaxRestartsPolicy
@@ -278,6 +279,7 @@ def incident_of(case: Case, directory: Path) -> Incident:
         text, exit_code = ended.stderr, ended.returncode
     detail = last_lines(text.encode(), 4096)
     assert case.shown in detail, detail
+    cause = find_cause(exit_code, {}, detail)
     return Incident(
         kind=IncidentKind.WORKER_FAILED,
         round=1,
@@ -286,7 +288,10 @@ def incident_of(case: Case, directory: Path) -> Incident:
         after=30.0,
         rank=0,
         exit_code=exit_code,
-        message=last_exception_line(detail)[:500],
+        message=cause.message,
+        exception=cause.exception,
+        follows_peer=cause.follows_peer,
+        text=cause.text,
         detail=detail,
     )
 

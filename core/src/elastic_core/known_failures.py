@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from elastic_core.incidents import (
     BROKEN_SCRIPT,
+    OTHER_STORE,
+    OWN_HOST,
     PEER_LOSS_PATTERNS,
     Incident,
     IncidentKind,
@@ -311,6 +313,22 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "networks.",
         "https://github.com/NVIDIA/nccl/issues/975",
         host=True,
+    ),
+    KnownFailure(
+        "a store on a port of the script's own",
+        FailureClass.SCRIPT,
+        OTHER_STORE,
+        "This port is not the launcher's: use env://, or unset TORCHELASTIC_USE_AGENT_STORE before the first process "
+        "group.",
+        "https://github.com/pytorch/pytorch/pull/192113",
+    ),
+    KnownFailure(
+        "gloo looked for a rank of another host on its own host",
+        FailureClass.SCRIPT,
+        OWN_HOST,
+        "A host's name leads to a loopback address: mend /etc/hosts, or name the network's interface in "
+        "GLOO_SOCKET_IFNAME.",
+        "https://github.com/pytorch/gloo/issues/223",
     ),
     KnownFailure(
         "torch's store or gloo did not reach another rank",
