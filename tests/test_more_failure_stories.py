@@ -20,39 +20,38 @@ WRONG: Mapping[str, str] = {}
 
 
 def cases() -> Iterator[object]:
-    """Each story with the starts that are tried at once: both, unless it needs torch, whose imports take seconds."""
-    for name, story in STORIES.items():
-        marks = [pytest.mark.skipif(sys.version_info < story.least, reason=f"needs Python {story.least}")]
-        if name in WRONG:
-            marks.append(pytest.mark.xfail(reason=WRONG[name], strict=True))
-        if not story.torch:
-            yield pytest.param(name, ("cold", "warm"), id=name, marks=marks)
-            continue
-        often, seldom = ("warm", "cold") if story.torch > 2 else ("cold", "warm")  # the one with fewer imports
-        yield pytest.param(name, (often,), id=f"{name}-{often}", marks=marks)
-        yield pytest.param(name, (seldom,), id=f"{name}-{seldom}", marks=[*marks, pytest.mark.variant])
+    """Each story with both ways to start workers; every day runs take one of them."""
+    for number, (name, story) in enumerate(STORIES.items()):
+        everyday = ("cold", "warm")[number % 2]
+        if story.torch:  # the one with fewer imports
+            everyday = "warm" if story.torch > 2 else "cold"
+        for start in ("cold", "warm"):
+            marks = [pytest.mark.skipif(sys.version_info < story.least, reason=f"needs Python {story.least}")]
+            if name in WRONG:
+                marks.append(pytest.mark.xfail(reason=WRONG[name], strict=True))
+            if start != everyday:
+                marks.append(pytest.mark.variant)
+            yield pytest.param(name, start, id=f"{name}-{start}", marks=marks)
 
 
-def launch(stage: Stage, story: Story, start: str) -> list[Agent]:
-    """Start a story on two nodes."""
-    folder = stage.folder / start
-    folder.mkdir()
+def run(stage: Stage, story: Story, start: str) -> list[Agent]:
+    """Run a story on two nodes, to its end."""
     for name, text in {story.program: story.script, **story.files}.items():
-        (folder / name).write_text(text)
-    (folder / story.program).chmod(0o755)
-    flags = ["--nnodes=2", "--nproc_per_node=2", *over("file", folder / "rdzv"), "--tee=3"]
+        (stage.folder / name).write_text(text)
+    (stage.folder / story.program).chmod(0o755)
+    flags = ["--nnodes=2", "--nproc_per_node=2", *over("file", stage.folder / "rdzv"), "--tee=3"]
     flags += ["--no_python", f"./{story.program}"] if story.no_python else [story.program]
-    env = {"LAST": "3", "OMP_NUM_THREADS": "1", **(WARM if start == "warm" else COLD)}
-    env["PET_PRELOAD"] = "torch" if story.torch else "json"
-    command = [*NO_CORES, "env", "-C", str(folder), sys.executable, "-m", "elastic_core", "run"]
-    return [stage.start([*command, f"--log_dir=logs{number}", *flags], env=env) for number in range(2)]
-
-
-def interfere(stage: Stage, agents: list[Agent], signum: int) -> None:
-    """Send rank 3 a signal once it says that it is ready."""
-    assert stage.wait_until(lambda: any("ready" in agent.output for agent in agents)), agents[0].output
-    [pid] = [pid for agent in agents for rank, pid in agent.workers().items() if rank == 3]
-    os.kill(pid, signum)
+    env = {"LAST": "3", "OMP_NUM_THREADS": "1", "PET_PRELOAD": "torch" if story.torch else "json"}
+    env |= WARM if start == "warm" else COLD
+    command = [*NO_CORES, sys.executable, "-m", "elastic_core", "run"]
+    agents = [stage.start([*command, f"--log_dir=logs{number}", *flags], env=env) for number in range(2)]
+    if story.outside:
+        assert stage.wait_until(lambda: any("ready" in agent.output for agent in agents)), agents[0].output
+        [pid] = [pid for agent in agents for rank, pid in agent.workers().items() if rank == 3]
+        os.kill(pid, story.outside)
+    for agent in agents:
+        agent.exit_code()
+    return agents
 
 
 def summary(agent: Agent) -> list[str]:
@@ -83,21 +82,15 @@ def misses(story: Story, lines: list[str], verdict: Mapping[str, Any], exit_code
     return found
 
 
-@pytest.mark.parametrize(("name", "starts"), cases())
-def test_every_node_names_rank_cause_and_line(stage: Stage, name: str, starts: tuple[str, ...]) -> None:
-    story = STORIES[name]
-    jobs = {start: launch(stage, story, start) for start in starts}
-    if story.outside:
-        for agents in jobs.values():
-            interfere(stage, agents, story.outside)
+@pytest.mark.parametrize(("name", "start"), list(cases()))
+def test_every_node_names_rank_cause_and_line(stage: Stage, name: str, start: str) -> None:
     wrong: dict[str, list[str]] = {}
-    for start, agents in jobs.items():
-        for number, agent in enumerate(agents):
-            code = agent.exit_code()
-            [file] = (stage.folder / start).glob(f"logs{number}/*/verdict.json")
-            if found := misses(story, summary(agent), json.loads(file.read_text()), code):
-                wrong[f"{start}, node {number}"] = [*found, "in:", *summary(agent)]
-            if "DUMP" in os.environ:
-                Path(os.environ["DUMP"]).mkdir(exist_ok=True)
-                Path(os.environ["DUMP"], f"{name}-{start}-{number}.json").write_text(json.dumps({"misses": found, "summary": summary(agent), "output": agent.output, "verdict": json.loads(file.read_text())}))
+    for number, agent in enumerate(run(stage, STORIES[name], start)):
+        [file] = stage.folder.glob(f"logs{number}/*/verdict.json")
+        verdict = json.loads(file.read_text())
+        if found := misses(STORIES[name], summary(agent), verdict, agent.exit_code()):
+            wrong[f"node {number}"] = [*found, *summary(agent)]
+        if "DUMP" in os.environ:
+            Path(os.environ["DUMP"]).mkdir(exist_ok=True)
+            Path(os.environ["DUMP"], f"{name}-{start}-{number}.json").write_text(json.dumps({"misses": found, "summary": summary(agent), "output": agent.output, "verdict": verdict}))
     assert not wrong

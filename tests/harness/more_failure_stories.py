@@ -621,9 +621,11 @@ raise ValueError("max_steps must be positive")  # HERE
 """),
         error="ValueError: max_steps must be positive",
     ),
-    "chdir": Story(  # Hydra works in the directory of the run
+    "chdir": Story(  # Hydra works in the directory of the run, where its log is, too
         script=alone("""\
-os.chdir("/")
+os.makedirs("outputs")
+os.chdir("outputs")
+os.dup2(os.open("own.log", os.O_CREAT | os.O_WRONLY), 2)
 raise ValueError("max_steps must be positive")  # HERE
 """),
         error="ValueError: max_steps must be positive",
