@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,19 @@ from more_failure_stories import STORIES, Story
 from stage import COLD, WARM, Agent, Stage, over
 
 NO_CORES = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh"]
-WRONG: Mapping[str, str] = {}
+WRONG: Mapping[str, str] = {
+    "compiled": "the line is that of the call, not the one under 'from user code'",
+    "with": "the exception that the cleanup hides is not shown: only the end of the traceback is",
+    "trainer-wraps": "the exception's cause (raise ... from) is not shown: only the end of the traceback is",
+    "pool": "the line is that of pool.map(), and the traceback of the pool's process is cut off",
+    "exit-text": "the line of sys.exit() is not named",
+    "chdir": "a worker that changes its directory loses what it has recorded, where --log_dir is relative",
+    "survived-sigterm": "the class is preemption, the exit code 1: the page of exit codes has 79 for it",
+    "interrupt": "the line that was interrupted is not named",
+    "helper": "a pipe to the rank's own process is said to be the infrastructure's fault, and the job to be requeued",
+    "peers-first": "the rank that is wrong is stopped while it cleans up, and its exception is lost",
+    "done-early": "the rank that has come to its end is stopped while its interpreter ends, and is not named",
+}
 """What is not yet as it should be, by the story's name."""
 
 
@@ -90,7 +101,4 @@ def test_every_node_names_rank_cause_and_line(stage: Stage, name: str, start: st
         verdict = json.loads(file.read_text())
         if found := misses(STORIES[name], summary(agent), verdict, agent.exit_code()):
             wrong[f"node {number}"] = [*found, *summary(agent)]
-        if "DUMP" in os.environ:
-            Path(os.environ["DUMP"]).mkdir(exist_ok=True)
-            Path(os.environ["DUMP"], f"{name}-{start}-{number}.json").write_text(json.dumps({"misses": found, "summary": summary(agent), "output": agent.output, "verdict": verdict}))
     assert not wrong
