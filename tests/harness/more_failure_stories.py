@@ -375,7 +375,7 @@ subprocess.run(["sh", "-c", "echo fatal: not a git repository >&2; exit 128"], c
     ),
     "newlines": Story(
         script=alone("""\
-raise RuntimeError("\\n\\n    CUDA Setup failed despite GPU being available.\\n    Run python -m bitsandbytes\\n")  # HERE
+raise RuntimeError("\\n\\n    CUDA Setup failed despite GPU being available.\\n    Run bitsandbytes\\n")  # HERE
 """),
         error="RuntimeError: CUDA Setup failed despite GPU being available.",
     ),
