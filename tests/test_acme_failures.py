@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.error_files import last_exception_line, last_lines
+from elastic_core.agent.failure_cause import find_cause
 from elastic_core.incidents import Action, History, Incident, IncidentKind
 from elastic_core.known_failures import FailureClass, classify
 from elastic_core.plugins.builtin import MaxRestartsPolicy
@@ -276,8 +276,8 @@ def incident_of(case: Case, directory: Path) -> Incident:
         script.write_text(case.program)
         ended = subprocess.run([sys.executable, script], cwd=directory, stderr=subprocess.PIPE, text=True, check=False)
         text, exit_code = ended.stderr, ended.returncode
-    detail = last_lines(text.encode(), 4096)
-    assert case.shown in detail, detail
+    cause = find_cause(exit_code, {}, text[-4096:])
+    assert case.shown in cause.detail, cause.detail
     return Incident(
         kind=IncidentKind.WORKER_FAILED,
         round=1,
@@ -286,8 +286,11 @@ def incident_of(case: Case, directory: Path) -> Incident:
         after=30.0,
         rank=0,
         exit_code=exit_code,
-        message=last_exception_line(detail)[:500],
-        detail=detail,
+        message=cause.message,
+        exception=cause.exception,
+        follows_peer=cause.follows_peer,
+        text=cause.text,
+        detail=cause.detail,
     )
 
 
