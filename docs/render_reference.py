@@ -51,7 +51,8 @@ Texts that Elastic recognizes in the exception of a worker, at the end of its st
 scheduler. The summary of a failed job then has a line `hint`, and failure policies can ask for the class
 (`elastic_core.known_failures.classify`). Made by `python docs/render_reference.py` from
 [`elastic_core.known_failures`](../core/src/elastic_core/known_failures.py); change them there. The first row that is
-found is the answer, so the order matters. [failures.md](failures.md#classes-of-failures) says what the classes mean.
+found is the answer, so the order matters. A failure with `yes` in the column `host` can be the fault of the worker's
+host, which a quarantine then leaves out. [failures.md](failures.md#classes-of-failures) says what the classes mean.
 """
 USES = {
     Use.SET: "Set for each worker",
@@ -113,7 +114,8 @@ WHEN = {
     "recovered": "The programs of all local workers run again. Each field is the time from the first trouble to the "
     "end of one part.",
     "restarted": "The interruption as one duration. Where `warm` is false, `why` says why workers started fresh; where "
-    "it is true, `unlearned` counts the modules that workers import by themselves.",
+    "it is true, `unlearned` counts the modules that workers import by themselves, and `outside` those of them below "
+    "`folder`, which has no installed libraries.",
     "initialized": "All local workers have reported that the process group is there. A worker that reports nothing "
     "keeps the event away.",
     "progress_pattern": "It is known what the workers print, so that their steps are read. Published once per pattern.",
@@ -249,9 +251,10 @@ def events() -> str:
 def known_failures() -> str:
     """Return the page of the known failures, in the order in which they are searched."""
     rows = [
-        (known.name, known.failure_class.value, known.advice, f"[text]({known.source})") for known in KNOWN_FAILURES
+        (known.name, known.failure_class.value, "yes" if known.host else "", known.advice, f"[text]({known.source})")
+        for known in KNOWN_FAILURES
     ]
-    return f"{KNOWN_FAILURES_PREFACE}\n{_table(('failure', 'class', 'hint', 'reported'), rows)}"
+    return f"{KNOWN_FAILURES_PREFACE}\n{_table(('failure', 'class', 'host', 'hint', 'reported'), rows)}"
 
 
 def published(source: str) -> Iterator[tuple[str, str, str]]:

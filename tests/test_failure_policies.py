@@ -36,24 +36,39 @@ def starts(agent: Agent, rank: int = 1) -> list[int]:
     return [report["restart_count"] for report in agent.reports("started") if report.rank == rank]
 
 
-def test_a_deterministic_bug_ends_the_job_after_three_equal_failures(stage: Stage) -> None:
-    flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=9"]
-    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1,1,1,1")
+@pytest.mark.parametrize(
+    ("given", "rounds"),
+    [
+        ([], 3),
+        (["--max_restarts=9"], 5),
+        (["--failure_policy=budget=9/1h"], 5),
+        (["--failure_policy=no_progress=4"], 4),
+    ],
+)
+def test_a_deterministic_bug_ends_the_job_after_a_few_equal_failures(
+    stage: Stage, given: list[str], rounds: int
+) -> None:
+    flags = ["--standalone", "--nproc_per_node=2", *given]
+    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,0,1,0,1,0", env=DEFAULT_RESTARTS)
     assert agent.exit_code() == ExitCode.JOB_FAILED
-    assert starts(agent) == [0, 1, 2]
-    why = "ValueError on rank 1 3 times in a row without a newer checkpoint (no_progress=3)"
-    assert f"the job is not restarted: {why}" in agent.output
+    assert starts(agent) == [*range(rounds)]
+    why = rf"the same ValueError at crasher.py:\d+ in <module> in {rounds} rounds in a row, and no step or checkpoint"
+    agent.wait_for(rf"the job is not restarted: {why} \(no_progress={rounds}\)")
 
 
 def test_newer_checkpoints_are_progress_where_no_steps_are_known(stage: Stage, tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text(SAVES_AND_FAILS)
     flags = ["--standalone", "--max_restarts=9", r"--checkpoint_pattern=saved (?P<path>\S+)"]
+    flags += ["--failure_policy=no_progress=3"]
     agent = stage.run(*flags, train)
     assert agent.exit_code() == 0, agent.output
     again = stage.run(*flags, train, env={"SAME_CHECKPOINT": "1"})
     assert again.exit_code() == ExitCode.JOB_FAILED
-    why = "ValueError on rank 0 3 times in a row without a newer checkpoint (no_progress=3)"
+    assert "restart 3 of" in again.output, "the round that saved it does not count"
+    why = (
+        "the same ValueError at train.py:7 in <module> in 3 rounds in a row, and no step or checkpoint (no_progress=3)"
+    )
     assert f"the job is not restarted: {why}" in again.output
 
 
@@ -71,11 +86,29 @@ def test_each_restart_is_explained_in_the_ledger_and_every_job_that_was_preempte
     assert verdicts == ["", *(f"preemptions: preemption {n} of preemptions=2/1h" for n in (1, 2))]
 
 
+KILLED = """
+import os, signal
+
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_quarantine_says_that_it_has_no_effect_where_no_other_node_is(stage: Stage, tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(KILLED)
+    agent = stage.run("--standalone", "--max_restarts=9", train)
+    assert agent.exit_code() == 0, agent.output
+    agent.wait_for(
+        r"the job is restarted; (\S+) would be left out, but no other node is there: \1 failed first 3 times"
+    )
+
+
 def test_the_policy_can_be_turned_off(stage: Stage) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=9", "--failure_policy=no_progress=off"]
-    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1,1")
+    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1,1,1,1")
     assert agent.exit_code() == 0
-    assert starts(agent) == [0, 1, 2, 3, 4]
+    assert starts(agent) == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_preemptions_do_not_use_the_budget(stage: Stage, tmp_path: Path) -> None:
@@ -86,7 +119,7 @@ def test_preemptions_do_not_use_the_budget(stage: Stage, tmp_path: Path) -> None
 
 
 def test_a_budget_stands_in_the_place_of_max_restarts(stage: Stage) -> None:
-    flags = ["--standalone", "--nproc_per_node=2", "--failure_policy=budget=4/1h"]
+    flags = ["--standalone", "--nproc_per_node=2", "--failure_policy=budget=4/1h,no_progress=off"]
     agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=0,1,0,1,0,1", env=DEFAULT_RESTARTS)
     assert agent.exit_code() == ExitCode.JOB_FAILED
     assert starts(agent) == [0, 1, 2, 3, 4]
@@ -95,7 +128,7 @@ def test_a_budget_stands_in_the_place_of_max_restarts(stage: Stage) -> None:
 
 def test_a_back_off_is_announced_with_each_verdict_and_the_log_can_be_replayed(stage: Stage, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--event_log_handler=console"]
-    policy = "--failure_policy=backoff=0.2s..1s"
+    policy = "--failure_policy=backoff=0.2s..1s,no_progress=off"
     agent = stage.run(*flags, policy, WORKERS / "crasher.py", "--ranks=0,1,0", env=DEFAULT_RESTARTS)
     assert agent.exit_code() == 0
     events = [json.loads(line) for line in agent.lines if line.startswith('{"time"')]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -112,3 +113,18 @@ def test_what_is_declared_the_same_and_differs_is_refused_by_name(stage: Stage) 
     agent.wait_for(r"The ranks differ in what is declared to be the same on all of them: extra\['mine'\]\['value'\]\. ")
     assert "per_rank=" in agent.output, "what to do"
     assert {r["step"] for r in agent.reports("step")} == {1}
+
+
+def test_what_comes_to_differ_later_is_told_in_time_and_costs_no_restart(stage: Stage, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    job = [TRAIN, "--differ_after=5", "--hold", hold, "--at", 13]
+    agent = stage.run(*TWO, "--max_restarts=1", *job, env=QUICK)
+    agent.wait_for_report("holding", count=2, step=13)
+    told = r"The ranks differ in what is declared to be the same on all of them: extra\['mine'\]\['value'\]\. "
+    agent.wait_for(told)
+    agent.kill_worker(1)
+    Path(f"{hold}-13").touch()
+    assert agent.exit_code() == 0, agent.output
+    assert [r["step"] for r in agent.reports("began", rank=0)] == [0, 13]
+    assert {r["step"] for r in agent.reports("done")} == {40}
+    assert len(re.findall(told, agent.output)) == 2, "once in each life, by one rank"

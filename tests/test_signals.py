@@ -144,6 +144,74 @@ def test_sigterm_to_one_worker_by_an_unknown_hand_is_the_root_cause(stage: Stage
     assert "follows from the loss of a peer" not in agent.output
 
 
+RESTARTS = {"PET_MAX_RESTARTS": "2"}
+AFTER_SIGTERM = r"exited with code 0 after SIGTERM \(by a person, a scheduler or an out-of-memory daemon\)"
+
+
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
+@pytest.mark.parametrize("ranks", [[0, 1], [1]], ids=["all", "one"])
+def test_workers_that_exit_with_0_after_sigterm_have_not_finished(
+    stage: Stage, ranks: list[int], start: dict[str, str]
+) -> None:
+    agent = stage.run("--standalone", "--nproc_per_node=2", WORKERS / "saves.py", env={**start, **RESTARTS})
+    for report in agent.wait_for_report("started", count=2):
+        if report.rank in ranks:
+            os.kill(report["worker"], signal.SIGTERM)
+    assert agent.exit_code() == 0
+    agent.wait_for(rf"restart 1 of 2 \(rank \d on .* {AFTER_SIGTERM}\)")
+    assert len(agent.reports("finished", round=2)) == 2
+    assert "restart 2 of 2" not in agent.output
+
+
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
+@pytest.mark.parametrize("order", ["workers first", "agent first"])
+@pytest.mark.parametrize("grace", ["0", "30"])
+def test_a_node_is_out_when_all_processes_of_it_get_sigterm(
+    stage: Stage, order: str, grace: str, start: dict[str, str]
+) -> None:
+    """As Slurm sends it. The workers may have ended before the agent reads its own signal."""
+    env = {**start, "PET_PREEMPTION_GRACE": grace}
+    agent = stage.run("--standalone", "--nproc_per_node=2", WORKERS / "saves.py", env=env)
+    workers = [report["worker"] for report in agent.wait_for_report("started", count=2)]
+    (warden,) = [pid for pid in descendants(agent.pid) if name_of(pid) == "elastic-warden"]
+    if order == "agent first":
+        for pid in (agent.pid, warden, *workers):
+            os.kill(pid, signal.SIGTERM)
+    else:
+        for pid in workers:
+            os.kill(pid, signal.SIGTERM)
+        agent.wait_for_report("saved", count=2)
+        os.kill(warden, signal.SIGTERM)
+        agent.signal(signal.SIGTERM)
+    assert agent.exit_code() == 128 + signal.SIGTERM
+    assert "the job has failed" not in agent.output
+    assert "the job is done" not in agent.output
+
+
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
+@pytest.mark.parametrize("how", ["ends a pool", "ends"])
+def test_a_healthy_job_that_handles_sigterm_is_done(stage: Stage, how: str, start: dict[str, str]) -> None:
+    agent = stage.run("--standalone", "--nproc_per_node=2", WORKERS / "saves.py", f"--how={how}", env=start)
+    assert agent.exit_code() == 0
+    assert len(agent.reports("finished", round=1)) == 2
+
+
+def test_a_program_with_signals_of_asyncio_is_done(stage: Stage) -> None:
+    """Its signals are not known: asyncio has a wake-up descriptor of its own."""
+    agent = stage.run("--standalone", WORKERS / "saves.py", "--how=serves")
+    (report,) = agent.wait_for_report("started")
+    os.kill(report["worker"], signal.SIGTERM)
+    assert agent.exit_code() == 0
+
+
+def test_a_program_that_sends_sigterm_to_itself_at_its_end_is_done_the_second_time(stage: Stage) -> None:
+    command = ["--standalone", "--nproc_per_node=2", WORKERS / "saves.py", "--how=signals itself"]
+    agent = stage.run(*command, env=RESTARTS)
+    assert agent.exit_code() == 0
+    agent.wait_for(AFTER_SIGTERM)
+    assert "restart 2 of 2" not in agent.output
+
+
 ENDS_SLOWLY = """
 import os
 class Slow:

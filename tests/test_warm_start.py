@@ -161,6 +161,53 @@ def test_a_restart_says_how_many_modules_are_imported_again_where_nothing_was_le
     ends(agent, done)
 
 
+MANY = """
+import os, sys, time
+import torch
+from report import report
+before = set(sys.modules)
+import framework
+report("there", restart_count=int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+       again=len([name for name in set(sys.modules) - before if name.partition(".")[0] == "framework"]))
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+
+
+def test_a_restart_names_the_folder_of_a_framework_that_is_not_installed(
+    stage: Stage, tmp_path: Path, done: Path
+) -> None:
+    script, source = tmp_path / "scripts" / "train.py", tmp_path / "source" / "framework"
+    script.parent.mkdir()
+    source.mkdir(parents=True)
+    script.write_text(MANY)
+    parts = "".join(f"import framework.part{number}\n" for number in range(80))
+    (source / "__init__.py").write_text(f"{parts}try:\n    import framework.optional\nexcept ImportError:\n    pass\n")
+    for number in range(80):
+        (source / f"part{number}.py").write_text("")
+    env = {**WARM, "PYTHONPATH": f"{WORKERS}:{source.parent}"}
+    command = ["--standalone", "-v", "--max_restarts=3"]
+    agent = stage.run(*command, script, done, env=env)
+    [first] = agent.wait_for_report("there", restart_count=0)
+    agent.wait_for("the fork server has imported .* besides", count=2)
+    os.kill(first["pid"], signal.SIGKILL)
+    [second] = agent.wait_for_report("there", restart_count=1)
+    assert second["again"] == 81
+    flag = "--preload=torch,framework"
+    agent.wait_for(rf"module\(s\) .*, 81 of them below {source.parent}, which has no installed libraries: {flag}$")
+    ends(agent, done)
+
+    done.unlink()
+    follows = stage.run(*command, flag, script, done, env=env)
+    [third] = follows.wait_for_report("there", restart_count=0)
+    os.kill(third["pid"], signal.SIGKILL)
+    [fourth] = follows.wait_for_report("there", restart_count=1)
+    assert fourth["again"] == 0
+    follows.wait_for("its workers started warm")
+    assert str(source.parent) not in follows.output
+    ends(follows, done)
+
+
 def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: Stage, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

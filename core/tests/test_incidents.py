@@ -7,14 +7,18 @@ import pytest
 
 import elastic_core
 from elastic_core.incidents import (
+    ENDED_EARLY,
+    PEER_LOST,
     Action,
     Incident,
     IncidentKind,
     Verdict,
+    as_failure,
     by_cause,
     describe_early_exit,
     ended_by_sigterm,
     is_peer_loss,
+    is_same_step,
     strictest,
 )
 from elastic_core.known_failures import FailureClass, classify
@@ -180,3 +184,61 @@ def test_incidents_of_each_kind_are_made() -> None:
         kind for path in modules for kind in re.findall(r"\bIncidentKind\.(\w+)", path.read_text(encoding="utf-8"))
     }
     assert named == {kind.name for kind in IncidentKind}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("KeyError: 'a'", "KeyError: 'a'", True),
+        ("KeyError: 'a'", "KeyError: 'b'", False),
+        ("hiccup 3 after 1.5 s", "hiccup 17 after 20 s", True),
+        ("object at 0x7f3a10b2", "object at 0x7f00ffee", True),
+        ("request 3f2a9c01 of 10.0.0.7:4242", "request b19d77e0 of 10.0.12.1:80", True),
+        ("a decade of facade", "a decade of effaced", False),
+        ("", "", True),
+    ],
+)
+def test_a_digest_leaves_out_what_differs_between_two_failures_of_one_cause(one: str, other: str, same: bool) -> None:
+    digests = {incident(message=text).digest for text in (one, other)}
+    assert (len(digests) == 1) is same
+    assert all(len(digest) == (8 if one else 0) for digest in digests)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ({"message": "KeyError: 'a'", "exit_code": 1}, {"message": "KeyError: 'a'", "exit_code": 1, "rank": 7}, True),
+        ({"message": "KeyError: 'a'", "where": "a.py:1 in f: x"}, {"message": "KeyError: 'a'"}, False),
+        ({"exit_code": 1}, {"exit_code": 1, "host": "other"}, True),
+        ({"exit_code": 1}, {"exit_code": -9}, False),
+        (
+            {"message": "RuntimeError: Connection closed by peer", "exit_code": 1},
+            {"message": "NCCL: remote process exited", "exit_code": -6, "where": "a.py:9 in f"},
+            True,
+        ),
+    ],
+)
+def test_failures_are_alike_on_whatever_rank(one: dict[str, object], other: dict[str, object], alike: bool) -> None:
+    failures = [as_failure(incident(**facts)) for facts in (one, other)]
+    assert (failures[0].signature == failures[1].signature) is alike
+
+
+def test_what_ranks_say_of_a_lost_peer_differs_so_it_has_a_digest_of_its_own() -> None:
+    assert as_failure(incident(exit_code=1, message="RuntimeError: Broken pipe")).digest == PEER_LOST
+    assert as_failure(incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message="it had")).digest == ENDED_EARLY
+    assert as_failure(incident(exit_code=-15)).digest == ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (29, 29, True),
+        (29, 28, False),
+        (900, 891, True),
+        (900, 890, False),
+        (9**6, 9**6 - 11, False),
+        (None, 5, False),
+    ],
+)
+def test_rounds_ended_at_one_step(one: int | None, other: int | None, same: bool) -> None:
+    assert is_same_step(one, other) is is_same_step(other, one) is same

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from elastic_core.known_failures import (
     KnownFailure,
     alternatives_of,
     classify,
+    is_hosts_fault,
     recognize,
 )
 
@@ -750,6 +752,33 @@ def test_a_launch_does_not_import_the_table() -> None:
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "elastic_core.incidents" in modules
     assert "elastic_core.known_failures" not in modules
+
+
+@pytest.mark.parametrize(
+    ("facts", "host"),
+    [
+        ({"message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}, True),
+        ({"message": "RuntimeError: No CUDA GPUs are available"}, True),
+        ({"exit_code": -9, "detail": "memory.events: oom_kill 1"}, True),
+        ({"exit_code": -9}, True),
+        (
+            {"exit_code": None, "kind": IncidentKind.START_FAILED, "message": "no pid is left"},
+            True,
+        ),
+        ({"message": "socket.gaierror: [Errno -3] Temporary failure in name resolution"}, False),
+        ({"message": "ClientError: An error occurred (SlowDown) when calling the GetObject operation"}, False),
+        ({"message": "HTTPError: 429 Client Error: Too Many Requests for url"}, False),
+        ({"message": "OSError: [Errno 122] Disk quota exceeded"}, False),
+        ({"message": "OSError: [Errno 98] Address already in use"}, False),
+        ({"message": "RuntimeError: Connection closed by peer"}, False),
+        ({"message": "TimeoutError: the store"}, False),
+        ({"message": "ValueError: boom"}, False),
+        ({"exit_code": -15}, False),
+    ],
+)
+def test_which_failures_can_be_a_hosts_fault(facts: dict[str, Any], host: bool) -> None:
+    known = {"kind": IncidentKind.WORKER_FAILED, "round": 1, "node_id": "n", "host": "h", "exit_code": 1}
+    assert is_hosts_fault(Incident(**{**known, **facts})) is host
 
 
 def test_no_pattern_is_written_twice() -> None:

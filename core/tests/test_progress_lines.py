@@ -403,3 +403,43 @@ def test_the_end_of_a_stream_is_a_line() -> None:
     assert scanner.feed(b"step 1", None, 0.0) == []
     assert scanner.finish(None) == ["step 1"]
     assert scanner.finish(None) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "counts_on"),
+    [
+        (["0/40 [00:00<?, ?it/s]", "9/40 [00:01<00:04,  7.70it/s]"], False),
+        (["20/40 [00:00<?, ?it/s]", "29/40 [00:01<00:04,  7.70it/s]"], True),
+        (["20/40 [00:00<?, ?it/s]", "0/40 [00:00<?, ?it/s]", "9/40 [00:01<00:04,  7.70it/s]"], False),
+        (["29/40 [00:01<00:04,  7.70it/s]"], False),
+        (["Epoch 3: 20%|█ | 9/40 [00:01<00:04,  7.70it/s]"], True),
+    ],
+    ids=["began at 0", "resumed", "began again", "its first frame was not read", "with an epoch"],
+)
+def test_the_step_of_a_bar_that_begins_at_0_does_not_count_on_over_rounds(lines: list[str], counts_on: bool) -> None:
+    """It can be of one epoch, and each round can train another one."""
+    recognizer = Recognizer()
+    recognizer.choose(PATTERNS[-1])
+    reader = LineReader(recognizer)
+    steps = [reader.read(line) for line in lines]
+    assert steps[-1] is not None
+    assert reader.counts_on is counts_on
+
+
+def test_where_a_bar_began_is_remembered_from_before_its_pattern_is_chosen() -> None:
+    reader = LineReader(Recognizer())
+    for line in ("20/40 [00:00<?, ?it/s]", *(f"{n}/40 [00:01<00:04,  7.70it/s]" for n in range(21, 26))):
+        reader.read(line)
+    assert reader.counts_on
+
+
+@pytest.mark.parametrize(
+    ("line", "counts_on"),
+    [("step: 38 loss: 0.5", True), ("epoch 3 step: 38 loss: 0.5", False), (hf(0.5, 1.25), True)],
+)
+def test_a_step_beside_an_epoch_that_is_not_read_does_not_count_on(line: str, counts_on: bool) -> None:
+    recognizer = Recognizer()
+    recognizer.choose(PATTERNS[0] if "'loss'" in line else PATTERNS[2])
+    reader = LineReader(recognizer)
+    assert reader.read(line) is not None
+    assert reader.counts_on is counts_on

@@ -124,9 +124,13 @@ def test_the_window_of_a_budget_slides(
     assert all(end.why == "all restarts of budget=2/1m are spent: 2 within 1m" for end in ends)
 
 
-def test_a_bug_ends_the_job_at_its_third_failure_whoever_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = entries(monkeypatch, "", [(10.0, 1), (20.0, 1), (60.0, 1)], seconds=90.0, crash_at=25.0)
+@pytest.mark.parametrize(("text", "rounds"), [("", 5), ("no_progress=3", 3)])
+def test_a_bug_ends_the_job_after_a_few_failures_whoever_leads(
+    monkeypatch: pytest.MonkeyPatch, text: str, rounds: int
+) -> None:
+    fails = [(10.0, 1), (20.0, 2), (30.0, 1), (40.0, 2), (50.0, 1)]
+    found = entries(monkeypatch, text, fails, seconds=90.0, crash_at=25.0)
     assert bodies(found, Leader)
     (end,) = bodies(found, Closed)
-    assert end.why.endswith("3 times in a row without a newer checkpoint (no_progress=3)")
-    assert found[-1].counters.restarts == 2
+    assert end.why.endswith(f"in {rounds} rounds in a row on 2 hosts, and no step or checkpoint (no_progress={rounds})")
+    assert found[-1].counters.restarts == rounds - 1

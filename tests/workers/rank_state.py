@@ -32,6 +32,7 @@ parser.add_argument(
 parser.add_argument("--loaders", type=int, default=0, help="workers of the loader")
 parser.add_argument("--lossy", action="store_true")
 parser.add_argument("--differ", action="store_true", help="what is declared to be the same differs")
+parser.add_argument("--differ_after", type=int, default=0, help="it differs after so many steps")
 parser.add_argument("--disk", type=Path)
 parser.add_argument("--at", type=int, nargs="*", default=[])
 parser.add_argument("--hold", type=Path)
@@ -126,8 +127,9 @@ def main() -> None:
         given["extra"] = {"loader": loader}
     elif args.loader == "sampler":
         given["sampler"] = loader
-    if args.differ:
-        given["extra"] = {"mine": Own(rank)}
+    mine = Own(rank if args.differ else 0)
+    if args.differ or args.differ_after:
+        given["extra"] = {"mine": mine}
     disk = None if args.disk is None else elastic_torch.Disk(args.disk, interval=1000)
     state = elastic.TrainState(model=model, optimizer=optimizer, disk=disk, exact_samples=not args.lossy, **given)
     restored = state.restore()
@@ -145,6 +147,8 @@ def main() -> None:
             model(x).sum().backward()
             optimizer.step()
             own.value += 1
+            if state.step + 1 == args.differ_after:
+                mine.value = rank
             report("step", step=state.step + 1, epoch=epoch, world_size=ranks, samples=[int(n) for n in x[:, 0]])
     report("stopped" if state.stopping else "done", step=state.step, world_size=ranks)
 

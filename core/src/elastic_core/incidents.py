@@ -74,6 +74,8 @@ class Incident:
         checkpoint: The path of the checkpoint that the exception names, or that the library call which raised it was
             given; '' for none.
         where: The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''.
+        counts_on: Whether ``step`` counts on over rounds. That of a bar which begins at 0 in each round does not, so it
+            is shown to people and not remembered.
     """
 
     kind: IncidentKind
@@ -94,6 +96,7 @@ class Incident:
     step: int | None = None
     where: str = ""
     checkpoint: str = field(default="", metadata=_ADDED)
+    counts_on: bool = field(default=True, metadata=_ADDED)
 
     @property
     def place(self) -> str:
@@ -303,7 +306,7 @@ class Failure:
         host: The name of its host, as :attr:`Incident.host`, at most 40 characters.
         exception: As :attr:`Incident.exception`, at most 40 characters.
         exit_code: As :attr:`Incident.exit_code`.
-        step: As :attr:`Incident.step`.
+        step: As :attr:`Incident.step`, or the newest of any other rank; None where it does not count on over rounds.
         seconds_ago: How long ago the round that followed it began.
         new_checkpoint: Whether its round had saved a checkpoint that is newer than those of the rounds before.
         place: As :attr:`Incident.place`, at most 40 characters.
@@ -353,7 +356,7 @@ def as_failure(incident: Incident) -> Failure:
         host=incident.host,
         exception=incident.exception,
         exit_code=incident.exit_code,
-        step=incident.step,
+        step=incident.step if incident.counts_on else None,
         place=incident.place,
         digest=digest,
         after=round(incident.after, 1),

@@ -22,6 +22,7 @@ from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Expressions, Progress
 from elastic_core.progress_expressions import compile_expressions
 from elastic_core.protocol.node_events import Checkpointed
+from elastic_core.protocol.roster import Reached
 
 
 class Node:
@@ -179,10 +180,10 @@ def test_the_second_step_of_a_round_is_its_progress() -> None:
 
 def test_a_failed_worker_has_its_own_step_or_its_neighbours() -> None:
     node = Node()
-    assert node.reader.step(0) is None
+    assert node.reader.step(0) == (None, True)
     node.reports(step=4)
     node.reports(1, step=6)
-    assert [node.reader.step(rank) for rank in (0, 1, 2)] == [4, 6, 6]
+    assert [node.reader.step(rank)[0] for rank in (0, 1, 2)] == [4, 6, 6]
 
 
 def losses(node: Node, *values: float, first: int = 1) -> list[ProgressEvent]:
@@ -313,10 +314,10 @@ def test_the_newest_line_of_a_burst_is_read_when_it_is_asked_for_with_its_time()
     assert node.reader.newest() == {0: (Progress(step=99), 7.0)}
     for step in range(100, 200):
         stream.feed(b"at %d\n" % step)
-    assert node.reader.step(0) == 199
+    assert node.reader.step(0)[0] == 199
     stream.feed(b"at 200")
     stream.finish()
-    assert node.reader.step(0) == 200
+    assert node.reader.step(0)[0] == 200
 
 
 def test_what_comes_within_a_tenth_of_a_second_is_read_together() -> None:
@@ -343,3 +344,24 @@ def test_streams_of_anything() -> None:
     out.finish()
     assert node.reader.newest()[0][0] == Progress(step=4)
     assert node.named("progress_unread") == []
+
+
+def test_a_bar_that_begins_at_0_moves_and_is_no_step_of_an_incident() -> None:
+    node = Node()
+    node.prints("  0%|   | 0/500 [00:00<?, ?it/s]", *map(bar, range(1, 9)))
+    assert node.reader.newest()[0][0].step == 8
+    assert node.reader.step(0) == node.reader.step(1) == (8, False), "people see it"
+    assert node.reader.reached() == Reached(1, None, moved=True)
+
+
+def test_how_far_a_round_came_is_known_until_the_next_one_comes_anywhere() -> None:
+    node = Node()
+    assert node.reader.reached() is None
+    node.reports(step=3)
+    assert node.reader.reached() == Reached(1, 3)
+    node.reports(1, step=4)
+    node.reports(1, step=5)
+    node.reader.begin(2)
+    assert node.reader.reached() == Reached(1, 5, moved=True)
+    node.reader.note_checkpoint(Checkpoint(9))
+    assert node.reader.reached() == Reached(2, saved=True)

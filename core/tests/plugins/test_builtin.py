@@ -14,7 +14,7 @@ from elastic_core.assignment import Assignment
 from elastic_core.config.environment import VARIABLES, Use
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event, Level, least_level
-from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, as_failure
 from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 
 ASSIGNMENT = Assignment(
@@ -99,6 +99,37 @@ def test_a_program_that_would_fail_in_the_same_way_at_once_is_not_restarted(
         assert verdict.action is Action.RESTART
     else:
         assert verdict == Verdict(Action.GIVE_UP, f"no restart mends {hopeless}")
+
+
+LOST = "RuntimeError: Connection closed by peer"
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.mark.parametrize(
+    ("message", "steps", "hosts", "worth"),
+    [
+        (LOST, [29], "a", True),
+        (LOST, [29, 29], "aa", False),
+        (LOST, [40, 29], "aa", True),
+        (LOST, [None, None], "aa", True),
+        (ECC, [29, 29], "aa", True),
+        (ECC, [29, 29], "ab", False),
+        (ECC, [29, 29, 29], "aaa", False),
+        ("ValueError: boom", [29], "a", False),
+    ],
+)
+def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
+    message: str, steps: list[int | None], hosts: str, worth: bool
+) -> None:
+    told = [
+        Incident(
+            kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host=host, exit_code=1, message=message, step=step
+        )
+        for step, host in zip(steps, hosts, strict=True)
+    ]
+    past = tuple(map(as_failure, told[:-1]))
+    history = History(restarts=3, max_restarts=3, rounds_without_progress=0, failures=past)
+    assert MaxRestartsPolicy().elastic_judge_failure(told[-1], history).requeue is worth
 
 
 def lines(*events: Event, least: Level = Level.INFO) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_leader_edges import NOW, RESTART, outcome, running, stopped, view
@@ -24,7 +25,7 @@ from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_CHANGES, MAX_FAILURES, MAX_HOSTS
-from elastic_core.protocol.roster import LastCheckpoint, Phase
+from elastic_core.protocol.roster import LastCheckpoint, Phase, Reached
 
 AGE = 50_000.0
 
@@ -299,3 +300,28 @@ def test_rounds_of_one_incident_count_once_and_the_newest_are_kept() -> None:
     assert changes == tuple(100.0 * at for at in range(2, MAX_CHANGES + 2))
     assert add_change((100.0,), 100.04 + SAME_CHANGE_SECONDS) == (100.0, 130.0)
     assert add_change((100.0,), 100.0 + SAME_CHANGE_SECONDS) == (100.0, 130.0)
+
+
+def test_the_ledger_hears_one_round_later_how_far_a_round_came() -> None:
+    """A restart does not wait until the last node has stopped, so the ROUND is written before its row is."""
+    ledger = live("ab", at=10.0)
+    assert ledger.round is not None
+    blame = replace(incident("a"), message="ValueError: boom", where="train.py:41 in step: x")
+    old = [running("a"), running("b", reached=Reached(1, 20))]
+    first, _ = counters_after_restart(view(ledger, *old), ledger.round, blame)
+    (known,) = past_failures(with_counters(ledger, **counters_of(first)), NOW)
+    assert (known.step, known.moved, known.place, known.digest) == (20, False, "train.py:41 in step", blame.digest)
+    rows = [running("a"), running("b", reached=Reached(1, 90, moved=True, saved=True))]
+    (known,) = past_failures(with_counters(ledger, **counters_of(first)), NOW, [node.row for node in rows])
+    assert (known.step, known.moved, known.new_checkpoint) == (90, True, True)
+    ledger = with_counters(ledger, **counters_of(first))
+    assert ledger.round is not None
+    second, _ = counters_after_restart(view(ledger, *rows), ledger.round, replace(blame, round=2))
+    known, newest = past_failures(with_counters(ledger, **counters_of(second)), NOW)
+    assert (known.step, known.moved, known.new_checkpoint) == (90, True, True)
+    assert (newest.round, newest.step, newest.moved) == (2, None, False)
+
+
+def counters_of(counters: Counters) -> dict[str, Any]:
+    names = ("failures", "evidence", "new_checkpoints")
+    return {name: getattr(counters, name) for name in names}

@@ -10,11 +10,14 @@ import pytest
 from views import entry, incident, info, members, offer, settings, start
 
 from elastic_core import __version__
+from elastic_core.incidents import Failure
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import (
     Body,
     Closed,
+    Counters,
     Drain,
+    Evidence,
     Halt,
     HaltReason,
     Leader,
@@ -23,10 +26,11 @@ from elastic_core.protocol.entries import (
     Plan,
     Resume,
     Round,
+    SpentRestart,
     Stacks,
     StopAt,
 )
-from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase, Slots
+from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase, Reached, Slots
 from elastic_core.protocol.settings import PROTOCOL
 
 GOLDEN = Path(__file__).with_name("golden") / f"protocol-{PROTOCOL}.jsonl"
@@ -89,6 +93,14 @@ ROWS = (
         stacks=LocalStacks(answers=9, places={"in f": (0, 1)}, moved=True, busy=True, step=7, texts={"0": "stack"}),
         wants_stacks="full",
     ),
+    NodeRow(info=info("d"), reached=Reached(7, step=900, moved=True, saved=True)),
+)
+FAILURE = Failure(round=1, rank=0, host="host-a", exception="KeyError", exit_code=1, step=900)
+COUNTERS = Counters(
+    restarts=1,
+    failures=(SpentRestart(failure=FAILURE, age=9.5),),
+    new_checkpoints=(1,),
+    evidence=(Evidence(1, "train.py:41 in step", "0123abcd", 8.5, moved=True),),
 )
 CHANGED = f"""The bytes that nodes exchange have changed, and earlier releases of protocol {PROTOCOL} have to read them.
 - A field was added: give it a default and metadata=SKIPPABLE (protocol.schema), so that they skip it.
@@ -99,6 +111,7 @@ Then write the golden file anew: python core/tests/protocol/test_golden.py"""
 def encoded() -> list[str]:
     """Each value with its release left open."""
     values = [encode_entry(entry(start(), body, at=1.0)) for body in BODIES] + [encode_row(row) for row in ROWS]
+    values.append(encode_entry(entry(start(), HALT, at=1.0, counters=COUNTERS)))
     return [value.decode().replace(f'"by":"{__version__}"', '"by":"RELEASE"') for value in values]
 
 

@@ -22,6 +22,7 @@ from elastic_core.protocol.entries import (
     Body,
     Counters,
     Entry,
+    Evidence,
     Exclusion,
     Halt,
     HaltReason,
@@ -150,6 +151,11 @@ def largest_failure(lots: random.Random) -> Failure:
     return Failure(round=10**6, rank=10**6, host=text, exception=text, exit_code=-11, step=10**12, seconds_ago=0.0)
 
 
+def largest_evidence(lots: random.Random) -> Evidence:
+    text = clip(words(lots, FAILURE_TEXT_BYTES), FAILURE_TEXT_BYTES)
+    return Evidence(round=10**6, place=text, digest="0123abcd", after=1_234_567.8, moved=True)
+
+
 def place(lots: random.Random) -> Offer:
     return Offer(address="2001:db8:1111:2222:3333:4444:5555:6666", port=65535, id=f"{lots.getrandbits(48):012x}")
 
@@ -167,6 +173,7 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
         excluded=tuple(Exclusion(f"{lots.getrandbits(64):016x}", 86_400_000) for _ in range(MAX_HOSTS)),
         failures=MAX_FAILURES * (SpentRestart(failure=largest_failure(lots), age=8_640_000.5),),
         new_checkpoints=MAX_FAILURES * (10**6,),
+        evidence=MAX_FAILURES * (largest_evidence(lots),),
     )
     blame = failure(lots, nodes[-1])
     bodies: list[Body] = [Open(scheduler_uid=words(lots, 64), settings=run)]
@@ -314,6 +321,7 @@ def largest_counters() -> Counters:
         excluded=tuple(Exclusion(f"{host:016x}", 86_400_000) for host in range(MAX_HOSTS)),
         failures=MAX_FAILURES * (SpentRestart(failure=failed, age=86_400_000.5),),
         new_checkpoints=MAX_FAILURES * (10**6,),
+        evidence=MAX_FAILURES * (Evidence(10**6, text, "0123abcd", 1_234_567.8, moved=False),),
         changes=MAX_CHANGES * (86_400_000.5,),
     )
 
@@ -400,6 +408,7 @@ def test_the_documented_shares_of_a_resume_hold_its_parts_and_fit_into_a_value_t
         [counters["losses"]],
         [counters["excluded"]],
         [counters["failures"]],
+        [counters["evidence?"]],
         [counters["new_checkpoints?"], counters["changes?"]],
         texts,
         [halt["incident"]],

@@ -11,17 +11,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from views import halted, incident, info, live, offer, seen, settings, start, watch
+from views import halted, incident, info, live, offer, seen, settings, start, watch, with_counters
 
 from elastic_core.events import Event
-from elastic_core.incidents import Action, Verdict
+from elastic_core.incidents import Action, History, Incident, Verdict, as_failure
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
-from elastic_core.protocol.entries import Closed, HaltReason, Round
+from elastic_core.protocol.entries import Closed, HaltReason, Round, SpentRestart
 from elastic_core.protocol.failure_detector import mark_interrupted
 from elastic_core.protocol.ledger import advance, compose, open_ledger
 from elastic_core.protocol.repair import compose_resume
-from elastic_core.protocol.roster import Phase
+from elastic_core.protocol.roster import Phase, Reached
 from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.session.leader_driver import ANNOUNCE_WAIT_SECONDS, LeaderDriver
 from elastic_core.session.runtime import Runtime
@@ -267,3 +267,73 @@ def test_who_tidies_up_over_a_slow_store_still_answers_an_incident_in_time() -> 
         now += 1.0
     assert len(store.roster()) == 1
     assert max(took) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("own", "row", "known", "step", "moved"),
+    [
+        (None, None, None, None, False),
+        (Reached(1, 90, moved=True), None, None, 90, True),
+        (None, Reached(1, 90), None, 90, False),
+        (None, Reached(1, 50), None, None, False),
+        (Reached(1, 50), None, None, 50, False),
+        (None, Reached(1, 90), 70, 90, False),
+        (Reached(0, 90), Reached(0, 90), None, None, False),
+    ],
+    ids=[
+        "nothing",
+        "the leader's",
+        "a row's",
+        "an old row's",
+        "the leader's old",
+        "the incident's",
+        "of another round",
+    ],
+)
+def test_the_policies_hear_of_the_newest_step_of_any_rank(
+    own: Reached | None, row: Reached | None, known: int | None, step: int | None, moved: bool
+) -> None:
+    blame = replace(incident("b"), message="ValueError: boom", step=known)
+    past = SpentRestart(failure=replace(as_failure(incident("a")), round=0, step=60), age=1.0)
+    ledger = with_counters(live("ab", at=19.0), failures=(past,))
+    heard: list[tuple[Incident, History]] = []
+
+    def judge(about: Incident, history: History) -> Verdict:
+        heard.append((about, history))
+        return Verdict(Action.GIVE_UP, "")
+
+    store = LocalBackend(MemoryStore())
+    for entry in (start().head, ledger.head):
+        store.append(ORIGIN if entry.index == 1 else Link(1, entry.prev), entry.link, encode_entry(entry))
+    store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2, reached=row).row))
+    store.enter("b", encode_row(seen("b", Phase.STOPPED, head=2, incident=blame).row))
+    leader = LeaderDriver("a", judge, Runtime(now=lambda: 20.0), lambda event: None, reached=lambda: own)
+    leader.turn(store, ledger)
+    [(about, history)] = heard
+    assert (about.step, history.moved) == (step, moved)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least", "what"),
+    [
+        ("a", 1, "the job is restarted; host-a would be left out, but no other node is there"),
+        (
+            "ab",
+            2,
+            "the job is restarted; host-a would be left out, but without it only 1 of 2 nodes would be there",
+        ),
+        ("ab", 1, "the job is restarted without host-a for 60 s"),
+    ],
+)
+def test_an_exclusion_without_effect_says_that_it_has_none(nodes: str, least: int, what: str) -> None:
+    ledger = halted(nodes, HaltReason.FAILURE, settings(least, 2), blame=incident("a"))
+    store, said = LocalBackend(MemoryStore()), list[Event]()
+    for entry in (start(settings(least, 2)).head, live(nodes, settings(least, 2)).head, ledger.head):
+        store.append(ORIGIN if entry.index == 1 else Link(entry.index - 1, entry.prev), entry.link, encode_entry(entry))
+    for name in nodes:
+        store.enter(name, encode_row(seen(name, Phase.STOPPED, head=3).row))
+    verdict = Verdict(Action.EXCLUDE_HOST, "it failed first", exclude_for=60.0, policy="quarantine")
+    leader = LeaderDriver("a", lambda *_: verdict, Runtime(now=lambda: 20.0), said.append)
+    leader.turn(store, ledger)
+    leader.turn(store, ledger)
+    assert [event.message for event in said if event.name == "verdict"] == [f"{what}: it failed first"]

@@ -152,20 +152,22 @@ class ProgressReader:
                 rank: (known.progress, now - known.at) for rank, known in self._ranks.items() if known.at is not None
             }
 
-    def step(self, rank: int) -> int | None:
-        """Return the newest step of a worker that counts on over rounds; of one without any, that of the others."""
+    def step(self, rank: int) -> tuple[int | None, bool]:
+        """Return the newest step of a worker, and whether it counts on over rounds; of one without, the others'."""
         self._catch_up()
         with self._lock:
-            known = self._ranks.get(rank)
-            return self._newest_counted() if known is None or known.counted is None else known.counted
+            every = {rank: known for rank, known in self._ranks.items() if known.progress.step is not None}
+            found = [every[rank]] if rank in every else [*every.values()]
+            step = max((known.progress.step for known in found if known.progress.step is not None), default=None)
+            return step, all(known.counted == known.progress.step for known in found)
 
     def reached(self) -> Reached | None:
         """Return how far the round has come here; while nothing is known of it, how far the one before had come."""
         self._catch_up()
         with self._lock:
             step = self._newest_counted()
-            if step is not None or self._step_seen:
-                self._reached = Reached(self._round, step, self._step_seen)
+            if step is not None or self._step_seen or self._has_new_checkpoint:
+                self._reached = Reached(self._round, step, self._step_seen, self._has_new_checkpoint)
             return self._reached
 
     def _newest_counted(self) -> int | None:

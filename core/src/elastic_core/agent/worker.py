@@ -25,6 +25,7 @@ class Worker:
     initialized: bool = False
     step: int | None = None  # the last step that it can reach without another report
     leaves: bool = False  # whether it has reported that it stops, after a notice
+    terminated: bool = False  # whether it has exited with 0 because of SIGTERM by an unknown hand
     tag: int = 0  # its name in events
     failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
 

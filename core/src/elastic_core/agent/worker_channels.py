@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from elastic_core.agent.fd_store import FdStore
+from elastic_core.agent.outside_signals import OWN_SIGNAL_SECONDS, SAVES_WITHIN_SECONDS, SignalRecord, parse_record
 from elastic_core.progress import LARGEST_STEP, Progress, check_report
 from elastic_core.protocol.node_events import Notice
 from elastic_core.warden.channel import close_all
@@ -73,6 +74,14 @@ class Lingers:
 
 
 @dataclass(frozen=True, slots=True)
+class Terminated:
+    """A worker has exited with 0 after SIGTERM, ``OWN_SIGNAL_SECONDS`` ago."""
+
+    tag: int
+    again: bool  # whether a worker here did so in the round before, too
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """A worker reports the step that it can reach without another report, or that it stops after this step."""
 
@@ -104,7 +113,7 @@ class ListenAgain:
     channel: object
 
 
-Report: TypeAlias = "Initialized | Failed | Lingers | Stepped | Advanced | NotUnderstood | ListenAgain"
+Report: TypeAlias = "Initialized | Failed | Lingers | Terminated | Stepped | Advanced | NotUnderstood | ListenAgain"
 
 _MEANINGS: dict[str, type[Records | Initialized | Failed | Lingers]]
 _MEANINGS = {RECORDING: Records, INITIALIZED: Initialized, FAILED: Failed, OVER: Lingers}
@@ -127,6 +136,7 @@ class _Channel:
     over: bool = False  # whether the worker has reported that its program has ended, by an exception or otherwise
     newest: Stepped | None = None
     advanced: Advanced | None = None  # the newest
+    signals: SignalRecord | None = None
 
 
 class Reports:
@@ -142,6 +152,7 @@ class Reports:
         self._clock = clock
         self._ready = select.epoll()
         self._channels: dict[int, _Channel] = {}
+        self._terminated_in = -1, -1  # the last two rounds in which a worker exited with 0 after SIGTERM
         self.fd_store = FdStore()  # kept over rounds
 
     def fileno(self) -> int:
@@ -162,7 +173,13 @@ class Reports:
 
     def receive(self) -> list[Report]:
         """Return the reports since the last call, at most ``PACKETS_MAX`` of each worker."""
-        ready = [self._channels[fd] for fd, _ in self._ready.poll(0) if fd in self._channels]
+        polled = [fd for fd, _ in self._ready.poll(0)]
+        for record in [record for record in self._records() if record.end.fileno() in polled]:
+            self._ready.unregister(record.end)
+            record.read(self._clock())
+            if not record.at_end:  # a program may handle very many signals
+                self._later(self._clock() + WINDOW_SECONDS, ListenAgain(record))
+        ready = [self._channels[fd] for fd in polled if fd in self._channels]
         return [told for channel in ready for told in self._read(channel)]
 
     def tell(self, tag: int, notice: Mapping[str, Any]) -> bool:
@@ -181,6 +198,23 @@ class Reports:
     def recording(self) -> set[int]:
         """Return the workers that record the exception that ends them."""
         return {channel.tag for channel in self._channels.values() if channel.records}
+
+    def was_terminated(self, tag: int, number: int) -> bool:
+        """Return whether a worker that has just exited with 0 in round ``number`` was probably stopped by SIGTERM.
+
+        Terminated comes then.
+        """
+        now, record = self._clock(), next((one.signals for one in self._channels.values() if one.tag == tag), None)
+        if record is None:
+            return False
+        record.read(now)
+        if now - record.terminated_at > SAVES_WITHIN_SECONDS:
+            return False
+        if self._terminated_in[-1] != number:
+            self._terminated_in = self._terminated_in[-1], number
+        again = self._terminated_in == (number - 1, number)
+        self._later(now + OWN_SIGNAL_SECONDS, Terminated(tag, again))
+        return True
 
     def drain(self) -> list[Stepped | Advanced] | None:
         """Read all reports that have arrived, and return the newest progress of each worker.
@@ -202,16 +236,17 @@ class Reports:
         return steps
 
     def listen_again(self, event: ListenAgain) -> None:
-        """Read a channel again, if it is still open."""
-        if isinstance(channel := event.channel, _Channel) and channel in self._channels.values():
-            self._ready.register(channel.end, select.EPOLLIN)
+        """Read a channel or the signals of a worker again, if it is still open."""
+        for one in self._sources():
+            if one is event.channel:
+                self._ready.register(one.end, select.EPOLLIN)
 
     def clear(self) -> None:
         """Close all channels: the round is over."""
-        for channel in self._channels.values():
+        for one in self._sources():
             with contextlib.suppress(FileNotFoundError):  # already unregistered: at its end, or too talkative
-                self._ready.unregister(channel.end)  # closing does not, if a fork has a copy
-            channel.end.close()
+                self._ready.unregister(one.end)  # closing does not, if a fork has a copy
+            one.end.close()
         self._channels.clear()
 
     def close(self) -> None:
@@ -219,6 +254,12 @@ class Reports:
         self.clear()
         self.fd_store.close()
         self._ready.close()
+
+    def _records(self) -> list[SignalRecord]:
+        return [channel.signals for channel in self._channels.values() if channel.signals is not None]
+
+    def _sources(self) -> list[_Channel | SignalRecord]:
+        return [*self._channels.values(), *self._records()]
 
     def _read(self, channel: _Channel) -> Iterator[Report]:
         now = self._clock()
@@ -249,6 +290,10 @@ class Reports:
             close_all(descriptors)
             return None
         try:
+            if descriptors and channel.signals is None and (record := parse_record(packet, descriptors)) is not None:
+                channel.signals = record
+                self._ready.register(record.end, select.EPOLLIN)
+                return _Served()
             if descriptors and self.fd_store.obey(packet, descriptors):
                 return _Served()
             told = parse_packet(packet, channel.tag)

@@ -66,6 +66,43 @@ def shareable(name: str, own: Collection[str]) -> bool:
     return is_library(origins, library_roots())
 
 
+def folders_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the folder below which each module lies, that of its top-level package; without modules that do not exist.
+
+    Nothing is imported. The folder is '' for an installed module, and one in an archive is left out.
+    """
+    listed, found = dict[str, Collection[str]](), dict[str, str]()
+    for name in names:
+        top, *rest = name.split(".")
+        try:
+            spec = importlib.util.find_spec(top)
+        except (ImportError, ValueError, AttributeError):
+            continue
+        if spec is None or spec.origin in ("built-in", "frozen"):
+            continue
+        places = list(spec.submodule_search_locations or ())
+        origin = spec.origin or (places[0] if places else "")
+        *parents, last = [top, *rest]
+        for place in places if rest else [os.path.dirname(origin)]:
+            folder = os.path.join(place, *parents[1:])
+            if folder not in listed:
+                listed[folder] = _modules_in(folder)
+            if last in listed[folder] or not rest:
+                below = os.path.dirname(places[0]) if places else os.path.dirname(origin)
+                found[name] = "" if is_library([origin], library_roots()) else below
+                break
+    return found
+
+
+def _modules_in(folder: str) -> Collection[str]:
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    try:
+        with os.scandir(folder) as entries:
+            return {one.name.partition(".")[0] for one in entries if one.name.endswith(suffixes) or one.is_dir()}
+    except OSError:  # an archive
+        return ()
+
+
 def strangers(names: Iterable[str], roots: Collection[str]) -> list[str]:
     """Return the modules, out of these imported ones, that do not lie under the libraries' ``roots``."""
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}

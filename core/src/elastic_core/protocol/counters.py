@@ -7,7 +7,7 @@ restart is given back if a member that is dropped afterwards never saw that ROUN
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -78,26 +78,25 @@ def counters_after_halt(
     return after, spends
 
 
-def past_failures(ledger: Ledger, now: float, reached: Iterable[Reached] = ()) -> tuple[Failure, ...]:
+def past_failures(ledger: Ledger, now: float, rows: Sequence[NodeRow] = ()) -> tuple[Failure, ...]:
     """Return the failures that the ledger remembers, as policies see them at ``now`` (rule L10).
 
-    ``reached`` is how far nodes say that their rounds have come, which can be further than the ledger says.
+    By ``rows``, a round may have come further than the ledger says: it is written before the last nodes have stopped.
     """
-    age, counters, known = ledger.age(now), ledger.counters, tuple(reached)
+    age, counters = ledger.age(now), ledger.counters
     evidence, found = {one.round: one for one in counters.evidence}, []
     for spent in counters.failures:
         number = spent.failure.round
-        more = evidence.get(number, Evidence(number, "", "", None, moved=False))
-        step, moved = newest_step(known, number, spent.failure.step)
+        more, reached = evidence.get(number, Evidence(number, "", "", None, moved=False)), progress_of(number, rows)
         failure = replace(
             spent.failure,
-            step=step,
+            step=_newest(spent.failure.step, reached.step),
             seconds_ago=max(0.0, age - spent.age),
-            new_checkpoint=number in counters.new_checkpoints,
+            new_checkpoint=number in counters.new_checkpoints or reached.saved,
             place=more.place,
             digest=more.digest,
             after=more.after,
-            moved=moved or more.moved,
+            moved=more.moved or reached.moved,
             checkpoint=more.checkpoint,
         )
         found.append(failure)
@@ -112,67 +111,56 @@ def as_record(incident: Incident) -> Failure:
     return replace(failure, host=host, exception=exception, place=place, checkpoint=checkpoint)
 
 
-def newest_step(reached: Iterable[Reached], number: int, step: int | None) -> tuple[int | None, bool]:
-    """Return the newest step of round ``number``, of which ``step`` is known, and whether a rank of it has moved."""
-    known = [one for one in reached if one.round == number]
-    steps = [one for one in (step, *(one.step for one in known)) if one is not None]
-    return max(steps, default=None), any(one.moved for one in known)
+def progress_of(number: int, rows: Sequence[NodeRow], own: Reached | None = None) -> Reached:
+    """Return how far round ``number`` has come, as far as the nodes and the leader itself (``own``) have noticed."""
+    told = [one for one in (own, *(row.reached for row in rows)) if one is not None and one.round == number]
+    step = _newest(*(one.step for one in told))
+    noticed = any(row.round == number and row.checkpoint is not None and row.checkpoint.newer for row in rows)
+    return Reached(number, step, any(one.moved for one in told), noticed or any(one.saved for one in told))
 
 
-def judged_step(
-    incident: Incident, own: Reached | None, reached: Sequence[Reached], past: Iterable[Failure]
-) -> tuple[int | None, bool]:
-    """Return the newest step of the round of an incident, and whether a rank of it has moved, as of the judgement.
+def judged_progress(
+    incident: Incident, rows: Sequence[NodeRow], own: Reached | None, past: Sequence[Failure]
+) -> Reached:
+    """Return how far the round of an incident has come, as of the judgement, with the step that counts there.
 
     The node of the incident and the leader (``own``) know what their own ranks have reached. The rows of the others may
     be seconds old: their step proves progress, but a step that is not newer than those of the past proves nothing.
     """
-    here = [] if own is None else [own]
-    known, _ = newest_step(here, incident.round, incident.step)
-    step, moved = newest_step([*reached, *here], incident.round, incident.step)
-    if known is None and step is not None and any(one.step is not None and one.step >= step for one in past):
-        step = None
-    return step, moved
+    found = progress_of(incident.round, rows, own)
+    known = _newest(as_failure(incident).step, progress_of(incident.round, (), own).step)
+    newest = _newest(*(one.step for one in past))
+    if known is None and found.step is not None and newest is not None and found.step <= newest:
+        return replace(found, step=None)
+    return replace(found, step=_newest(known, found.step))
 
 
-def reached_by(rows: Iterable[NodeRow]) -> list[Reached]:
-    """Return how far the nodes say that their newest rounds have come."""
-    return [row.reached for row in rows if row.reached is not None]
-
-
-def has_new_checkpoint(rows: Iterable[NodeRow], number: int) -> bool:
-    """Whether a node has noticed a checkpoint of round ``number`` that is newer than those of earlier rounds."""
-    return any(row.round == number and row.checkpoint is not None and row.checkpoint.newer for row in rows)
+def _newest(*steps: int | None) -> int | None:
+    return max((step for step in steps if step is not None), default=None)
 
 
 def _with_failure(counters: Counters, view: LeaderView, old: Round, incident: Incident) -> Counters:
-    """Return the counters with the failure of round ``old`` as the newest one, and whether it had a new checkpoint."""
-    rows = [node.row for node in view.node_views(old)]
-    failure, reached = as_record(incident), reached_by(rows)
-    bare = replace(failure, place="", digest="", after=None, checkpoint="")  # which the evidence has
-    spent = SpentRestart(failure=bare, age=round(view.age, 1))
-    failures = (*counters.failures, spent)[-MAX_FAILURES:]
-    saved = (*counters.new_checkpoints, *([failure.round] if has_new_checkpoint(rows, failure.round) else []))
-    more = Evidence(
-        failure.round, failure.place, failure.digest, failure.after, moved=False, checkpoint=failure.checkpoint
+    """Return the counters with the failure of round ``old`` as the newest one, and with what is known of all by now."""
+    record, rows = as_record(incident), [node.row for node in view.node_views(old)]
+    evidence = {one.round: one for one in counters.evidence}
+    evidence[record.round] = Evidence(
+        record.round, record.place, record.digest, record.after, moved=False, checkpoint=record.checkpoint
     )
-    evidence = (*counters.evidence, more)
-    kept = {one.failure.round for one in failures}
+    bare = replace(record, place="", digest="", after=None, checkpoint="")  # which the evidence has
+    spent = (*counters.failures, SpentRestart(failure=bare, age=round(view.age, 1)))[-MAX_FAILURES:]
+    reached = {one.failure.round: progress_of(one.failure.round, rows) for one in spent}
     return replace(
         counters,
-        failures=tuple(_with_step(one, reached) for one in failures),
-        new_checkpoints=tuple(number for number in saved if number in kept),
+        failures=tuple(_with_step(one, reached[one.failure.round].step) for one in spent),
+        new_checkpoints=tuple(n for n in reached if n in counters.new_checkpoints or reached[n].saved),
         evidence=tuple(
-            replace(one, moved=one.moved or newest_step(reached, one.round, None)[1])
-            for one in evidence
-            if one.round in kept
+            replace(evidence[n], moved=evidence[n].moved or reached[n].moved) for n in reached if n in evidence
         ),
     )
 
 
-def _with_step(spent: SpentRestart, reached: list[Reached]) -> SpentRestart:
-    step, _ = newest_step(reached, spent.failure.round, spent.failure.step)
-    return spent if step == spent.failure.step else replace(spent, failure=replace(spent.failure, step=step))
+def _with_step(spent: SpentRestart, step: int | None) -> SpentRestart:
+    return replace(spent, failure=replace(spent.failure, step=_newest(spent.failure.step, step)))
 
 
 def add_change(before: tuple[float, ...], age: float) -> tuple[float, ...]:

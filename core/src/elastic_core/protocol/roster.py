@@ -95,6 +95,7 @@ class Reached:
     round: int
     step: int | None = None  # the newest step of a rank, if its steps count on over rounds
     moved: bool = False  # whether a rank came from one step to another
+    saved: bool = False  # whether a checkpoint was saved that is newer than those of earlier rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.protocol import failure_detector
 from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
-from elastic_core.protocol.counters import has_new_checkpoint, judged_step, past_failures, reached_by
+from elastic_core.protocol.counters import judged_progress, past_failures
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
 from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
@@ -251,18 +251,17 @@ class LeaderDriver:
     def _ask(self, incident: Incident, ledger: Ledger) -> None:
         """Ask the policies, on another thread; wait a moment, since they mostly answer at once."""
         counters, rows = ledger.counters, [node.row for node in self.watch.nodes.values()]
-        reached = reached_by(rows)
-        failures = past_failures(ledger, self.runtime.now(), reached)
-        step, moved = judged_step(incident, self.reached(), reached, failures)
-        incident = replace(incident, step=step)
+        failures = past_failures(ledger, self.runtime.now(), rows)
+        reached = judged_progress(incident, rows, self.reached(), failures)
+        incident = replace(incident, step=reached.step, counts_on=True)
         history = History(
             restarts=counters.restarts,
             max_restarts=ledger.settings.agreement.max_restarts,
             rounds_without_progress=counters.barren,
             losses={host: losses.count for host, losses in counters.losses.items()},
             failures=failures,
-            new_checkpoint=has_new_checkpoint(rows, incident.round),
-            moved=moved,
+            new_checkpoint=reached.saved,
+            moved=reached.moved,
         )
         if self._judgement is None or self._judgement.round != incident.round:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")

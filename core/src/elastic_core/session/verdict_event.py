@@ -41,7 +41,7 @@ def _describe_action(incident: Incident, verdict: Verdict, others: int, enough: 
         case Action.GIVE_UP:
             return "the job is not restarted"
         case Action.EXCLUDE_HOST if others < enough:
-            left = f"only {others} of at least {enough} nodes are there" if others else "no other node is there"
+            left = f"only {others} of {enough} nodes would be there" if others else "no other node is there"
             what = f"the job is restarted; {incident.host} would be left out, but {'without it ' * bool(others)}{left}"
         case Action.EXCLUDE_HOST:
             span = "" if verdict.exclude_for is None else f" for {verdict.exclude_for:g} s"

@@ -14,6 +14,7 @@ from typing import TypeAlias, get_args
 
 from elastic_core.exit_codes import describe_exit
 from elastic_core.warden.channel import Message
+from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Spawned:
     tag: int
     pid: int
     warm: bool = False  # whether the fork server forked it
-    unlearned: int = 0  # modules that an earlier worker imported and the fork server has not, nor tried to
+    unlearned: Unlearned = NONE_UNLEARNED
 
 
 @dataclass(frozen=True, slots=True)

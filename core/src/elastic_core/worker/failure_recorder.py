@@ -65,7 +65,7 @@ class FailureRecorder:
         try:
             if control.isdigit() and (found := os.fstat(int(control))).st_mode & 0o170000 == 0o140000:  # a socket
                 self._channel = int(control), found.st_ino
-                os.write(int(control), RECORDING)  # the first packet: there is room
+                os.write(int(control), RECORDING)  # one of the first packets: there is room
         except OSError:
             self._channel = None
         self._watch_main_thread()
@@ -218,6 +218,11 @@ class FailureRecorder:
                 os.rename(scratch, self._path)
         except Exception:
             return
+
+
+def prepare() -> None:
+    """Record failures of a process that starts fresh."""
+    FailureRecorder().watch()
 
 
 def ends_program(error: object) -> bool:

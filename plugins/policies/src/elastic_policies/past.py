@@ -107,4 +107,4 @@ def newer_steps(history: History, incident: Incident) -> list[int]:
 
 def _progress(history: History, incident: Incident) -> list[tuple[int | None, bool]]:
     before = [(failure.step, failure.new_checkpoint) for failure in history.failures]
-    return [*before, (incident.step, history.new_checkpoint)]
+    return [*before, (as_record(incident).step, history.new_checkpoint)]

@@ -32,12 +32,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastic_core.worker.graceful_stop import should_checkpoint as should_checkpoint
+    from elastic_torch.data.batch_sampler import ElasticBatchSampler as ElasticBatchSampler
     from elastic_torch.data.partition import loss_weight as loss_weight
-    from elastic_torch.data.sampler import (
-        ElasticBatchSampler as ElasticBatchSampler,
-        ElasticDistributedSampler as ElasticDistributedSampler,
-    )
+    from elastic_torch.data.sampler import ElasticDistributedSampler as ElasticDistributedSampler
     from elastic_torch.data.seeded_dataset import SeededDataset as SeededDataset
+    from elastic_torch.data.step_counts import EpochNotReadError as EpochNotReadError
     from elastic_torch.disk import (
         Checkpoint as Checkpoint,
         CheckpointError as CheckpointError,
@@ -63,8 +62,9 @@ _HOME: dict[str, str] = {
     "CheckpointSaveError": "elastic_torch.disk",
     "Disk": "elastic_torch.disk",
     "DiskTier": "elastic_torch.state.disk_tier",
-    "ElasticBatchSampler": "elastic_torch.data.sampler",
+    "ElasticBatchSampler": "elastic_torch.data.batch_sampler",
     "ElasticDistributedSampler": "elastic_torch.data.sampler",
+    "EpochNotReadError": "elastic_torch.data.step_counts",
     "Restored": "elastic_torch.state.train_state",
     "SeededDataset": "elastic_torch.data.seeded_dataset",
     "Stamp": "elastic_torch.version",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, TensorDataset
 
 from elastic_torch import ElasticDistributedSampler
 
@@ -121,12 +121,36 @@ def test_more_ranks_than_samples_in_a_step_are_said_once_and_go_on() -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("length", [20, 21, 22, 23])
-def test_lengths_are_of_what_an_iteration_would_give(length: int, drop_last: bool) -> None:
+def test_a_length_is_that_of_the_whole_epoch_wherever_in_it_we_are(length: int, drop_last: bool) -> None:
     for rank in team(length, 3, global_batch_size=10, drop_last=drop_last):
-        for _ in range(2):
-            assert len(rank) == len(list(rank))
-            assert len(rank.batches()) == len(list(rank.batches()))
+        indices, steps = len(list(rank)), len(list(rank.batches()))
+        again = sampler(length, 3, rank.rank, global_batch_size=10, drop_last=drop_last)
+        for done in range(2):
+            assert rank.steps_left == rank.batches().steps_left == len(list(rank.batches())) == steps - done
             rank.advance()
+            again.load_state_dict(rank.state_dict())
+            for each in (rank, again):
+                assert len(each) == indices
+                assert len(each.batches()) == steps
+
+
+def test_a_loader_that_goes_on_within_an_epoch_has_the_epochs_length() -> None:
+    before = sampler(48, 2, 0, global_batch_size=4)
+    for _ in zip(range(7), before.batches(), strict=False):
+        before.advance()
+    ours = sampler(48, 2, 0, global_batch_size=4)
+    ours.load_state_dict(before.state_dict())
+    dataset = TensorDataset(torch.arange(48))
+    forms: list[dict[str, Any]] = [{"batch_sampler": ours.batches()}, {"sampler": ours, "batch_size": 2}]
+    for form in forms:
+        loader = DataLoader(dataset, **form)
+        assert (len(loader), len(list(loader))) == (12, 5)
+
+
+def test_steps_are_a_batch_sampler_to_frameworks() -> None:
+    steps = sampler(20, 2, 1, global_batch_size=8, drop_last=True).batches()
+    assert isinstance(steps, BatchSampler)
+    assert (steps.batch_size, steps.drop_last) == (4, True)
 
 
 # Loaders -------------------------------------------------------------------------------------------------------------
@@ -222,7 +246,9 @@ def test_training_on_without_setting_the_next_epoch_is_an_error() -> None:
 def test_steps_that_were_never_committed_are_said() -> None:
     ours = sampler(6, global_batch_size=2)
     assert len(list(ours.batches())) == 3
-    with pytest.warns(UserWarning, match="Epoch 0 was read to its end, but its last 3 steps were not committed"):
+    with pytest.warns(
+        UserWarning, match=r"Epoch 0 was read to its end, but its last 3 steps .*: call advance\(\) after each"
+    ):
         ours.set_epoch(1)
     assert ours.step == 0
 
@@ -353,7 +379,7 @@ def test_a_restarted_script_begins_where_it_says_with_any_number_of_ranks() -> N
     assert list(again)[8:] == third
     for used_up in (20, 24):  # a count of whole batches has the fillers of the last one in it
         again.set_epoch(3, used_up)
-        assert (len(again), list(again)) == (0, [])
+        assert (len(again), list(again)) == (20, [])
 
 
 def test_a_start_is_a_place_for_steps_too() -> None:

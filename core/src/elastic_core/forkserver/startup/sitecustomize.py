@@ -9,10 +9,6 @@ hides: it ends with the usual ``ImportError`` of a missing module, which ``site`
 import os
 import sys
 
-TYPE_CHECKING = False  # typing's, which this process may not need
-if TYPE_CHECKING:
-    import typing
-
 
 def _stand_aside() -> None:
     """Remove this directory from the path, and let ``site`` import another ``sitecustomize`` if there is one."""
@@ -57,27 +53,28 @@ def _be_the_fork_server() -> None:
 
 
 def _prepare_worker() -> None:
-    """Have this worker write its stacks on request, and record the exception that ends it.
+    """Have this worker write its stacks on request, report signals, and record the exception that ends it.
 
     Of the modules that this needs, ``threading`` stays, and what that imports; the program finds no other one.
     """
-    try:
-        usual = frozenset(sys.modules)
-        _run_file("stack_dump").prepare()
-        for name in [name for name in sys.modules if name not in usual]:
-            del sys.modules[name]
-        _run_file("failure_recorder").FailureRecorder().watch()
-    except Exception:  # such as a module that this interpreter was built without: the program runs all the same
-        pass
+    usual = frozenset(sys.modules)
+    _prepare("stack_dump")
+    _prepare("outside_signals")
+    for name in [name for name in sys.modules if name not in usual]:
+        del sys.modules[name]
+    _prepare("failure_recorder")
 
 
-def _run_file(name: str) -> "typing.Any":
-    """Return a module of ours that is not in ``sys.modules``: an import would leave our package there."""
+def _prepare(name: str) -> None:
+    """Run a module of ours and its ``prepare``, without an import: that would leave our package in ``sys.modules``."""
+    path = os.path.join(os.path.abspath(os.path.dirname(__file__)), "..", "..", "worker", f"{name}.py")
     name = f"elastic_core.worker.{name}"
-    path = os.path.join(os.path.dirname(__file__), "..", "..", "worker", f"{name.rpartition('.')[2]}.py")
     module = type(sys)(name)
-    exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
-    return module
+    try:
+        exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
+        module.prepare()
+    except Exception:  # such as a module that this interpreter was built without: the program runs all the same
+        return
 
 
 _stage = os.environ.pop("ELASTIC_FORK_SERVER", None)

@@ -1,8 +1,10 @@
 """The elastic sampler, and the audit that each sample was used once. Nothing is imported here: the audit needs no
 torch.
 
-* ``sampler``: the sampler, whose arguments ``sampler_checks`` checks. ``permutation``: the order of an epoch.
+* ``sampler``: the sampler, whose arguments ``sampler_checks`` checks; ``batch_sampler``: the same, step by step.
+  ``permutation``: the order of an epoch.
   ``partition``: which rank takes which part of it. ``loaders``: checks of the loader that draws the batches.
+  ``sharders``: what shards such a loader once more. ``step_counts``: what the steps that were drawn and committed say.
 * ``seeded_dataset``: a dataset whose random numbers belong to the sample.
 * ``audit``: writes which samples each step took. ``audit_check``: what such a log proves. ``audit_command``:
   ``elastic audit-data``.

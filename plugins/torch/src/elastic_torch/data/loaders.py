@@ -3,44 +3,105 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeGuard, TypeVar
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_core.errors import UsageError
-from elastic_torch.data.sampler import ElasticBatchSampler, ElasticDistributedSampler
+from elastic_torch.data import sharders
+from elastic_torch.data.batch_sampler import ElasticBatchSampler
+from elastic_torch.data.sampler import ElasticDistributedSampler
+
+_T = TypeVar("_T")
 
 
 def length(loader: Iterable[object]) -> int | None:
     """How many batches it has, where it knows."""
     try:
         return len(loader)  # type: ignore[arg-type]  # it may have one
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError, AttributeError):
         return None
+
+
+def left(loader: Iterable[object], sampler: object) -> int | None:
+    """How many batches of the epoch are left, where loader or sampler know.
+
+    A loader's length is that of the whole epoch; a sampler that knows how far it is may have ``steps_left``.
+    """
+    whole, steps = length(loader), getattr(sampler, "steps_left", None)
+    return whole if whole is None or not isinstance(steps, int) else min(whole, steps)
 
 
 def check_sampler(loader: object, sampler: object, epoch: int) -> None:
     """Refuse an elastic sampler that the state does not advance: it would begin each epoch anew after a restart.
 
-    Refuse one that is in another epoch than the state: a restart would repeat epochs.
+    Refuse one that is in another epoch than the state: a restart would repeat epochs. Refuse a loader that is sharded
+    once more after the sampler: samples would be used by no rank.
 
     Raises:
-        UsageError: The loader draws with one that is not ``sampler``, or that is not in this epoch.
+        UsageError: The loader draws with one that is not ``sampler``, or that is not in this epoch, or is sharded.
+    """
+    check_epoch(sampler, epoch)
+    found = sharders.found_in(loader, _is_elastic)
+    if found and not any(drawn is sampler for drawn in found):
+        raise UsageError(
+            "The loader draws with an ElasticDistributedSampler that the TrainState does not know.",
+            hint="Give it the same one: TrainState(..., sampler=sampler).",
+        )
+    sharders.refuse_loader(loader, _is_elastic)
+
+
+def check_epoch(sampler: object, epoch: int) -> None:
+    """Refuse an elastic sampler that is in another epoch than the state.
+
+    Raises:
+        UsageError: It is.
     """
     if isinstance(sampler, ElasticDistributedSampler) and sampler.epoch != epoch:
         raise UsageError(
             f"The sampler is in epoch {sampler.epoch}, and the TrainState in epoch {epoch}.",
             hint="Loop over state.epochs(count): it sets both.",
         )
-    for name in ("batch_sampler", "sampler"):
-        drawn = getattr(loader, name, None)
-        drawn = drawn.sampler if isinstance(drawn, ElasticBatchSampler) else drawn
-        if isinstance(drawn, ElasticDistributedSampler) and drawn is not sampler:
-            raise UsageError(
-                "The loader draws with an ElasticDistributedSampler that the TrainState does not know.",
-                hint="Give it the same one: TrainState(..., sampler=sampler).",
-            )
+
+
+class Held:
+    """Draw within this: an elastic sampler stays in its epoch.
+
+    Fabric's and Accelerate's loaders set it, when they begin, to the number of epochs that this process has begun:
+    after a restart that is another one than the epoch in progress.
+    """
+
+    def __init__(self, sampler: object) -> None:
+        self._sampler = sampler if isinstance(sampler, ElasticDistributedSampler) else None
+
+    def __enter__(self) -> None:
+        if self._sampler is not None:
+            self._sampler.is_driven = self._sampler.epoch_is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._sampler is not None:
+            self._sampler.epoch_is_held = False
+
+
+def drawn(iterator: Iterator[_T], sampler: object, epoch: int) -> Iterator[_T]:
+    """Yield what a loader gives; see to it that an elastic sampler stays in the epoch and is read to its end.
+
+    Raises:
+        UsageError: The sampler is in another epoch by now.
+        EpochNotReadError: The loader has ended, and did not give all that was drawn for it.
+    """
+    holding = Held(sampler)
+    while True:
+        try:
+            with holding:
+                batch = next(iterator)
+        except StopIteration:
+            break
+        check_epoch(sampler, epoch)
+        yield batch
+    if isinstance(sampler, ElasticDistributedSampler):
+        sampler.check_read(ended=True)
 
 
 def is_stateful(thing: object) -> TypeGuard[DataLoader[Any]]:
@@ -62,9 +123,13 @@ def counts_twice(thing: object) -> bool:
 
 
 def draws_elastically(loader: object) -> bool:
-    """Whether a loader draws with an elastic sampler."""
+    """Whether a loader itself draws with an elastic sampler."""
     drawn = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
     return any(isinstance(each, ElasticBatchSampler | ElasticDistributedSampler) for each in drawn)
+
+
+def _is_elastic(thing: object) -> bool:
+    return isinstance(thing, ElasticDistributedSampler)
 
 
 def refuse_other_ranks(epoch: int, batches: int, before: int, now: int, *, exact: bool) -> None:

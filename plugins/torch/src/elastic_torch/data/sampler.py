@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from elastic_torch.data import partition
+from elastic_torch.data import partition, sharders
 from elastic_torch.data.audit import Step, audit_log as log_of
 from elastic_torch.data.permutation import Order
 from elastic_torch.data.sampler_checks import VERSION, check_flag, check_state, rank_or_else, start_in, step_size
+from elastic_torch.data.step_counts import SET_BACK, Reading, Steps, Verdict, judge
+
+if TYPE_CHECKING:
+    from elastic_torch.data.batch_sampler import ElasticBatchSampler
 
 CHUNK = 8192
 """Places that are looked up in the order at once: few enough for a fast first batch, many enough for numpy."""
@@ -73,6 +76,8 @@ class ElasticDistributedSampler(Sampler[int]):
             0 writes it; with ``{rank}`` in the name each rank writes one of its own, which also shows that they agree.
 
     Attributes:
+        is_driven: Whether a ``TrainState`` draws and commits the steps.
+        epoch_is_held: Whether :meth:`set_epoch` does nothing for now, since one is drawing.
         batch_size: Samples of this rank in a full step, at least 1: what a ``DataLoader`` is given that takes the
             sampler itself, ``DataLoader(dataset, batch_size=sampler.batch_size, sampler=sampler)``.
 
@@ -115,8 +120,10 @@ class ElasticDistributedSampler(Sampler[int]):
         self._epoch = self._step = 0
         self._cursor = self._start_index = start_in(start_index, self._length)
         self._previous: Step | None = None
-        self._iteration = self._handed_out = 0  # the newest iterator, and the end of the last step that it has begun
-        self._ended_here = False
+        self._handed_out = 0  # the end of the last step that the newest iteration has begun
+        self._reading: Reading | None = None
+        """The newest iteration; None before the first one."""
+        self.is_driven = self.epoch_is_held = self._ended_here = self._has_loaded = False
         self._log = None if audit_log is None else log_of(audit_log, self.rank)
         self._log_begun = False
         if self.global_batch_size < self.num_replicas:
@@ -146,7 +153,22 @@ class ElasticDistributedSampler(Sampler[int]):
     @property
     def epoch_is_over(self) -> bool:
         """Whether no step of the epoch is left."""
-        return self._stop_after(self._cursor) == self._cursor
+        return self.steps_left == 0
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps of the epoch are not committed."""
+        return self._steps_after(self._cursor)
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """How many steps a whole epoch has."""
+        return self._steps_after(0)
+
+    def _steps_after(self, cursor: int) -> int:
+        return partition.steps_left(
+            cursor, length=self._length, global_batch_size=self.global_batch_size, drop_last=self.drop_last
+        )
 
     @property
     def share(self) -> int:
@@ -173,6 +195,8 @@ class ElasticDistributedSampler(Sampler[int]):
             RuntimeError: No step of the epoch is left, or the sampler has no size of a step.
         """
         self._check_counts_steps("loss_weight")
+        if self._reading is not None:
+            self._reading.weighed += 1
         total, mine = self._stop_after(self._cursor) - self._cursor, self.share
         if total == 0:
             raise RuntimeError(f"Epoch {self._epoch} has no step left to weight a loss of: advance() comes after it.")
@@ -193,23 +217,31 @@ class ElasticDistributedSampler(Sampler[int]):
         return (index for batch in self._batches() for index in batch)
 
     def __len__(self) -> int:
-        """How many indices an iteration that starts now gives."""
-        whole, tail = divmod(self._length - self._cursor, self.global_batch_size)
+        """How many indices of this rank a whole epoch has, wherever in it we are; ``steps_left`` says what is left."""
+        whole, tail = divmod(self._length, self.global_batch_size)
         last = max(1, len(self._share(0, tail))) if tail and not self.drop_last else 0
         return whole * self.batch_size + last
 
     def batches(self) -> ElasticBatchSampler:
         """Return this rank's part of each step, as a ``batch_sampler`` for ``DataLoader``."""
+        from elastic_torch.data.batch_sampler import ElasticBatchSampler
+
         return ElasticBatchSampler(self)
 
     def _batches(self) -> Iterator[list[int]]:
         if self._ended_here:
             raise RuntimeError(f"Epoch {self._epoch} is over: call set_epoch({self._epoch + 1}) to go on.")
         self._handed_out = self._cursor
-        self._iteration += 1
-        return self._generate(self._iteration, self._epoch, self._cursor)
+        self._reading = Reading(self.num_replicas)
+        steps = self._generate(self._reading, self._epoch, self._cursor)
+        return Steps(self._reading, steps, self._check_end)
 
-    def _generate(self, iteration: int, epoch: int, cursor: int) -> Iterator[list[int]]:
+    def _check_end(self, reading: Reading) -> None:
+        if reading is self._reading and judge(reading, ended=False) is Verdict.SHARDED:
+            self.check_read(ended=False)
+
+    def _generate(self, reading: Reading, epoch: int, cursor: int) -> Iterator[list[int]]:
+        sharders.refuse_callers(lambda thing: thing is self)
         order = Order(self._length, self.seed, epoch, self.shuffle)
         at_once = max(1, CHUNK // self.batch_size)
         while cursor < self._stop_after(cursor):
@@ -221,10 +253,24 @@ class ElasticDistributedSampler(Sampler[int]):
             places = np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in mine])
             found = iter(order.at(places).tolist())
             for part, end in zip(mine, ends, strict=True):
-                if iteration == self._iteration:
+                if reading is self._reading:
                     self._handed_out = end
                 yield [next(found) for _ in part]
             cursor = ends[-1]
+
+    def check_read(self, *, ended: bool) -> None:
+        """Find out if what was drawn of the epoch was trained on.
+
+        Args:
+            ended: Whether it is known that the loader came to its end, and that each of its batches is committed.
+
+        Raises:
+            EpochNotReadError: A part of it was drawn, and trained on by no rank.
+        """
+        known = ended or not self.is_driven  # a TrainState commits all that its loader gives, and sees its end
+        if self._reading is not None and self._counts_steps and known and not self.epoch_is_over:
+            whole = self.steps_in_epoch
+            self._reading.check(self._epoch, whole - self.steps_left, whole, ended=ended)
 
     def _stop_after(self, cursor: int) -> int:
         return cursor + partition.step_size(
@@ -267,6 +313,9 @@ class ElasticDistributedSampler(Sampler[int]):
         if self._log is not None:
             self._begin_log()
             self._log.step(done, self._share(start, stop))
+        if self._reading is not None:
+            self._reading.commit()
+        self._has_loaded = False
         self._previous = done
         self._cursor = stop
         self._step += 1
@@ -289,23 +338,21 @@ class ElasticDistributedSampler(Sampler[int]):
         epoch = operator.index(epoch)
         if epoch < 0:
             raise ValueError(f"epoch={epoch}: epochs count from 0.")
+        if self.epoch_is_held:
+            return
         if start_index is None:
             if epoch == self._epoch:
                 return
-            start = 0 if self._iteration else self._start_index
+            start = 0 if self._reading is not None else self._start_index
         else:
             start = start_in(start_index, self._length)
-        read_to_its_end = self._handed_out > self._cursor and self._stop_after(self._handed_out) == self._handed_out
-        if self._counts_steps and epoch != self._epoch and read_to_its_end:
-            steps = math.ceil((self._handed_out - self._cursor) / self.global_batch_size)
-            warnings.warn(
-                f"Epoch {self._epoch} was read to its end, but its last {steps} steps were not committed: "
-                "call advance() after each step.",
-                stacklevel=2,
-            )
+        if epoch != self._epoch:
+            self.check_read(ended=False)
+            if self._has_loaded and epoch < self._epoch:
+                warnings.warn(SET_BACK.format(self._epoch, epoch), stacklevel=2)
         self._epoch = epoch
         self._cursor = self._handed_out = start
-        self._iteration += 1
+        self._reading = Reading(self.num_replicas)
         self._ended_here = False
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -336,9 +383,8 @@ class ElasticDistributedSampler(Sampler[int]):
         epoch, cursor, step, previous = check_state(state, self._mine())
         self._epoch, self._cursor, self._step, self._previous = epoch, cursor, step, previous
         self._handed_out = cursor
-        self._iteration += 1
-        self._ended_here = False
-        self._log_begun = False
+        self._reading = Reading(self.num_replicas)
+        self._has_loaded, self._ended_here, self._log_begun = True, False, False
         if self._log is not None:
             self._begin_log()
 
@@ -360,31 +406,3 @@ class ElasticDistributedSampler(Sampler[int]):
         if not self._log_begun and self._log is not None:
             self._log.resumption(step=self._step, epoch=self._epoch, cursor=self._cursor, previous=self._previous)
             self._log_begun = True
-
-
-class ElasticBatchSampler(Sampler[list[int]]):
-    """One rank's part of each step: what a ``DataLoader`` takes as ``batch_sampler``.
-
-    Its batches may differ in size by one between ranks; see :class:`ElasticDistributedSampler`.
-    """
-
-    def __init__(self, sampler: ElasticDistributedSampler) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Return indices of the dataset for each step, from the committed position to the end of the epoch."""
-        return self.sampler._batches()
-
-    def __len__(self) -> int:
-        """How many steps of the epoch are left."""
-        sampler = self.sampler
-        return partition.steps_left(
-            sampler.cursor,
-            length=len(sampler.dataset),
-            global_batch_size=sampler.global_batch_size,
-            drop_last=sampler.drop_last,
-        )
-
-    def set_epoch(self, epoch: int, start_index: int | None = None) -> None:
-        """As the sampler's, for frameworks that look for it here."""
-        self.sampler.set_epoch(epoch, start_index)

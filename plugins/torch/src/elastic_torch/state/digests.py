@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,29 +18,56 @@ _CHUNK = 1 << 20
 """Elements that are summed at once."""
 
 
-def refuse_differences(peers: Peers, state: Mapping[str, Any], common: Components) -> None:
-    """Compare a state between all ranks. Collective.
+class Comparison:
+    """Whether a state that is declared to be the same on all ranks is; said once for each place.
 
-    The buffers of modules are left out: each rank's are of its own batches, and DDP takes rank 0's (BatchNorm).
-
-    Raises:
-        UsageError: The ranks differ; names the places.
+    Args:
+        peers: All ranks.
     """
-    parts = {name: value for name, value in state.items() if name != "extra"}
-    parts |= {f"extra[{key!r}]": value for key, value in state.get("extra", {}).items()}
-    things = {"model": common.model, **{f"extra[{key!r}]": thing for key, thing in common.extra.items()}}
-    modules = {name: thing for name, thing in things.items() if isinstance(thing, torch.nn.Module)}
-    local = {f"{name}[{buffer!r}]" for name, module in modules.items() for buffer, _ in module.named_buffers()}
-    found = [place for place in differences(peers, parts) if place not in local]
-    if found:
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._said: set[str] = set()
+
+    def due(self, commits: int) -> bool:
+        """Whether to compare after so many commits of this process: the first, the 10th, the 100th and so on."""
+        return self._peers.world > 1 and commits == 10 ** (len(str(commits)) - 1)
+
+    def make(self, state: Mapping[str, Any], common: Components, *, first: bool) -> None:
+        """Compare a state between all ranks. Collective.
+
+        The buffers of modules are left out: each rank's are of its own batches, and DDP takes rank 0's (BatchNorm).
+
+        Args:
+            state: The state.
+            common: What it is the state of.
+            first: Whether nothing is lost yet. Later on each rank keeps what it has, and rank 0 warns: a training that
+                has come so far does not end for it.
+
+        Raises:
+            UsageError: The ranks differ, and it is the first step; names the places.
+        """
+        parts = {name: value for name, value in state.items() if name != "extra"}
+        parts |= {f"extra[{key!r}]": value for key, value in state.get("extra", {}).items()}
+        things = {"model": common.model, **{f"extra[{key!r}]": thing for key, thing in common.extra.items()}}
+        modules = {name: thing for name, thing in things.items() if isinstance(thing, torch.nn.Module)}
+        local = {f"{name}[{buffer!r}]" for name, module in modules.items() for buffer, _ in module.named_buffers()}
+        found = [place for place in differences(self._peers, parts) if place not in local | self._said]
+        if not found:
+            return
+        self._said.update(found)
         more = f", and {len(found) - 8} more" if len(found) > 8 else ""
-        raise UsageError(
-            f"The ranks differ in what is declared to be the same on all of them: {', '.join(found[:8])}{more}. "
-            "A rank that is restored from another one would silently get that one's.",
-            hint="What each rank has of its own goes into TrainState(per_rank={...}), partitions of a model into "
-            "DTensors; what should be the same is to be made so: seeded alike, reduced over ranks. "
-            "compare_ranks=False leaves this out.",
+        what = f"The ranks differ in what is declared to be the same on all of them: {', '.join(found[:8])}{more}. "
+        what += "A rank that is restored from another one would silently get that one's."
+        hint = (
+            "What each rank has of its own goes into TrainState(per_rank={...}), partitions of a model into DTensors; "
+            "what should be the same is to be made so: seeded alike, reduced over ranks. compare_ranks=False leaves "
+            "this out."
         )
+        if first:
+            raise UsageError(what, hint=hint)
+        if self._peers.rank == 0:
+            warnings.warn(f"{what} Until then each goes on with its own. {hint}", stacklevel=4)
 
 
 def differences(peers: Peers, state: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from elastic_core.errors import UsageError
 from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
-from elastic_torch.data.sampler import ElasticBatchSampler, ElasticDistributedSampler
+from elastic_torch.data.batch_sampler import ElasticBatchSampler
+from elastic_torch.data.sampler import ElasticDistributedSampler
 from elastic_torch.data.seeded_dataset import SeededDataset
 from elastic_torch.error_file import follow
 from elastic_torch.memory.rescue import Rescue
@@ -28,7 +29,7 @@ from elastic_torch.memory.tier import memory_tier
 from elastic_torch.state.accumulation import Accumulation
 from elastic_torch.state.checkpoints import Checkpoints
 from elastic_torch.state.components import Components, Stateful
-from elastic_torch.state.digests import refuse_differences
+from elastic_torch.state.digests import Comparison
 from elastic_torch.state.disk_tier import AnyCheckpoint, AnyLoaded, DiskTier
 from elastic_torch.state.per_rank import PerRank
 from elastic_torch.state.rng import Generators
@@ -92,7 +93,8 @@ class TrainState:
             ``load_rank_states(states, rank, ranks)``, which is given those of all ranks there were.
         exact_samples: Whether an epoch that cannot go on with another number of ranks, each sample being used once, is
             refused; else a warning says so, and samples are skipped or repeated.
-        compare_ranks: Whether the first commit of a process finds out if all that is the same on all ranks is.
+        compare_ranks: Whether the first commit of a process, and its 10th, 100th and so on, finds out if all that is
+            the same on all ranks is.
         disk: Checkpoints that outlive the job: saved when they are due, and once more where training stops or ends.
         snapshot_every: Steps between two snapshots in memory.
         replicate_every: Snapshots of a sharded model from one to the next that another node keeps a replica of.
@@ -135,11 +137,12 @@ class TrainState:
         self.step = self.epoch = self.batch = 0
         self.stopping = False
         self._peers = Peers()
-        self._has_committed = False
+        self._commits = 0
+        """In this process."""
         own = {key: thing for key, thing in {"sampler": sampler, **(extra or {})}.items() if loaders.is_stateful(thing)}
         extra = {key: thing for key, thing in (extra or {}).items() if key not in own}
         sampler = None if "sampler" in own else sampler
-        self._compare_ranks = compare_ranks
+        self._comparison = Comparison(self._peers) if compare_ranks else None
         self._generators = Generators(kept=rng)
         self._own = PerRank({**own, **(per_rank or {})}, self._peers, self._generators, exact=exact_samples)
         self._sampler = sampler = sampler.sampler if isinstance(sampler, ElasticBatchSampler) else sampler
@@ -196,15 +199,17 @@ class TrainState:
                 ``sync_gradients`` says which of them is the last one. It may be another number after a restart.
 
         Raises:
-            UsageError: The loader draws with an elastic sampler that is not the state's, or is in another epoch; or its
-                state is restored twice; or its position means other samples to this number of ranks.
+            UsageError: The loader draws with an elastic sampler that is not the state's, or is in another epoch; or is
+                sharded once more after it; or its state is restored twice; or its position means other samples to this
+                number of ranks.
+            EpochNotReadError: The loader has ended, and did not give all that was drawn for it.
         """
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: a step has one batch at least.")
         resumed, self._resumed = self._resumed and self.batch > 0, False
         iterator, left = self._begin(loader, self.batch if resumed else 0)
         step = self._accumulation = Accumulation(accumulate, left, self._sampler)
-        for batch in iterator:
+        for batch in loaders.drawn(iterator, self._sampler, self.epoch):
             step.batch()
             yield batch
             self.batch += 1
@@ -233,8 +238,8 @@ class TrainState:
         over = resumed and self._epoch_is_over and (self._loader_has_ended or not own)
         if resumed and not over and self._ranks != world and not (own or self._goes_on(loader)):
             loaders.refuse_other_ranks(self.epoch, resumed_after, self._ranks, world, exact=self._exact)
-        with self._generators.at_epoch_start(resumed=resumed):
-            left, iterator = (0, iter(())) if over else (loaders.length(loader), iter(loader))
+        with self._generators.at_epoch_start(resumed=resumed), loaders.Held(self._sampler):
+            left, iterator = (0, iter(())) if over else (loaders.left(loader, self._sampler), iter(loader))
             if resumed and not over and not self._common.sampler_knows:
                 if not own:
                     for _ in range(resumed_after):
@@ -280,12 +285,16 @@ class TrainState:
 
         Raises:
             TypeError: The state has something in it that cannot be kept; says what, and where.
-            UsageError: Another state of this worker has the same name. Or, in the first commit of a process, ranks
-                differ in what is declared to be the same.
+            UsageError: Another state of this worker has the same name. Or, in the first step of all, ranks differ in
+                what is declared to be the same; in later ones that is a warning.
         """
         self.step += 1
-        if not self._has_committed:
-            self._first_commit()
+        self._commits += 1
+        if self._commits == 1:
+            self._common.share_gradient_order(self._peers)
+        if self._comparison is not None and self._comparison.due(self._commits):
+            state = {"model": self._common.model.state_dict(), **self._rest()}
+            self._comparison.make(state, self._common, first=self.step == 1)
         self._own.gather()
         due = self.step % self._snapshot_every == 0
         if due:
@@ -300,12 +309,6 @@ class TrainState:
                 self._memory.leave()
             kept = self._memory.has(self._stamp())
             self._checkpoints.last(self.step, self._to_save, save=not (leaves or kept))
-
-    def _first_commit(self) -> None:
-        self._has_committed = True
-        self._common.share_gradient_order(self._peers)
-        if self._compare_ranks and self._peers.world > 1:
-            refuse_differences(self._peers, {"model": self._common.model.state_dict(), **self._rest()}, self._common)
 
     @property
     def replicated(self) -> int | None:

@@ -1,0 +1,59 @@
+"""Handles SIGTERM, saves, and exits with 0; ``--how`` says what else it does. In a later round it does not wait."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import time
+
+from report import report
+
+
+class Stopped(Exception):
+    """SIGTERM came."""
+
+
+def handle(_signum: int, _frame: object) -> None:
+    raise Stopped
+
+
+def main(how: str) -> None:
+    """Wait, and end."""
+    number = int(os.environ["ELASTIC_ROUND"])
+    signal.signal(signal.SIGTERM, handle)
+    report("started", round=number, worker=os.getpid())
+    if how == "signals itself":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if how == "ends a pool":
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(abs, [1, 2])
+    if how == "waits" and number == 1:
+        time.sleep(1000)
+    report("finished", round=number)
+
+
+async def serve() -> None:
+    """Wait for SIGTERM in a loop of asyncio, which is this program's usual end."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    report("started", round=int(os.environ["ELASTIC_ROUND"]), worker=os.getpid())
+    await stopped.wait()
+    report("finished")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--how", default="waits")
+    asked = parser.parse_args().how
+    try:
+        if asked == "serves":
+            asyncio.run(serve())
+        else:
+            main(asked)
+    except Stopped:
+        report("saved")
+        sys.exit(0)
