@@ -201,6 +201,14 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
     )
 
 
+def as_torchs(error_file: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
+    """Return an error file as torch's ``@record`` would have written it; {} if it does not explain an exit code."""
+    member, message = error_file.get(MEMBER), error_file.get("message")
+    if MEMBER in error_file and not (_ends(member, exit_code, over=True) and _message(message)[0].strip()):
+        return {}
+    return {name: value for name, value in error_file.items() if name != MEMBER}
+
+
 def named_checkpoint(paths: Iterable[str], place: str | None) -> str:
     """Return the checkpoint that a failure names: the first folder or file with a step in its name, or else the file.
 

@@ -15,7 +15,7 @@ from typing import Any
 from elastic_core.agent import worker_channels
 from elastic_core.agent.directories import remove_round
 from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, named_cause
+from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.preload import first_modules
@@ -386,7 +386,8 @@ class WorkerGroup:
         """Return the error file of a failed worker of this node; None if there is none."""
         if incident is None or incident.rank is None or incident.node_id != self.info.node_id:
             return None
-        return error_file_data(error_file(self.directory, incident.round, incident.rank)) or None
+        recorded = error_file_data(error_file(self.directory, incident.round, incident.rank))
+        return as_torchs(recorded, incident.exit_code or EXCEPTION_EXIT_CODE) or None
 
     def lose_store(self, current: Round, ended: messages.ServiceEnded | None) -> node_events.WorkerFailed | None:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""

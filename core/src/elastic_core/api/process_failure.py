@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.failure_cause import recorded_cause
+from elastic_core.agent.failure_cause import as_torchs, recorded_cause
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident
 from elastic_core.worker.error_file import NO_MESSAGE, error_data
@@ -48,11 +48,16 @@ def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, mes
     """
     said = message or describe_exit(exitcode)
     failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file="", message=said)
-    data, at = error_file_data(error_file), str(error_file)
-    if (recorded := recorded_cause(data, "")) is None:
+    data = error_file_data(error_file)
+    if not (shown := as_torchs(data, exitcode)) or (recorded := recorded_cause(data, "")) is None:
         return failure
-    said = recorded.message or failure.message
-    return replace(failure, error_file=at, error_file_data=data, message=said, timestamp=_recorded_at(data))
+    return replace(
+        failure,
+        error_file=str(error_file),
+        error_file_data=shown,
+        message=recorded.message or said,
+        timestamp=_recorded_at(data),
+    )
 
 
 def failure_of(incident: Incident) -> ProcessFailure:

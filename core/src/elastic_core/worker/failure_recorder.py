@@ -1,8 +1,8 @@
 """Writes down the exception that ends a worker, at once, and reports to the agent that the program has failed or ended.
 
 The error file is torch's (``torch.distributed.elastic.multiprocessing.errors``), with one more member, ``elastic``,
-which ``agent/error_files.py`` reads: the exceptions of the chain, each with its type, text and frames. So nobody has to
-find them in the text that a worker has printed.
+which ``agent/failure_cause.py`` reads: the exceptions of the chain, each with its type, text and frames. So they need
+not be found in the text that a worker has printed.
 
 An uncaught exception of the main thread is recorded by :data:`sys.excepthook`, which calls the hook that was there
 before. A script may replace that hook; then the exception is found once the interpreter begins to end, before it joins
