@@ -172,7 +172,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "the program asked for more memory than the host has",
         FailureClass.FRAMEWORK,
-        r"defaultcpuallocator: (?:can't allocate|not enough) memory|\[errno 12\] cannot allocate memory",
+        r"defaultcpuallocator: (?:can't allocate|not enough) memory|\[errno 12\] cannot allocate memory|memoryerror",
         "Lower what is allocated at once (batch, shard, checkpoint), or raise the job's memory limit.",
         "https://github.com/mxfold/mxfold2/issues/20",
     ),
@@ -271,7 +271,8 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "a model or a checkpoint could not be loaded",
         FailureClass.FRAMEWORK,
-        r"error\(s\) in loading state_dict|pytorchstreamreader failed|error while deserializing header",
+        r"error\(s\) in loading state_dict|pytorchstreamreader failed|error while deserializing header"
+        r"|pickle data was truncated|invalid load key, |eoferror: ran out of input",
         "The file is cut off, or of another model: resume from the checkpoint before, and write new ones under a "
         "temporary name.",
         "https://github.com/open-mmlab/mmdetection/issues/4835",
@@ -382,10 +383,10 @@ _EXCEPTIONS: Mapping[FailureClass, str] = {
         KeyError LookupError NameError NotADirectoryError NotImplementedError OSError PermissionError TypeError
         UnboundLocalError UsageError""",
     FailureClass.FRAMEWORK: """
-        AcceleratorError ArithmeticError AssertionError AttributeError FloatingPointError MemoryError OutOfMemoryError
-        OverflowError RecursionError RuntimeError StopIteration ValueError ZeroDivisionError""",
+        AcceleratorError ArithmeticError AssertionError AttributeError BrokenPipeError FloatingPointError MemoryError
+        OutOfMemoryError OverflowError RecursionError RuntimeError StopIteration ValueError ZeroDivisionError""",
     FailureClass.INFRASTRUCTURE: """
-        BrokenPipeError ConnectionAbortedError ConnectionError ConnectionRefusedError ConnectionResetError
+        ConnectionAbortedError ConnectionError ConnectionRefusedError ConnectionResetError
         ConnectTimeout DistBackendError DistError DistNetworkError DistStoreError ReadTimeout TimeoutError URLError
         gaierror""",
 }
