@@ -172,7 +172,8 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "the program asked for more memory than the host has",
         FailureClass.FRAMEWORK,
-        r"defaultcpuallocator: (?:can't allocate|not enough) memory|\[errno 12\] cannot allocate memory|memoryerror",
+        r"defaultcpuallocator: (?:can't allocate|not enough) memory|\[errno 12\] cannot allocate memory"
+        "|\nmemoryerror",
         "Lower what is allocated at once (batch, shard, checkpoint), or raise the job's memory limit.",
         "https://github.com/mxfold/mxfold2/issues/20",
     ),

@@ -307,7 +307,7 @@ def _describe(error: BaseException) -> "dict[str, Any]":
 
 
 def _stack(frame: "FrameType | None") -> "list[Call]":
-    """Return the calls that led to a frame, outermost first. (The frames would keep objects of the program alive.)"""
+    """Return the calls that led to a frame, outermost first; a frame itself would keep objects of the program alive."""
     calls: list[Call] = []
     while frame is not None and len(calls) < MOST_FRAMES:
         calls.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
