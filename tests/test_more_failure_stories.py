@@ -14,21 +14,6 @@ from more_failure_stories import STORIES, Story
 from stage import COLD, WARM, Agent, Stage, over
 
 NO_CORES = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh"]
-WRONG: Mapping[str, str] = {
-    "compiled": "the line is that of the call, not the one under 'from user code'",
-    "with": "the exception that the cleanup hides is not shown: only the end of the traceback is",
-    "trainer-wraps": "the exception's cause (raise ... from) is not shown: only the end of the traceback is",
-    "pool": "the line is that of pool.map(), and the traceback of the pool's process is cut off",
-    "descriptors": "without a file descriptor nothing is recorded, and a traceback without source lines is not read",
-    "exit-text": "the line of sys.exit() is not named",
-    "chdir": "a worker that changes its directory loses what it has recorded, where --log_dir is relative",
-    "survived-sigterm": "the class is preemption, the exit code 1: the page of exit codes has 79 for it",
-    "interrupt": "the line that was interrupted is not named",
-    "helper": "a pipe to the rank's own process is said to be the infrastructure's fault, and the job to be requeued",
-    "peers-first": "the rank that is wrong is stopped while it cleans up, and its exception is lost",
-    "done-early": "the rank that has come to its end is stopped while its interpreter ends, and is not named",
-}
-"""What is not yet as it should be, by the story's name."""
 
 
 def cases() -> Iterator[object]:
@@ -39,8 +24,6 @@ def cases() -> Iterator[object]:
             everyday = "warm" if story.torch > 2 else "cold"
         for start in ("cold", "warm"):
             marks = [pytest.mark.skipif(sys.version_info < story.least, reason=f"needs Python {story.least}")]
-            if name in WRONG:
-                marks.append(pytest.mark.xfail(reason=WRONG[name], strict=True))
             if start != everyday:
                 marks.append(pytest.mark.variant)
             yield pytest.param(name, start, id=f"{name}-{start}", marks=marks)

@@ -223,7 +223,7 @@ def _hint(incident: Incident) -> str:
         return known.advice
     if (by_kind := _HINTS.get(incident.kind)) is not None:
         return by_kind
-    silent = not (incident.message or incident.detail)
+    silent = not (incident.message or incident.detail or incident.where)
     if silent and incident.exit_code is not None and incident.exit_code > 0:
         code = incident.exit_code
         return f"It wrote nothing to stderr: look for sys.exit({code}) or os._exit({code}) in the program."

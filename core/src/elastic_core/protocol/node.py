@@ -290,7 +290,7 @@ def _unwanted_stop(state: NodeState) -> Stop | None:
         return Stop(Grace.BROKEN, "what they left behind")
     if state.run_replaced:
         return Stop(Grace.BROKEN, state.run_replaced)
-    if state.incident is not None:
+    if state.incident is not None and not state.incident.follows_peer:  # else its peer may be here, about to end
         return Stop(Grace.BROKEN, "a local worker failed")
     if ledger.closed is not None:
         return Stop(Grace.BROKEN, f"the job is closed: {ledger.closed.why}")
