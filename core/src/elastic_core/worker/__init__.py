@@ -6,8 +6,7 @@ General layout:
   over it, and ``fd_store`` leaves memory files with the agent.
 * ``progress``: ``elastic.report``.
 * ``error_file``: ``@record``, which writes down the exception that ends a worker. ``stack_dump``: writes the Python
-  stacks of the worker's threads when the agent asks for them. ``outside_signals``: reports the signals that the program
-  handles.
+  stacks of the worker's threads when the agent asks for them.
 * ``function``: workers that are Python functions rather than programs.
 * ``library``: finds the library that brings ``TrainState`` and ``init_process_group``. ``train_state``: the interface
   of ``TrainState``.

@@ -9,6 +9,9 @@ before. A script may replace that hook; then the exception is found once the int
 threads and calls ``atexit`` functions. ``sys.exit`` and ``os._exit`` note the text, or the exception that is being
 handled. An exception that ends another thread is recorded too, but ends nothing by itself.
 
+A program that handles SIGTERM may save, and exit with 0, as if it had finished. So the report of its end says whether
+that was just before: its handler is called by one that notes the time, and that the program does not see.
+
 ``forkserver/startup`` executes this file by its path, before the program's own modules: what it imports stays in the
 process, so it imports nothing but what is loaded anyway, ``threading``, and more only once the program has failed.
 """
@@ -18,6 +21,7 @@ import builtins
 import io
 import os
 import sys
+import time
 
 TYPE_CHECKING = False  # typing's: see the last paragraph above
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variables
 RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
+TERMINATED = b'{"type": "over", "terminated": true}'
+SAVES_WITHIN_SECONDS = 600.0  # a program that ends later than this after SIGTERM has not ended because of it
 MEMBER = "elastic"  # of the error file
 EXCEPTION, EXIT, THREAD = "exception", "exit", "thread"
 """How the record came about: an uncaught exception of the main thread, an exit on purpose, an exception of a thread."""
@@ -71,6 +77,7 @@ class FailureRecorder:
         self._watch_main_thread()
         self._watch_threads(threading)
         self._watch_exits(threading)
+        self._watch_handler_of_sigterm()
         self._before_threads = getattr(threading, "_register_atexit", None)
         if self._before_threads is not None:  # its functions are called before threads are joined
             self._before_threads(self._look)
@@ -119,6 +126,8 @@ class FailureRecorder:
             """Exit to the system with specified status, without normal exit processing."""
             if status and self._is_mine and not self._record_main(getattr(sys, "last_value", None)):
                 self._write(EXIT, sys.exc_info()[1], code=status)
+            if not status and self._is_mine and _Noting.just_now():
+                self._report(TERMINATED)
             leave(status)
 
         exit.__module__, exit.__qualname__ = "sys", "exit"  # as pickle finds them
@@ -133,6 +142,29 @@ class FailureRecorder:
                 quit(this, code)
 
             quitter.__call__ = call
+
+    def _watch_handler_of_sigterm(self) -> None:
+        import _signal  # type: ignore[import-not-found]  # whose functions those of signal call
+
+        set_handler, get_handler = _signal.signal, _signal.getsignal
+
+        def signal(signum: int, handler: "Any", /) -> "Any":
+            noted = signum == _signal.SIGTERM and callable(handler)
+            return _shown(set_handler(signum, _Noting(handler) if noted else handler))
+
+        def uncounted(send: "Any") -> "Any":
+            def call(*arguments: int) -> None:
+                before = _Noting.at
+                try:
+                    send(*arguments)
+                finally:
+                    _Noting.at = before
+
+            call.__module__, call.__qualname__ = "os", send.__name__  # as pickle finds it
+            return call
+
+        _signal.signal, _signal.getsignal = signal, lambda signum, /: _shown(get_handler(signum))
+        os.kill, os.killpg = uncounted(os.kill), uncounted(os.killpg)  # by which the program signals itself
 
     @property
     def _is_mine(self) -> bool:
@@ -174,7 +206,7 @@ class FailureRecorder:
             self._write(EXIT, handled, code=status & 0xFF)
         elif status is not None and not isinstance(status, int):
             self._write(EXIT, handled, code=1, text=_text(status))
-        self._report(OVER)
+        self._report(TERMINATED if _Noting.just_now() else OVER)
 
     def _put_off_requests_to_end(self) -> None:
         """Let ``atexit`` functions finish, such as a tracker's, although the agent stops the round at once."""
@@ -218,6 +250,28 @@ class FailureRecorder:
                 os.rename(scratch, self._path)
         except Exception:
             return
+
+
+class _Noting:
+    """Calls the program's handler of SIGTERM."""
+
+    at = -SAVES_WITHIN_SECONDS  # when it last did, on the monotonic clock
+
+    def __init__(self, handler: "Callable[[int, FrameType | None], Any]") -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: "FrameType | None") -> "Any":
+        _Noting.at = time.monotonic()
+        return self.handler(number, frame)
+
+    @classmethod
+    def just_now(cls) -> bool:
+        """Whether the program may have ended because of the signal."""
+        return time.monotonic() - cls.at < SAVES_WITHIN_SECONDS
+
+
+def _shown(handler: "Any") -> "Any":
+    return handler.handler if isinstance(handler, _Noting) else handler
 
 
 def prepare() -> None:
