@@ -114,8 +114,7 @@ WHEN = {
     "recovered": "The programs of all local workers run again. Each field is the time from the first trouble to the "
     "end of one part.",
     "restarted": "The interruption as one duration. Where `warm` is false, `why` says why workers started fresh; where "
-    "it is true, `unlearned` counts the modules that workers import by themselves, and `outside` those of them below "
-    "`folder`, which has no installed libraries.",
+    "it is true, `unlearned` counts the modules that workers import by themselves.",
     "initialized": "All local workers have reported that the process group is there. A worker that reports nothing "
     "keeps the event away.",
     "progress_pattern": "It is known what the workers print, so that their steps are read. Published once per pattern.",

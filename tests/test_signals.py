@@ -189,27 +189,22 @@ def test_a_node_is_out_when_all_processes_of_it_get_sigterm(
 
 
 @pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
-@pytest.mark.parametrize("how", ["ends a pool", "ends"])
+@pytest.mark.parametrize("how", ["ends a pool", "ends", "signals itself"])
 def test_a_healthy_job_that_handles_sigterm_is_done(stage: Stage, how: str, start: dict[str, str]) -> None:
     agent = stage.run("--standalone", "--nproc_per_node=2", WORKERS / "saves.py", f"--how={how}", env=start)
     assert agent.exit_code() == 0
-    assert len(agent.reports("finished", round=1)) == 2
+    assert len([*agent.reports("finished", round=1), *agent.reports("saved")]) == 2
+    assert "after SIGTERM" not in agent.output
 
 
-def test_a_program_with_signals_of_asyncio_is_done(stage: Stage) -> None:
-    """Its signals are not known: asyncio has a wake-up descriptor of its own."""
-    agent = stage.run("--standalone", WORKERS / "saves.py", "--how=serves")
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
+def test_a_program_that_asyncio_tells_of_sigterm_has_not_finished(stage: Stage, start: dict[str, str]) -> None:
+    agent = stage.run("--standalone", WORKERS / "saves.py", "--how=serves", env={**start, **RESTARTS})
     (report,) = agent.wait_for_report("started")
     os.kill(report["worker"], signal.SIGTERM)
     assert agent.exit_code() == 0
-
-
-def test_a_program_that_sends_sigterm_to_itself_at_its_end_is_done_the_second_time(stage: Stage) -> None:
-    command = ["--standalone", "--nproc_per_node=2", WORKERS / "saves.py", "--how=signals itself"]
-    agent = stage.run(*command, env=RESTARTS)
-    assert agent.exit_code() == 0
-    agent.wait_for(AFTER_SIGTERM)
-    assert "restart 2 of 2" not in agent.output
+    agent.wait_for(rf"restart 1 of 2 \(rank 0 on .* {AFTER_SIGTERM}\)")
+    assert len(agent.reports("finished", round=2)) == 1
 
 
 ENDS_SLOWLY = """

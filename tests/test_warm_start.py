@@ -174,7 +174,7 @@ while not os.path.exists(sys.argv[1]):
 """
 
 
-def test_a_restart_names_the_folder_of_a_framework_that_is_not_installed(
+def test_a_restart_counts_the_modules_of_a_framework_that_is_not_installed(
     stage: Stage, tmp_path: Path, done: Path
 ) -> None:
     script, source = tmp_path / "scripts" / "train.py", tmp_path / "source" / "framework"
@@ -193,18 +193,16 @@ def test_a_restart_names_the_folder_of_a_framework_that_is_not_installed(
     os.kill(first["pid"], signal.SIGKILL)
     [second] = agent.wait_for_report("there", restart_count=1)
     assert second["again"] == 81
-    flag = "--preload=torch,framework"
-    agent.wait_for(rf"module\(s\) .*, 81 of them below {source.parent}, which has no installed libraries: {flag}$")
+    agent.wait_for(r"started warm, but import again 8[1-4] module\(s\) that were not imported ahead$")
     ends(agent, done)
 
     done.unlink()
-    follows = stage.run(*command, flag, script, done, env=env)
+    follows = stage.run(*command, "--preload=torch,framework", script, done, env=env)
     [third] = follows.wait_for_report("there", restart_count=0)
     os.kill(third["pid"], signal.SIGKILL)
     [fourth] = follows.wait_for_report("there", restart_count=1)
     assert fourth["again"] == 0
     follows.wait_for("its workers started warm")
-    assert str(source.parent) not in follows.output
     ends(follows, done)
 
 

@@ -37,12 +37,13 @@ def main(how: str) -> None:
 
 
 async def serve() -> None:
-    """Wait for SIGTERM in a loop of asyncio, which is this program's usual end."""
+    """Wait for SIGTERM in a loop of asyncio."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     report("started", round=int(os.environ["ELASTIC_ROUND"]), worker=os.getpid())
-    await stopped.wait()
-    report("finished")
+    if os.environ["ELASTIC_ROUND"] == "1":
+        await stopped.wait()
+    report("finished", round=int(os.environ["ELASTIC_ROUND"]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 from views import info, live, settings
 
 from elastic_core.agent.event_loop import Depart, HostEnds
-from elastic_core.agent.shutdown import SAME_REQUEST_SECONDS, STORE_MAX_SECONDS, Departure, Requests, settle_exit
+from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure, settle_exit
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.exit_codes import ExitCode
@@ -114,29 +114,24 @@ def test_the_second_signal_ends_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("signals", "requests"),
+    ("signals", "killed"),
     [
-        ("agent", "FIRST"),
-        ("agent agent", "FIRST AGAIN"),
-        ("warden", "FIRST"),
-        ("agent warden", "FIRST COPY"),
-        ("warden agent", "FIRST COPY"),
-        ("warden warden warden", "FIRST COPY COPY"),
-        ("warden agent agent", "FIRST COPY AGAIN"),
-        ("agent warden agent", "FIRST COPY AGAIN"),
-        ("warden later agent", "FIRST AGAIN"),
-        ("agent later warden", "FIRST COPY"),
+        ("agent", False),
+        ("agent agent", True),
+        ("warden", False),
+        ("agent warden", False),
+        ("warden agent", False),
+        ("warden warden warden", False),
+        ("warden agent agent", True),
+        ("agent warden agent", True),
+        ("warden agent warden agent", True),
     ],
 )
-def test_a_signal_to_all_processes_of_a_job_is_one_request(signals: str, requests: str) -> None:
-    counted, now, found = Requests(), 100.0, []
+def test_a_signal_to_all_processes_of_a_job_is_one_request(signals: str, killed: bool) -> None:
+    node = Node(25.0)
     for word in signals.split():
-        if word == "later":
-            now += SAME_REQUEST_SECONDS
-        else:
-            found.append(counted.note(signal.SIGTERM, now, to_warden=word == "warden").name)
-    assert found == requests.split()
-    assert counted.first == signal.SIGTERM
+        node.departing.on_signal(signal.SIGTERM, to_warden=word == "warden")
+    assert (node.killed, len(node.asked), node.departing.received) == (killed, 1, signal.SIGTERM)
 
 
 def test_a_signal_to_the_warden_makes_a_node_leave_once() -> None:

@@ -6,15 +6,14 @@ import math
 import os
 import re
 import select
-import signal
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from elastic_core.agent.outside_signals import OWN_SIGNAL_SECONDS, SAVES_WITHIN_SECONDS
 from elastic_core.agent.worker_channels import (
     LINGERING,
+    OWN_SIGNAL_SECONDS,
     PACKETS_MAX,
     WINDOW_SECONDS,
     Advanced,
@@ -30,7 +29,7 @@ from elastic_core.agent.worker_channels import (
     parse_packet,
 )
 from elastic_core.progress import Progress
-from elastic_core.worker.channel import KIND, LONGEST
+from elastic_core.worker.channel import LONGEST
 
 INITIALIZED = b'{"type": "initialized"}'
 
@@ -42,7 +41,6 @@ class Agent:
         self.time = 100.0
         self.later: list[tuple[float, ListenAgain]] = []
         self.delivered: list[tuple[float, Report]] = []
-        self.sockets: list[socket.socket] = []
         self.reports = Reports(self.deliver, lambda: self.time)
 
     def deliver(self, instant: float, event: Report) -> None:
@@ -64,8 +62,6 @@ def agent() -> Iterator[Agent]:
     agent = Agent()
     yield agent
     agent.reports.close()
-    for end in agent.sockets:
-        end.close()
 
 
 def flood(worker: socket.socket, packet: bytes) -> int:
@@ -251,93 +247,27 @@ def test_a_worker_whose_program_has_ended_is_ending(agent: Agent, end: str) -> N
         assert agent.reports.ending() == {1}
 
 
-class Signals:
-    """A worker's end of the socket of its signals."""
-
-    def __init__(self, agent: Agent, worker: socket.socket) -> None:
-        self.ours, theirs = socket.socketpair(*KIND)
-        agent.sockets.append(self.ours)
-        with theirs:
-            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            packet = b'{"type": "signals", "pid": %d}' % os.getpid()
-            socket.send_fds(worker, [packet], [theirs.fileno()])
-
-    def send(self, signum: int) -> None:
-        self.ours.send(bytes([signum]))
-
-
-def test_a_worker_that_exits_after_sigterm_was_terminated(agent: Agent) -> None:
-    with agent.reports.open(1) as worker, agent.reports.open(2) as other:
-        signals, others = Signals(agent, worker), Signals(agent, other)
-        assert agent.hears() == []
-        signals.send(signal.SIGTERM)
-        others.send(signal.SIGUSR1)
-        assert agent.reports.was_terminated(1, 4), "the signal may come just before the exit"
-        assert not agent.reports.was_terminated(2, 4)
-        assert not agent.reports.was_terminated(3, 4), "there is no such worker"
-        assert agent.delivered == [(agent.time + OWN_SIGNAL_SECONDS, Terminated(1, again=False))]
-
-
 @pytest.mark.parametrize(
-    ("seconds", "terminated"), [(SAVES_WITHIN_SECONDS - 1, True), (SAVES_WITHIN_SECONDS + 1, False), (9e6, False)]
+    ("packet", "terminated"),
+    [
+        (b'{"type": "over", "terminated": true}', True),
+        (b'{"type": "over", "terminated": 1}', False),
+        (b'{"type": "over"}', False),
+        (b'{"type": "failed", "terminated": true}', False),
+        (INITIALIZED, False),
+    ],
 )
-def test_a_program_that_goes_on_for_long_after_sigterm_has_finished(
-    agent: Agent, seconds: float, terminated: bool
+def test_a_worker_whose_program_handled_sigterm_and_ended_was_terminated(
+    agent: Agent, packet: bytes, terminated: bool
 ) -> None:
-    with agent.reports.open(1) as worker:
-        signals = Signals(agent, worker)
+    with agent.reports.open(1) as worker, agent.reports.open(2):
+        worker.send(packet)
         agent.hears()
-        signals.send(signal.SIGTERM)
-        agent.hears()
-        agent.time += seconds
-        signals.send(signal.SIGCHLD)
-        assert agent.reports.was_terminated(1, 4) is terminated
-
-
-@pytest.mark.parametrize(("rounds", "again"), [([1, 1], [False, False]), ([1, 2, 2, 3], [False, True, True, True])])
-def test_a_worker_that_is_terminated_in_two_rounds_in_a_row(agent: Agent, rounds: list[int], again: list[bool]) -> None:
-    for number in rounds:
-        with agent.reports.open(1) as worker:
-            signals = Signals(agent, worker)
-            agent.hears()
-            signals.send(signal.SIGTERM)
-            assert agent.reports.was_terminated(1, number)
-            agent.reports.clear()
-    assert [event for _, event in agent.delivered] == [Terminated(1, each) for each in again]
-
-
-def test_many_signals_wake_the_agent_once_a_second_and_the_end_of_the_worker_once(agent: Agent) -> None:
-    with agent.reports.open(1) as worker:
-        signals = Signals(agent, worker)
-        agent.hears()
-        for _ in range(3):
-            for _ in range(50):
-                signals.send(signal.SIGALRM)
-            assert agent.hears() == []
-            signals.send(signal.SIGALRM)
-            assert not agent.awake()
-            ((at, event),) = agent.later
-            assert at == agent.time + WINDOW_SECONDS
-            agent.later.clear()
-            agent.time = at
-            agent.reports.listen_again(event)
-        assert agent.awake()
-        signals.ours.close()
-        assert agent.hears() == []
-        assert (agent.awake(), agent.later) == (False, [])
-
-
-def test_only_one_socket_of_signals_is_taken_and_only_sockets(agent: Agent) -> None:
-    with agent.reports.open(1) as worker, open(os.devnull) as null:
-        socket.send_fds(worker, [b'{"type": "signals", "pid": 1}'], [null.fileno()])
-        (told,) = agent.hears()
-        assert isinstance(told, NotUnderstood)
-        signals, second = Signals(agent, worker), Signals(agent, worker)
-        agent.hears()
-        with pytest.raises(BrokenPipeError):
-            second.send(signal.SIGTERM)
-        signals.send(signal.SIGTERM)
-        assert agent.reports.was_terminated(1, 1)
+        agent.delivered.clear()
+        assert agent.reports.was_terminated(1) is terminated
+        assert agent.delivered == ([(agent.time + OWN_SIGNAL_SECONDS, Terminated(1))] if terminated else [])
+        assert not agent.reports.was_terminated(2)
+        assert not agent.reports.was_terminated(3), "there is no such worker"
 
 
 def test_a_notice_goes_to_the_worker_that_it_is_for(agent: Agent) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from elastic_core.forkserver.import_record import Record
 from elastic_core.forkserver.learned_imports import NOTHING_LEARNED, Learning
-from elastic_core.forkserver.library_modules import folders_of, is_library, own_names
-from elastic_core.warden.startup import NONE_UNLEARNED
+from elastic_core.forkserver.library_modules import find, is_library, own_names
 
 MODULES = {
     "good": "VALUE = 1",
@@ -192,7 +191,7 @@ def test_variables_that_workers_have_otherwise_are_known() -> None:
     assert learning.candidates() == []
 
 
-def test_what_the_newest_worker_has_imported_is_counted_until_it_was_tried() -> None:
+def test_what_the_newest_worker_has_imported_is_counted_until_it_is_imported_ahead() -> None:
     class Given(Record):
         def __init__(self, *names: str) -> None:
             self._names = list(names)
@@ -201,27 +200,15 @@ def test_what_the_newest_worker_has_imported_is_counted_until_it_was_tried() -> 
             return self._names
 
     learning = Learning(records=[Given("of_an_older_life"), Given("sys", "first", "second"), Given()])
-    assert learning.count_unlearned() == (2, 0, 0, "", "")
+    assert learning.count_unlearned() == 2
     learning.tried.add("first")
-    assert learning.count_unlearned() == (1, 0, 0, "", "")
-    learning.left_out = {"first": "", "sys": "/opt", "another": "/opt"}
-    assert learning.count_unlearned() == (1, 1, 0, "", "")
-    assert Learning().count_unlearned() == NONE_UNLEARNED
+    assert learning.count_unlearned() == 1
+    learning.left_out = {"first", "sys", "another"}
+    assert learning.count_unlearned() == 2
+    assert Learning().count_unlearned() == 0
 
 
-def test_the_folder_with_the_most_modules_that_are_left_out_is_named() -> None:
-    record = Record()
-    for name in ("of_lab", "of_lab.a", "of_lab.b", "nemo", "nemo.core", "nemo.core.x", "plus", "missing", "plain"):
-        record._write(name)
-    learning = Learning(records=[record], tried={"of_lab", "nemo", "missing"})
-    learning.tried |= {"of_lab.a", "of_lab.b", "nemo.core", "nemo.core.x", "plus"}
-    lab, nemo = dict.fromkeys(("of_lab", "of_lab.a", "of_lab.b"), "/lab"), ("nemo", "nemo.core", "nemo.core.x", "plus")
-    learning.left_out = {**lab, **dict.fromkeys(nemo, "/opt/NeMo")}
-    assert learning.count_unlearned() == (1, 7, 4, "/opt/NeMo", "nemo")
-    record.close()
-
-
-def test_modules_are_found_by_their_folder_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_found_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     importlib.invalidate_caches()
     for name in ("outer/__init__", "outer/inner/__init__", "outer/inner/leaf", "spread/leaf", "single"):
@@ -229,11 +216,8 @@ def test_modules_are_found_by_their_folder_without_an_import(tmp_path: Path, mon
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
     there = ["outer", "outer.inner", "outer.inner.leaf", "spread", "spread.leaf", "single"]
     missing = ["outer.nothing", "outer.inner.nothing", "single.nothing", "nowhere", "nowhere.leaf", "", ".", "outer."]
-    assert folders_of([*there, *missing, "sys", "json", "json.tool", "json.nothing"]) == {
-        **dict.fromkeys(there, str(tmp_path)),
-        "json": "",
-        "json.tool": "",
-    }
+    names = [*there, *missing, "json", "json.tool", "json.nothing"]
+    assert [name for name in names if find(name) is not None] == [*there, "json", "json.tool"]
     assert not {*there} & {*sys.modules}
 
 

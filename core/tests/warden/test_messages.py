@@ -21,7 +21,7 @@ from elastic_core.warden.messages import (
     warden_death,
 )
 
-SPAWNED = {"event": "spawned", "tag": 3, "pid": 40, "warm": True, "unlearned": [2, 1, 1, "/opt/x", "x"]}
+SPAWNED = {"event": "spawned", "tag": 3, "pid": 40, "warm": True, "unlearned": 2}
 GROWN = {
     "event": "fork_server_grown",
     "pid": 9,
@@ -35,7 +35,7 @@ GROWN = {
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        (SPAWNED, Spawned(3, 40, warm=True, unlearned=(2, 1, 1, "/opt/x", "x"))),
+        (SPAWNED, Spawned(3, 40, warm=True, unlearned=2)),
         ({"event": "spawn_failed", "tag": 1, "error": "no such file"}, SpawnFailed(1, "no such file")),
         ({"event": "exited", "tag": 1, "pid": 40, "returncode": -9, "at": 2.0}, Exited(1, 40, -9, 2.0)),
         ({"event": "signalled", "signum": 15, "pids": [40, 41]}, Signalled(15, (40, 41))),

@@ -67,10 +67,10 @@ def end_of(program: str, folder: Path, argv: Sequence[str] = ("program.py",), *,
         reports = []
         with contextlib.suppress(BlockingIOError):
             while packet := ours.recv(4096):
-                reports.append(json.loads(packet)["type"])
+                told = json.loads(packet)
+                reports.append("terminated" if told.get("terminated") else told["type"])
     file = folder / "error.json"
     record = json.loads(file.read_text()) if file.exists() else {}
-    reports = [one for one in reports if one != "signals"]  # of outside_signals
     return Ended(process.returncode, stdout, stderr, tuple(reports), record)
 
 
@@ -201,7 +201,7 @@ threading.Thread(target=lambda: open("gate").read()).start()
 raise ValueError("bad batch")
 """
     with running(program, tmp_path) as (process, ours):
-        assert [json.loads(ours.recv(4096))["type"] for _ in ("signals", *FAILED)] == ["signals", *FAILED]
+        assert [json.loads(ours.recv(4096))["type"] for _ in FAILED] == [*FAILED]
         assert process.poll() is None
         assert json.loads((tmp_path / "error.json").read_text())["elastic"]["by"] == "exception"
         process.send_signal(signal.SIGTERM)
@@ -215,7 +215,7 @@ raise ValueError("bad batch")
 def test_a_traceback_is_there_when_the_failure_is_reported(tmp_path: Path) -> None:
     program = "import sys\nsys.stdout.write('unfinished ')\nraise ValueError('x')"
     with running(program, tmp_path) as (process, ours):
-        assert [json.loads(ours.recv(4096))["type"] for _ in ("signals", *FAILED)] == ["signals", *FAILED]
+        assert [json.loads(ours.recv(4096))["type"] for _ in FAILED] == [*FAILED]
         assert process.stdout is not None
         assert process.stderr is not None
         for stream in (process.stdout, process.stderr):
@@ -275,3 +275,84 @@ def test_a_program_ends_as_without_the_recorder(name: str, options: tuple[str, .
     assert not plain.reports
     texts = [(one.code, ADDRESS.sub("", one.stdout), ADDRESS.sub("", one.stderr)) for one in (ended, plain)]
     assert texts[0] == texts[1]
+
+
+HANDLES = "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+ITSELF = HANDLES + "os.kill(os.getpid(), signal.SIGTERM)\n"
+OUTSIDE = HANDLES + "import subprocess\nsubprocess.run(['kill', '-TERM', str(os.getpid())], check=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "terminated"),
+    [
+        pytest.param(OUTSIDE, True, id="SIGTERM"),
+        pytest.param(OUTSIDE + "sys.exit(0)", True, id="sys.exit"),
+        pytest.param(OUTSIDE + "os._exit(0)", True, id="os._exit"),
+        pytest.param(OUTSIDE + "os.kill(os.getpid(), 0)", True, id="it signals after that"),
+        pytest.param(HANDLES, False, id="no signal"),
+        pytest.param(OUTSIDE.replace("-TERM", "-CHLD"), False, id="another signal"),
+        pytest.param(OUTSIDE.replace("lambda *_: None", "signal.SIG_IGN"), False, id="ignored"),
+        pytest.param(
+            OUTSIDE + "import time\nnow = time.monotonic()\ntime.monotonic = lambda: now + 599", True, id="599 s"
+        ),
+        pytest.param(
+            OUTSIDE + "import time\nnow = time.monotonic()\ntime.monotonic = lambda: now + 601", False, id="601 s"
+        ),
+        pytest.param(ITSELF, False, id="it signals itself"),
+        pytest.param(HANDLES + "os.setsid()\nos.killpg(0, signal.SIGTERM)", False, id="it signals its group"),
+        pytest.param(
+            HANDLES + "if os.fork() == 0:\n    os.kill(os.getpid(), signal.SIGTERM)\n    sys.exit(0)\nos.wait()",
+            False,
+            id="a fork",
+        ),
+        pytest.param(
+            HANDLES + "import multiprocessing\npool = multiprocessing.get_context('fork').Pool(2)\n"
+            "pool.terminate()\npool.join()",
+            False,
+            id="a pool that is terminated",
+        ),
+        pytest.param(
+            "import asyncio, os, signal, subprocess\nasync def main():\n"
+            "    loop, seen = asyncio.get_running_loop(), asyncio.Event()\n"
+            "    loop.add_signal_handler(signal.SIGTERM, seen.set)\n"
+            "    subprocess.run(['kill', '-TERM', str(os.getpid())], check=True)\n    await seen.wait()\n"
+            "asyncio.run(main())",
+            True,
+            id="asyncio",
+        ),
+    ],
+)
+def test_the_end_of_a_program_that_handled_sigterm_is_reported_as_such(
+    program: str, terminated: bool, tmp_path: Path
+) -> None:
+    ended = end_of(program, tmp_path)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ("terminated" in ended.reports) is terminated
+
+
+def test_a_program_finds_its_own_handler_of_sigterm(tmp_path: Path) -> None:
+    program = """
+import os, pickle, signal
+def handler(number, frame):
+    seen.append((number, frame is not None))
+seen = []
+assert signal.signal(signal.SIGTERM, handler) is signal.SIG_DFL
+for _ in range(2000):
+    assert signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM)) is handler
+os.kill(os.getpid(), signal.SIGTERM)
+assert seen == [(15, True)]
+assert signal.signal(signal.SIGTERM, signal.SIG_IGN) is handler
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+assert signal.signal(signal.SIGUSR1, handler) is signal.SIG_DFL
+assert signal.getsignal(signal.SIGUSR1) is handler
+assert pickle.loads(pickle.dumps(os.kill)) is os.kill
+assert signal.set_wakeup_fd(-1) == -1
+for wrong in (None, "x"):
+    try:
+        signal.signal(signal.SIGTERM, wrong)
+    except TypeError:
+        continue
+    raise AssertionError(wrong)
+"""
+    ended = end_of(program, tmp_path)
+    assert (ended.code, ended.stderr) == (0, "")

@@ -9,7 +9,6 @@ General layout:
   ``health``: the checks of a node before it enters the job, and ``interruption``: what makes it leave during them.
 * ``workers``: the workers of one round, each a ``worker``. ``start_gate``: delays their start while plugins ask for it.
   ``worker_channels``: the agent's side of the control channels. ``fd_store``: memory files that outlive workers.
-  ``outside_signals``: knows when SIGTERM reached a worker.
   ``worker_store``: the store that a node offers to the workers. ``preload``: what the fork server imports.
   ``worker_row``: the part of the node's row about its workers.
 * ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why it failed: from what the

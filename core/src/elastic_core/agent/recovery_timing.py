@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from elastic_core.events import Event, Field, Level
-from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned
 
 
 @dataclass(slots=True)
@@ -38,38 +36,22 @@ def recovered(number: int, recovery: Recovery) -> Event:
     return Event("recovered", f"round {number} runs: {told}", Level.DEBUG, {"round": number, **fields})
 
 
-LEFT_OUT_MIN = 50  # modules; fewer that the fork server leaves out take no time, and are not told
-
-
-def restarted(
-    number: int,
-    recovery: Recovery,
-    fresh: str,
-    unlearned: Unlearned = NONE_UNLEARNED,
-    preloaded: Sequence[str] = (),
-) -> Event:
+def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -> Event:
     """Return what the restart cost on this node until the programs of round ``number`` run.
 
     Args:
         number: Of the round.
         recovery: The interruption that led to it.
         fresh: Why workers started fresh; '' if the fork server forked all of them.
-        unlearned: The modules that a worker imports itself.
-        preloaded: The modules that the run names for the fork server.
+        unlearned: How many modules a worker imports itself that the fork server has not imported.
     """
-    untried, left_out, outside, folder, package = unlearned
     took = round((recovery.began if recovery.running is None else recovery.running) - recovery.began, 6)
     how = f"its workers import everything again ({fresh})" if fresh else "its workers started warm"
-    if (untried or left_out >= LEFT_OUT_MIN) and not fresh:
-        how += f", but import again {untried + left_out:,} module(s) that were not imported ahead"
-        if outside >= LEFT_OUT_MIN:
-            named = ",".join(dict.fromkeys((*preloaded, package)))
-            how += f", {outside:,} of them below {folder}, which has no installed libraries: --preload={named}"
+    if unlearned and not fresh:
+        how += f", but import again {unlearned:,} module(s) that were not imported ahead"
     message = f"round {number} runs {took:.3f} s after the interruption, and {how}"
     fields: dict[str, Field] = {"round": number, "took_s": took, "warm": not fresh, "why": fresh}
-    return Event(
-        "restarted", message, fields={**fields, "unlearned": untried + left_out, "outside": outside, "folder": folder}
-    )
+    return Event("restarted", message, fields={**fields, "unlearned": unlearned})
 
 
 def initialized(number: int, workers: int, took: float, recovery: Recovery | None, now: float) -> Event:

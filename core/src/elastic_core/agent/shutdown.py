@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-import math
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.resources import Resources, kill_workers
@@ -19,41 +17,7 @@ HOST_RESERVE_SHARE = 0.3  # of the time until the host is taken away: for a stop
 HOST_RESERVE_MAX_SECONDS = 10.0  # this is enough
 BY_HAND = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a person ends the run: it is not preempted
 STORE_MAX_SECONDS = 0.5  # for the store's answer whether other nodes have finished
-
-
-SAME_REQUEST_SECONDS = 5.0  # in which a signal to the warden and one to the agent are one request
 TO_WARDEN = "the workers' parent process received {}: it counts as sent to this agent"
-
-
-class Request(enum.Enum):
-    """The meaning of a signal for a node."""
-
-    FIRST = enum.auto()  # it leaves
-    COPY = enum.auto()  # the signal was sent to all processes of the job, and has been counted
-    AGAIN = enum.auto()  # its workers are to end at once
-
-
-@dataclass
-class Requests:
-    """Counts the signals on which a node leaves.
-
-    Slurm and systemd signal all processes of a job at once, agent and warden: that is one request. A worker that
-    signals its parent reaches the warden alone, and several workers may do that.
-    """
-
-    first: int | None = None  # the first signal
-    _copy_until: float = -math.inf  # until when a signal to this agent is the copy of one to the warden
-
-    def note(self, signum: int, now: float, *, to_warden: bool) -> Request:
-        """Count a signal to this agent, or to its warden."""
-        if self.first is None:
-            self.first = signum
-            self._copy_until = now + SAME_REQUEST_SECONDS if to_warden else -math.inf
-            return Request.FIRST
-        if to_warden or now < self._copy_until:
-            self._copy_until = self._copy_until if to_warden else -math.inf
-            return Request.COPY
-        return Request.AGAIN
 
 
 def settle_exit(end: Exit, received: int | None) -> Exit:
@@ -73,24 +37,25 @@ class Departure:
     state: Callable[[], NodeState]
     step: Callable[[NodeEvent], None]
     say: Callable[[str, str], None]
-    requests: Requests = field(default_factory=Requests)
+    received: int | None = None  # the first signal that was received, which the workers get too
+    _directly: bool = False  # whether this agent itself has received one
     _finishing: bool = False  # whether the workers here may finish, as those of other nodes have
 
-    @property
-    def received(self) -> int | None:
-        """The first signal that was received, which the workers get too."""
-        return self.requests.first
-
     def on_signal(self, signum: int, *, to_warden: bool = False) -> None:
-        """Leave after a signal, also one to the warden; a second signal ends the workers at once."""
+        """Leave after a signal, also one to the warden; the second one to this agent ends the workers at once.
+
+        So a signal to all processes of a job, agent and warden, as Slurm and systemd send it, counts once.
+        """
         if signum not in self.resources.signals:
             return
-        name, request = signal_name(signum), self.requests.note(signum, self.runtime.now(), to_warden=to_warden)
-        if request is Request.AGAIN:
+        name, again = signal_name(signum), self._directly and not to_warden
+        self._directly = self._directly or not to_warden
+        if again:
             self.say("signal", f"received {name} again: killing the workers")
             kill_workers(self.resources, self.runtime.now())
             self.step(Leaving.signalled(signum, name))
-        elif request is Request.FIRST:
+        elif self.received is None:
+            self.received = signum
             if to_warden:
                 self.say("signal", TO_WARDEN.format(name))
             self._ask(Depart(signum))

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from elastic_core.agent.fd_store import FdStore
-from elastic_core.agent.outside_signals import OWN_SIGNAL_SECONDS, SAVES_WITHIN_SECONDS, SignalRecord, parse_record
 from elastic_core.progress import LARGEST_STEP, Progress, check_report
 from elastic_core.protocol.node_events import Notice
 from elastic_core.warden.channel import close_all
@@ -41,6 +40,7 @@ from elastic_core.worker.channel import (
 PACKETS_MAX = 256  # per worker and window
 WINDOW_SECONDS = 1.0
 DRAINED_PACKETS_MAX = 4096  # per worker, when all packets are read; a socket holds some hundreds
+OWN_SIGNAL_SECONDS = 1.0  # in which a SIGTERM that is sent to all processes of the job reaches the agent, too
 LINGERING = 30.0  # seconds that an interpreter may take to end before that is reported; with torch it takes one or two
 _INT = array("i").itemsize
 
@@ -71,6 +71,7 @@ class Lingers:
     """A worker reported ``LINGERING`` seconds ago that its program has ended; it may have exited since."""
 
     tag: int
+    terminated: bool = False  # whether the program handled SIGTERM before it ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,6 @@ class Terminated:
     """A worker has exited with 0 after SIGTERM, ``OWN_SIGNAL_SECONDS`` ago."""
 
     tag: int
-    again: bool  # whether a worker here did so in the round before, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,9 @@ class _Channel:
     complained: bool = False  # whether it was reported that it brought something else than a report
     records: bool = False  # whether the worker records the exception that ends it
     over: bool = False  # whether the worker has reported that its program has ended, by an exception or otherwise
+    terminated: bool = False  # as of Lingers
     newest: Stepped | None = None
     advanced: Advanced | None = None  # the newest
-    signals: SignalRecord | None = None
 
 
 class Reports:
@@ -152,7 +152,6 @@ class Reports:
         self._clock = clock
         self._ready = select.epoll()
         self._channels: dict[int, _Channel] = {}
-        self._terminated_in = -1, -1  # the last two rounds in which a worker exited with 0 after SIGTERM
         self.fd_store = FdStore()  # kept over rounds
 
     def fileno(self) -> int:
@@ -173,13 +172,7 @@ class Reports:
 
     def receive(self) -> list[Report]:
         """Return the reports since the last call, at most ``PACKETS_MAX`` of each worker."""
-        polled = [fd for fd, _ in self._ready.poll(0)]
-        for record in [record for record in self._records() if record.end.fileno() in polled]:
-            self._ready.unregister(record.end)
-            record.read(self._clock())
-            if not record.at_end:  # a program may handle very many signals
-                self._later(self._clock() + WINDOW_SECONDS, ListenAgain(record))
-        ready = [self._channels[fd] for fd in polled if fd in self._channels]
+        ready = [self._channels[fd] for fd, _ in self._ready.poll(0) if fd in self._channels]
         return [told for channel in ready for told in self._read(channel)]
 
     def tell(self, tag: int, notice: Mapping[str, Any]) -> bool:
@@ -199,22 +192,11 @@ class Reports:
         """Return the workers that record the exception that ends them."""
         return {channel.tag for channel in self._channels.values() if channel.records}
 
-    def was_terminated(self, tag: int, number: int) -> bool:
-        """Return whether a worker that has just exited with 0 in round ``number`` was probably stopped by SIGTERM.
-
-        Terminated comes then.
-        """
-        now, record = self._clock(), next((one.signals for one in self._channels.values() if one.tag == tag), None)
-        if record is None:
-            return False
-        record.read(now)
-        if now - record.terminated_at > SAVES_WITHIN_SECONDS:
-            return False
-        if self._terminated_in[-1] != number:
-            self._terminated_in = self._terminated_in[-1], number
-        again = self._terminated_in == (number - 1, number)
-        self._later(now + OWN_SIGNAL_SECONDS, Terminated(tag, again))
-        return True
+    def was_terminated(self, tag: int) -> bool:
+        """Return whether a worker that has just exited with 0 handled SIGTERM before; Terminated comes then."""
+        if found := any(channel.terminated for channel in self._channels.values() if channel.tag == tag):
+            self._later(self._clock() + OWN_SIGNAL_SECONDS, Terminated(tag))
+        return found
 
     def drain(self) -> list[Stepped | Advanced] | None:
         """Read all reports that have arrived, and return the newest progress of each worker.
@@ -236,17 +218,16 @@ class Reports:
         return steps
 
     def listen_again(self, event: ListenAgain) -> None:
-        """Read a channel or the signals of a worker again, if it is still open."""
-        for one in self._sources():
-            if one is event.channel:
-                self._ready.register(one.end, select.EPOLLIN)
+        """Read a channel again, if it is still open."""
+        if isinstance(channel := event.channel, _Channel) and channel in self._channels.values():
+            self._ready.register(channel.end, select.EPOLLIN)
 
     def clear(self) -> None:
         """Close all channels: the round is over."""
-        for one in self._sources():
+        for channel in self._channels.values():
             with contextlib.suppress(FileNotFoundError):  # already unregistered: at its end, or too talkative
-                self._ready.unregister(one.end)  # closing does not, if a fork has a copy
-            one.end.close()
+                self._ready.unregister(channel.end)  # closing does not, if a fork has a copy
+            channel.end.close()
         self._channels.clear()
 
     def close(self) -> None:
@@ -254,12 +235,6 @@ class Reports:
         self.clear()
         self.fd_store.close()
         self._ready.close()
-
-    def _records(self) -> list[SignalRecord]:
-        return [channel.signals for channel in self._channels.values() if channel.signals is not None]
-
-    def _sources(self) -> list[_Channel | SignalRecord]:
-        return [*self._channels.values(), *self._records()]
 
     def _read(self, channel: _Channel) -> Iterator[Report]:
         now = self._clock()
@@ -290,10 +265,6 @@ class Reports:
             close_all(descriptors)
             return None
         try:
-            if descriptors and channel.signals is None and (record := parse_record(packet, descriptors)) is not None:
-                channel.signals = record
-                self._ready.register(record.end, select.EPOLLIN)
-                return _Served()
             if descriptors and self.fd_store.obey(packet, descriptors):
                 return _Served()
             told = parse_packet(packet, channel.tag)
@@ -305,7 +276,7 @@ class Reports:
         if isinstance(told, Lingers):
             if not channel.over:
                 self._later(self._clock() + LINGERING, told)
-            channel.over = True
+            channel.over, channel.terminated = True, told.terminated
             return _Served()
         if isinstance(told, Failed):  # if it could not write its record, because a disk is full, what it printed counts
             channel.over, channel.records = True, False
@@ -344,6 +315,8 @@ def parse_packet(packet: bytes, tag: int) -> Records | Initialized | Failed | Li
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
     match message:
+        case {"type": str(name), "terminated": True} if name == OVER:
+            return Lingers(tag, terminated=True)
         case {"type": str(name)} if name in _MEANINGS:
             return _MEANINGS[name](tag)
         case {"type": str(name), "step": int(step)} if name in (STEP, LEAVES) and 0 <= step < LARGEST_STEP:

@@ -18,7 +18,6 @@ from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
-from elastic_core.agent.preload import first_modules
 from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
@@ -53,7 +52,6 @@ from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import waits_in
-from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
@@ -94,7 +92,7 @@ class WorkerGroup:
     _recovered: Recovery | None = None  # the timing of the interruption before the current round
     _initialized: bool = False  # whether it was reported that the process group of the current round is ready
     _fresh: str = ""  # why a worker of the current round started fresh; '' if none has
-    _unlearned: Unlearned = NONE_UNLEARNED  # the modules that its workers import themselves
+    _unlearned: int = 0  # how many modules its workers import that the fork server has not
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
     _over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
     _cause_wanted: bool = False  # whether no failure so far has its cause here for certain
@@ -118,7 +116,7 @@ class WorkerGroup:
         self._raised.clear()
         self._notice = None
         self._recovered, self._initialized = None, False
-        self._fresh, self._unlearned = "" if self.warm else "there is no warm start", NONE_UNLEARNED
+        self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
         self._workers.clear()
         self.reports.clear()
         self.progress.begin(current.number)
@@ -257,14 +255,21 @@ class WorkerGroup:
                 if code != 0:
                     self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
                     return self._fail(tag, self._exit_incident(tag, worker, code))
+                self._read_steps()  # the worker's end may be known before its last report is read
                 told = self._over or self._notice is not None
-                worker.terminated = not told and self.reports.was_terminated(tag, worker.assignment.round)
-                return self._all_done()
-            case worker_channels.Terminated(tag, again) if (worker := self._workers.get(tag)) and not self._over:
-                # A program that ends so each time sends itself the signal, in all of its ranks, and has finished.
-                finished = again and all(other.exit_code == 0 for other in self._workers.values())
-                worker.terminated = not finished and self._notice is None
-                return self._fail_terminated(worker) if worker.terminated else self._all_done()
+                worker.terminated = not told and self.reports.was_terminated(tag)
+                if all(other.exit_code == 0 and not other.terminated for other in self._workers.values()):
+                    self._drain_streams()
+                    left = any(other.leaves for other in self._workers.values())
+                    return node_events.SteppedDown() if left else node_events.WorkersDone()
+            case worker_channels.Terminated(tag) if (
+                (worker := self._workers.get(tag)) and worker.pid and not self._over
+            ):
+                if self._notice is not None:
+                    return self.handle(messages.Exited(tag, worker.pid, 0, worker.ended_at))
+                self._recovery = self._recovery or Recovery(began=worker.ended_at, detected=self.now())
+                after = round(worker.ended_at - self.started_at, 6)
+                return self._fail(tag, worker_incident(self.info, worker, after, cause=Cause(), exit_code=0))
             case messages.Signalled(signum, pids):
                 self._killed.update(pids if signum == signal.SIGKILL else ())
                 for worker in self._workers.values():
@@ -283,15 +288,6 @@ class WorkerGroup:
                 )
                 self.publish(Event("worker_stuck", message, Level.ERROR, {"pid": pid, "wchan": wchan}))
         return None
-
-    def _all_done(self) -> node_events.SteppedDown | node_events.WorkersDone | None:
-        """Return the event that all workers have finished, or stopped as they were told; None if they have not."""
-        if any(worker.exit_code != 0 or worker.terminated for worker in self._workers.values()):
-            return None
-        self._drain_streams()
-        self._read_steps()  # a report that it stops may not have been read yet
-        left = any(worker.leaves for worker in self._workers.values())
-        return node_events.SteppedDown() if left else node_events.WorkersDone()
 
     def notify(self, notice: node_events.Notice | None) -> tuple[int, ...] | None:
         """Send the workers the notice of a PLAN, then read their reports; return each rank's step, or None.
@@ -414,7 +410,7 @@ class WorkerGroup:
             self._recovery.running = self.now()
             self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
-            self.publish(restarted(number, self._recovery, self._fresh, self._unlearned, first_modules(self.config)))
+            self.publish(restarted(number, self._recovery, self._fresh, self._unlearned))
             self._recovered, self._recovery = self._recovery, None
 
     def _progress(self, number: int) -> node_events.Progressed | None:
@@ -471,12 +467,6 @@ class WorkerGroup:
         self._recovery = self._recovery or Recovery(began=self.now(), detected=self.now())
         self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
         return self._fail(tag, self._exit_incident(tag, worker, EXCEPTION_EXIT_CODE))
-
-    def _fail_terminated(self, worker: Worker) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker that has exited with 0 because of SIGTERM by an unknown hand."""
-        self._recovery = self._recovery or Recovery(began=worker.ended_at, detected=self.now())
-        after = round(worker.ended_at - self.started_at, 6)
-        return self._fail(worker.tag, worker_incident(self.info, worker, after, cause=Cause(), exit_code=0))
 
     def _end_for(self, timer: Timer) -> None:
         """Send a process the signal that its expired timer names."""

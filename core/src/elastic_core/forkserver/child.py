@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_core.warden.channel import Message
 from elastic_core.warden.spawn import take_descriptors, volunteer_for_oom
-from elastic_core.worker import outside_signals, stack_dump
+from elastic_core.worker import stack_dump
 
 
 def become(request: Message, given: Mapping[str, int], environment: Mapping[str, str]) -> None:
@@ -37,7 +37,6 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
         threading.main_thread()._set_native_id()  # before Python 3.13 a fork keeps its parent's
     volunteer_for_oom()
     stack_dump.prepare()
-    outside_signals.prepare()
     if request["cpus"] is not None:
         os.sched_setaffinity(0, request["cpus"])
 

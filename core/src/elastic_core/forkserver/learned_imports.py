@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ from elastic_core.forkserver.import_record import Record
 from elastic_core.forkserver.libraries import CACHE, without_empty_cache
 from elastic_core.forkserver.library_modules import (
     OURS,
-    folders_of,
+    find,
     import_shareable,
     is_library,
     library_roots,
@@ -26,7 +25,6 @@ from elastic_core.forkserver.library_modules import (
 )
 from elastic_core.forkserver.process_state import MEMORY_MAX, killed_first, own_memory
 from elastic_core.forkserver.trial_fork import Environment, attempt
-from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned
 
 MOST_RECORDS = 8  # workers whose records are kept: the newest
 ALL_WITHIN = 180.0  # seconds after which no further module is tried
@@ -40,8 +38,8 @@ class Learning:
     tried: set[str] = field(default_factory=set)  # modules that were imported, or must not be tried again
     varying: set[str] = field(default_factory=set)
     """Variables that workers have had, and that the fork server has not, or has otherwise."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """The existing modules of others than the program that were tried and not imported, with their folders."""
+    left_out: set[str] = field(default_factory=set)
+    """The existing modules of others than the program that were tried and not imported."""
     set_by_imports: dict[str, str] = field(default_factory=dict)
     """Variables that modules have set while they were imported here: workers get them too."""
 
@@ -57,19 +55,10 @@ class Learning:
         """Return the untried modules that workers have imported and this process has not, in their order."""
         return self._new(dict.fromkeys(name for record in self.records for name in record.names()))
 
-    def count_unlearned(self) -> Unlearned:
-        """Count the modules that a worker will import itself: those of the newest worker that has imported any.
-
-        This is quick: the folders of those that were tried are known.
-        """
-        names = next(filter(None, (record.names() for record in reversed(self.records))), [])
-        left_out = [name for name in names if name in self.left_out and name not in sys.modules]
-        folders = Counter(folder for name in left_out if (folder := self.left_out[name]))
-        new, found = len(self._new(names)), NONE_UNLEARNED[2:]
-        for folder, count in folders.most_common(1):
-            tops = Counter(name.partition(".")[0] for name in left_out if self.left_out[name] == folder)
-            found = count, folder, tops.most_common(1)[0][0]
-        return new, len(left_out), *found
+    def count_unlearned(self) -> int:
+        """Count the modules that a worker will import itself: those of the newest worker that has imported any."""
+        names = next(filter(None, (record.names() for record in reversed(self.records))), ())
+        return len(self._new(names)) + len(self.left_out.intersection(names) - sys.modules.keys())
 
     def _new(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name not in sys.modules and name not in self.tried]
@@ -107,7 +96,7 @@ class Learning:
                 if trial.reason:
                     refused[trial.name] = trial.reason
         foreign = [name for name in self.tried - sys.modules.keys() if name.partition(".")[0] not in {*own, *OURS}]
-        self.left_out = folders_of(foreign)
+        self.left_out = {name for name in foreign if find(name) is not None}
         self.set_by_imports |= {
             name: value for name, value in os.environ.items() if name not in before and name != CACHE
         }

@@ -66,41 +66,17 @@ def shareable(name: str, own: Collection[str]) -> bool:
     return is_library(origins, library_roots())
 
 
-def folders_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the folder below which each module lies, that of its top-level package; without modules that do not exist.
-
-    Nothing is imported. The folder is '' for an installed module, and one in an archive is left out.
-    """
-    listed, found = dict[str, Collection[str]](), dict[str, str]()
-    for name in names:
-        top, *rest = name.split(".")
-        try:
-            spec = importlib.util.find_spec(top)
-        except (ImportError, ValueError, AttributeError):
-            continue
-        if spec is None or spec.origin in ("built-in", "frozen"):
-            continue
-        places = list(spec.submodule_search_locations or ())
-        origin = spec.origin or (places[0] if places else "")
-        *parents, last = [top, *rest]
-        for place in places if rest else [os.path.dirname(origin)]:
-            folder = os.path.join(place, *parents[1:])
-            if folder not in listed:
-                listed[folder] = _modules_in(folder)
-            if last in listed[folder] or not rest:
-                below = os.path.dirname(places[0]) if places else os.path.dirname(origin)
-                found[name] = "" if is_library([origin], library_roots()) else below
-                break
-    return found
-
-
-def _modules_in(folder: str) -> Collection[str]:
-    suffixes = tuple(importlib.machinery.all_suffixes())
+@functools.cache
+def find(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module if there is one, without an import of its parents."""
+    parent = name.rpartition(".")[0]
+    places = getattr(find(parent), "submodule_search_locations", None) if parent else None
     try:
-        with os.scandir(folder) as entries:
-            return {one.name.partition(".")[0] for one in entries if one.name.endswith(suffixes) or one.is_dir()}
-    except OSError:  # an archive
-        return ()
+        if parent:
+            return importlib.machinery.PathFinder.find_spec(name, places) if places else None
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError, KeyError):  # the latter of a namespace inside of another
+        return None
 
 
 def strangers(names: Iterable[str], roots: Collection[str]) -> list[str]:

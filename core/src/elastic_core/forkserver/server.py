@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
-import json
 import os
 import select
 import signal
@@ -34,8 +33,7 @@ from elastic_core.host.process_title import Title
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import NOTHING_NEW
 from elastic_core.warden.linux import die_once_adopted, ignore_requests_to_end
-from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned
-from elastic_core.worker import outside_signals, stack_dump
+from elastic_core.worker import stack_dump
 from elastic_core.worker.channel import INITIALIZED, report
 from elastic_core.worker.failure_recorder import FailureRecorder
 
@@ -59,7 +57,6 @@ def run(control: int, usual: Set[str]) -> None:
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
     recorder = FailureRecorder()
     stack_dump.ignore_requests_at_exit()
-    outside_signals.hide()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     if not order["whole"]:
         [(rest, _), *requests] = requests or _wait(channel)
@@ -280,9 +277,9 @@ def _refuse(pipe: int, reason: str) -> None:
     os.write(pipe, f"no {reason}".rstrip().encode(errors="replace"))
 
 
-def _confirm(pipe: int, unlearned: Unlearned = NONE_UNLEARNED) -> None:
-    """Report the start, and which modules a worker will probably import itself (``Learning.count_unlearned``)."""
-    os.write(pipe, b"ok %d %s\n" % (os.getpid(), json.dumps(unlearned).encode()))
+def _confirm(pipe: int, unlearned: int = 0) -> None:
+    """Report the start, and how many modules a worker will probably import itself (``Learning.count_unlearned``)."""
+    os.write(pipe, b"ok %d %d\n" % (os.getpid(), unlearned))
     os.close(pipe)
 
 

@@ -30,7 +30,7 @@ from elastic_core.agent.resources import (
     open_resources,
     stop_workers,
 )
-from elastic_core.agent.shutdown import TO_WARDEN, Request, Requests
+from elastic_core.agent.shutdown import TO_WARDEN
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import ShowState
@@ -162,7 +162,8 @@ class HandlerAgent:
         self._asked_at: float | None = None  # when the handler was asked for a count; None if it has answered
         self._blind_since: float | None = None  # when the handler first failed to answer; None after an answer
         self._quiet_until = 0.0  # until when waiting nodes are ignored
-        self._requests = Requests()  # the signals that were received; the workers get the first one too
+        self._received: int | None = None  # the first signal that was received, which the workers get too
+        self._directly = False  # whether this agent itself has received one
         self._ending: Ending | None = None
         self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)  # judged here, and when
@@ -326,25 +327,27 @@ class HandlerAgent:
     def _on_signal(self, signum: int, *, to_warden: bool = False) -> None:
         if signum not in self._resources.signals:
             return
-        name, request = signal_name(signum), self._requests.note(signum, self._runtime.now(), to_warden=to_warden)
-        if request is Request.COPY:
-            return
-        if request is Request.AGAIN:
+        name, again = signal_name(signum), self._directly and not to_warden
+        self._directly = self._directly or not to_warden
+        if again:
             self._say("signal", f"received {name} again: killing the workers")
             kill_workers(self._resources, self._runtime.now())
+        elif self._received is not None:  # see Departure.on_signal
+            return
         else:
+            self._received = signum
             if to_warden:
                 self._say("signal", TO_WARDEN.format(name))
             busy = self._state.work in (HandlerWork.RUNNING, HandlerWork.STOPPING)
-            again = "; once more to kill the workers at once" if busy else ""
-            self._say("signal", f"received {name}: leaving{again}")
+            more = "; once more to kill the workers at once" if busy else ""
+            self._say("signal", f"received {name}: leaving{more}")
         if self._ending is not None:  # only the handler's shutdown is left
             self._over = True
         self._step(Leaving.signalled(signum, name))
 
     def _leave_before_host_ends(self, why: str) -> None:
         """Leave as after SIGTERM: without a ledger, workers of all nodes cannot stop together."""
-        if self._requests.first is None and self._state.leaving is None:
+        if self._received is None and self._state.leaving is None:
             self._say("signal", f"{why}: leaving")
             self._step(Leaving(why, signalled(signal.SIGTERM)))
 
@@ -448,7 +451,7 @@ class HandlerAgent:
     def _stop(self, stop: Stop) -> None:
         if (reason := self._state.reason) is not None:
             self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=stop.why)))
-        early = stop_workers(self._resources, stop, self._round, self._requests.first, self._state.incident)
+        early = stop_workers(self._resources, stop, self._round, self._received, self._state.incident)
         self._gate.prepare(self._round + 1)  # after the signal, since it starts a thread
         if early is not None:
             self._step(early)

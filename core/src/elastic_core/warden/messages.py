@@ -14,7 +14,6 @@ from typing import TypeAlias, get_args
 
 from elastic_core.exit_codes import describe_exit
 from elastic_core.warden.channel import Message
-from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Spawned:
     tag: int
     pid: int
     warm: bool = False  # whether the fork server forked it
-    unlearned: Unlearned = NONE_UNLEARNED
+    unlearned: int = 0  # modules that an earlier worker imported and the fork server has not
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, MutableMapping
 
 from elastic_core.warden.channel import Message, close_all
 from elastic_core.warden.linux import die_with_parent
-from elastic_core.warden.startup import NONE_UNLEARNED, Unlearned, prepare_worker
+from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
 TYPE_CHECKING = False  # typing's: see channel
@@ -57,7 +57,7 @@ class Child:
         self.requested_at = 0.0  # when its fork was last requested
         self.requested_of: Child | None = None  # the fork server that was asked to fork it
         self.started = False  # whether its program runs, or has run
-        self.unlearned: Unlearned = NONE_UNLEARNED
+        self.unlearned = 0  # modules that an earlier worker imported and its fork server has not
         self.cancelled = False  # whether it was ended before it began
         self._report = b""
 
@@ -76,7 +76,7 @@ class Child:
     def read_start(self) -> bool:
         """Read its reports; return whether its start is over.
 
-        A child that the fork server forks writes ``pid N``, and in the end ``ok N UNLEARNED`` (JSON), or ``no`` and the
+        A child that the fork server forks writes ``pid N``, and in the end ``ok N UNLEARNED``, or ``no`` and the
         reason. One that the warden forks writes the text of an error, or only end-of-file if its program runs.
         """
         if self.pipe is None:
@@ -90,11 +90,11 @@ class Child:
             ok = False
             while self.forked and self._report.startswith((b"pid ", b"ok ")) and b"\n" in self._report:
                 line, self._report = self._report.split(b"\n", 1)
-                word, number, *more = line.split(None, 2)
+                word, number, *more = line.split()
                 # Both lines have the same number: the first fork, which writes "pid", may be killed before.
                 # After "ok" no end-of-file is awaited: the fork server may hold the other end a little longer.
                 self.pid, ok = int(number), word == b"ok"
-                self.unlearned = tuple(json.loads(more[0])) if more else NONE_UNLEARNED
+                self.unlearned = int(more[0]) if more else 0
             if ok or not received:
                 self.close_pipe()
                 self.started = ok or not (self.forked or self._report)

@@ -5,17 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping, Sequence
 
-TYPE_CHECKING = False  # typing's: see channel
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-Unlearned: TypeAlias = "tuple[int, int, int, str, str]"
-
 STAGE = "ELASTIC_FORK_SERVER"  # the variable by which our ``sitecustomize`` recognizes the process
-NONE_UNLEARNED = (0, 0, 0, "", "")
-"""The modules that a warm worker imports itself, as far as an earlier one tells: how many that the fork server has not
-tried yet; how many that it leaves out; how many of these lie below one folder without installed libraries; that folder;
-and the package with the most of them."""
 PREPARE_WORKER = "worker"  # the stage of a worker that starts fresh: it prepares to write its stacks
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STARTUP = os.path.join(PACKAGE, "forkserver", "startup")  # the directory of our ``sitecustomize``

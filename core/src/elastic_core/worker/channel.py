@@ -23,8 +23,6 @@ the program has ended otherwise."""
 STEP, LEAVES, PROGRESS = "step", "leaves", "progress"
 """The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told; what a
 script reports (``progress.py``)."""
-SIGNALS = "signals"
-"""Brings a socket on which the agent reads the signals that the program handles (``outside_signals.py``)."""
 PLAN, STOP_AT, GO_ON = "plan", "stop_at", "go_on"
 """Notices, from the agent: hold after the next report; stop after ``step``; do not wait any longer."""
 HOLD, HELD, RELEASE = "hold", "held", "release"  # requests to the agent: keep a descriptor, give one, close one

@@ -9,6 +9,9 @@ before. A script may replace that hook; then the exception is found once the int
 threads and calls ``atexit`` functions. ``sys.exit`` and ``os._exit`` note the text, or the exception that is being
 handled. An exception that ends another thread is recorded too, but ends nothing by itself.
 
+A program that handles SIGTERM may save, and exit with 0, as if it had finished. So the report of its end says whether
+that was just before (:func:`signal.set_wakeup_fd`).
+
 ``forkserver/startup`` executes this file by its path, before the program's own modules: what it imports stays in the
 process, so it imports nothing but what is loaded anyway, ``threading``, and more only once the program has failed.
 """
@@ -18,6 +21,7 @@ import builtins
 import io
 import os
 import sys
+import time
 
 TYPE_CHECKING = False  # typing's: see the last paragraph above
 if TYPE_CHECKING:
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 
 ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variables
 RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
+TERMINATED = b'{"type": "over", "terminated": true}'
+SIGTERM, PIPE_BYTES = 15, 1 << 16
+OUT_OF_THE_WAY = 208  # the least number of our descriptors: a program's own have lower ones
+SAVES_WITHIN_SECONDS = 600.0  # a program that ends later than this after SIGTERM has not ended because of it
 MEMBER = "elastic"  # of the error file
 EXCEPTION, EXIT, THREAD = "exception", "exit", "thread"
 """How the record came about: an uncaught exception of the main thread, an exit on purpose, an exception of a thread."""
@@ -50,6 +58,7 @@ class FailureRecorder:
         self._before_threads: Callable[[Callable[[], None]], object] | None = None
         self._recorded: object = None  # the exception whose record was written
         self._failed = False  # whether the failure was reported
+        self._signals = -1  # where the numbers of handled signals are read
         self._requested = False  # whether SIGTERM came since
         self._exit: tuple[object, BaseException | None, list[Call]] | None = None
         """The argument of the last ``sys.exit``, the exception that was being handled then, and the stack."""
@@ -74,6 +83,7 @@ class FailureRecorder:
         self._watch_main_thread()
         self._watch_threads(threading)
         self._watch_exits(threading)
+        self._watch_signals()
         self._before_threads = getattr(threading, "_register_atexit", None)
         if self._before_threads is not None:  # its functions are called before threads are joined
             self._before_threads(self._look)
@@ -122,6 +132,8 @@ class FailureRecorder:
             """Exit to the system with specified status, without normal exit processing."""
             if status and self._is_mine and not self._record_main(getattr(sys, "last_value", None)):
                 self._write(EXIT, sys.exc_info()[1], code=status, stack=_stack(sys._getframe(1)))
+            if not status and self._is_mine:
+                self._report(TERMINATED if self._was_terminated() else OVER)
             leave(status)
 
         exit.__module__, exit.__qualname__ = "sys", "exit"  # as pickle finds them
@@ -136,6 +148,28 @@ class FailureRecorder:
                 quit(this, code)
 
             quitter.__call__ = call
+
+    def _watch_signals(self) -> None:
+        """Have the handler in C write the number of each signal that the program handles into a pipe."""
+        import _signal  # type: ignore[import-not-found]  # the built-in part of signal, which imports enum
+        import fcntl
+
+        ends = os.pipe()
+        self._signals, writing = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY) for end in ends)
+        for end in ends:
+            os.close(end)
+        for end in (self._signals, writing):
+            os.set_blocking(end, False)
+        _signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=lambda: _signal.set_wakeup_fd(-1))
+
+    def _was_terminated(self) -> bool:
+        """Whether the program has handled SIGTERM, and a signal not long ago."""
+        try:
+            recent = time.time() - os.fstat(self._signals).st_mtime < SAVES_WITHIN_SECONDS
+            return recent and SIGTERM in os.read(self._signals, PIPE_BYTES)
+        except OSError:
+            return False
 
     @property
     def _is_mine(self) -> bool:
@@ -177,7 +211,7 @@ class FailureRecorder:
             self._write(EXIT, handled, code=status & 0xFF, stack=stack)
         elif status is not None and not isinstance(status, int):
             self._write(EXIT, handled, code=1, text=_text(status), stack=stack)
-        self._report(OVER)
+        self._report(TERMINATED if self._was_terminated() else OVER)
 
     def _put_off_requests_to_end(self) -> None:
         """Let ``atexit`` functions finish, such as a tracker's, although the agent stops the round at once."""

@@ -53,13 +53,12 @@ def _be_the_fork_server() -> None:
 
 
 def _prepare_worker() -> None:
-    """Have this worker write its stacks on request, report signals, and record the exception that ends it.
+    """Have this worker write its stacks on request, and record the exception that ends it.
 
     Of the modules that this needs, ``threading`` stays, and what that imports; the program finds no other one.
     """
     usual = frozenset(sys.modules)
     _prepare("stack_dump")
-    _prepare("outside_signals")
     for name in [name for name in sys.modules if name not in usual]:
         del sys.modules[name]
     _prepare("failure_recorder")
