@@ -143,7 +143,8 @@ class Planted:
         (
             "a later release",
             changed(v=99, by="0.9.0", speaks=[98, 99]),
-            rf"protocol version 99, written by elastic-core 0.9.0 \(which speaks 98 to 99\); this node speaks {PROTOCOL} ",
+            r"protocol version 99, written by elastic-core 0.9.0 \(which speaks 98 to 99\); "
+            rf"this node speaks {PROTOCOL} ",
         ),
         (
             "versions that are none",

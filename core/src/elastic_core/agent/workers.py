@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent import worker_channels
+from elastic_core.agent import preload, worker_channels
 from elastic_core.agent.directories import remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, named_cause
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
-from elastic_core.agent.preload import first_modules
 from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
@@ -410,7 +409,7 @@ class WorkerGroup:
             self._recovery.running = self.now()
             self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
-            self.publish(restarted(number, self._recovery, self._fresh, self._unlearned, first_modules(self.config)))
+            self.publish(restarted(number, self._recovery, self._fresh, self._unlearned, preload.modules(self.config)))
             self._recovered, self._recovery = self._recovery, None
 
     def _progress(self, number: int) -> node_events.Progressed | None:
