@@ -12,14 +12,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from elastic_core.agent.error_files import last_lines
 from elastic_core.agent.failure_cause import find_cause
-from elastic_core.incidents import Action, History, Incident, IncidentKind
+from elastic_core.incidents import Action, History, Incident, IncidentKind, as_failure
 from elastic_core.known_failures import FailureClass, classify
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 
@@ -306,8 +306,9 @@ def row_of(case: Case, incident: Incident) -> str:
     """Return the case's line of the page."""
     ours = classify(incident)
     agreed = GROUPS.get(ours) == case.group
-    verdict = policy().elastic_judge_failure(incident, History(restarts=0, max_restarts=3, rounds_without_progress=0))
-    then = "gives up" if verdict.action is Action.GIVE_UP else "restarts"
+    history = History(restarts=1, max_restarts=3, rounds_without_progress=0, failures=(as_failure(incident),))
+    verdict = policy().elastic_judge_failure(replace(incident, round=2), history)
+    then = "restarts once" if verdict.action is Action.GIVE_UP else "restarts"
     shown = f"`{case.shown}`" + (f" ([reported]({case.source}))" if case.source else "")
     return f"| {case.name} | {shown} | {case.group} | {ours.value}{'' if agreed else ' (!)'} | {then} |"
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -214,8 +215,8 @@ def test_a_digest_leaves_out_what_differs_between_two_failures_of_one_cause(one:
         ({"exit_code": 1}, {"exit_code": 1, "host": "other"}, True),
         ({"exit_code": 1}, {"exit_code": -9}, False),
         (
-            {"message": "RuntimeError: Connection closed by peer", "exit_code": 1},
-            {"message": "NCCL: remote process exited", "exit_code": -6, "where": "a.py:9 in f"},
+            {"message": "RuntimeError: Connection closed by peer", "exit_code": 1, "follows_peer": True},
+            {"message": "remote process exited", "exit_code": -6, "where": "a.py:9 in f", "follows_peer": True},
             True,
         ),
     ],
@@ -226,7 +227,7 @@ def test_failures_are_alike_on_whatever_rank(one: dict[str, object], other: dict
 
 
 def test_what_ranks_say_of_a_lost_peer_differs_so_it_has_a_digest_of_its_own() -> None:
-    assert as_failure(incident(exit_code=1, message="RuntimeError: Broken pipe")).digest == PEER_LOST
+    assert as_failure(incident(exit_code=1, message="Broken pipe", follows_peer=True)).digest == PEER_LOST
     assert as_failure(incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message="it had")).digest == ENDED_EARLY
     assert as_failure(incident(exit_code=-15)).digest == ""
 
@@ -246,7 +247,12 @@ def test_rounds_ended_at_one_step(one: int | None, other: int | None, same: bool
     assert is_same_step(one, other) is is_same_step(other, one) is same
 
 
-LACKS = {"round": 2, "exit_code": 1, "message": "ModuleNotFoundError: No module named 'torchvison'"}
+LACKS = {
+    "round": 2,
+    "exit_code": 1,
+    "exception": "ModuleNotFoundError",
+    "message": "ModuleNotFoundError: No module named 'torchvison'",
+}
 LACKED = Failure(round=1, rank=1, host="h", exception="ModuleNotFoundError", exit_code=1, step=None)
 REFUSED = Failure(round=1, rank=1, host="h", exception="", exit_code=2, step=None)
 
@@ -264,7 +270,9 @@ REFUSED = Failure(round=1, rank=1, host="h", exception="", exit_code=2, step=Non
         pytest.param(LACKS, (REFUSED,), None, id="another one before"),
         pytest.param({**LACKS, "round": 3}, (LACKED, LACKED), None, id="not the first restart"),
         pytest.param({**LACKS, "after": 3600.0}, (LACKED,), None, id="after an hour"),
-        pytest.param({**LACKS, "message": "ValueError: boom"}, (LACKED,), None, id="another exception"),
+        pytest.param({**LACKS, "exception": "ImportError"}, (LACKED,), None, id="another exception"),
+        pytest.param({**LACKS, "step": 5}, (LACKED,), None, id="after a step"),
+        pytest.param(LACKS, (replace(LACKED, step=5),), None, id="after a step before"),
     ],
 )
 def test_one_restart_shows_that_a_program_can_never_begin(

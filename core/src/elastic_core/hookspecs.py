@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 6)
+HOOKSPEC_VERSION = (1, 7)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -204,29 +204,7 @@ def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> No
     """
 
 
-@hookspec
-def elastic_stop_planned(round: int, grace: float, reason: str) -> None:
-    """Receive the notice that the workers of a healthy round are about to be stopped (a resize, a leaving node).
-
-    ``grace`` is the time in seconds between SIGTERM and SIGKILL; workers that call ``should_checkpoint`` get no
-    SIGTERM, and have ``grace`` seconds to stop together by themselves. Called on the observer's thread, as
-    :func:`elastic_round_starts`.
-    """
-
-
 # 5. Worker start -----------------------------------------------------------------------------------------------------
-
-
-@hookspec
-def elastic_preload(config: RunConfig) -> Sequence[str] | None:
-    """Return modules that the fork server imports before it forks workers, besides those of ``--preload``.
-
-    Called once, before the node joins, in runs with a warm start only. The modules must not start threads, nor touch a
-    GPU: a process that has done either is not forked, and workers start fresh. Raising ends the run before it begins.
-
-    The fork server starts before plugins are loaded: a variable that a plugin sets in ``os.environ`` comes too late for
-    it, and workers start fresh where a library reads that variable while it is imported.
-    """
 
 
 @hookspec(firstresult=True)

@@ -18,7 +18,6 @@ from elastic_core.digest import hex_digest
 from elastic_core.exit_codes import describe_exit
 
 DESCRIBED_CHARACTERS = 200  # of a message, in one line
-_ADDED = {"skippable": True}  # metadata of fields that were added within a protocol version (protocol.schema)
 DIGEST_DIGITS = 8
 _VARYING = re.compile(r"\b0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+(?:[.,:_-][0-9]+)*", re.IGNORECASE)
 """What differs between two failures of one cause: addresses, ids in hex, and every number."""
@@ -88,15 +87,15 @@ class Incident:
     pid: int | None = None
     exit_code: int | None = None
     message: str = ""
-    exception: str = field(default="", metadata=_ADDED)
-    follows_peer: bool = field(default=False, metadata=_ADDED)
-    text: str = field(default="", metadata=_ADDED)
+    exception: str = ""
+    follows_peer: bool = False
+    text: str = ""
     detail: str = ""
     log: str = ""
     step: int | None = None
     where: str = ""
-    checkpoint: str = field(default="", metadata=_ADDED)
-    counts_on: bool = field(default=True, metadata=_ADDED)
+    checkpoint: str = ""
+    counts_on: bool = True
 
     @property
     def place(self) -> str:
@@ -182,36 +181,25 @@ _BEGINS_WITHIN = 600.0  # seconds within which a program has done its first impo
 _COMPILED = re.compile(r"\.so\b")
 
 
-def repeats_at_once(incident: Incident) -> str | None:
-    """Return why the program would certainly fail in the same way again; None where a restart may help.
-
-    A program that cannot be imported, or refuses its arguments, fails again if this is the job's first round. In a
-    later round, or after a while, the same program has started before, so its environment has changed, and may change
-    again. A compiled module may be missing because another rank is building it. (Whether other ranks have failed alike
-    is known at the end of the round: :attr:`History.peers_differ`.)
-    """
-    return None if incident.round != 1 else _describe_broken_program(incident)
-
-
 def repeats_after_restart(incident: Incident, failures: Sequence[Failure]) -> str | None:
-    """Return why the program would certainly fail again, since the only restart so far has not mended it; else None.
+    """Return what is wrong with a program that could not begin, and that the first restart has not mended; else None.
 
-    ``failures`` are those of the rounds before, as of a :class:`History`.
+    A first failure may be the fault of one rank, which imported a module before another had written it. In a later
+    round, or after a while, the same program has started before, so its environment has changed, and may change again.
+    A compiled module may be missing because another rank is building it.
+
+    Args:
+        incident: The failure that is judged.
+        failures: Those of the rounds before, as of a :class:`History`.
     """
-    if [failure.round for failure in failures] != [1] or incident.round != 2:
-        return None
-    same = (failures[0].exception, failures[0].exit_code) == (incident.exception, incident.exit_code)
-    return _describe_broken_program(incident) if same else None
-
-
-def _describe_broken_program(incident: Incident) -> str | None:
-    """Return what is wrong with a program that could not begin; None for any other failure."""
-    if incident.kind is not IncidentKind.WORKER_FAILED or incident.after > _BEGINS_WITHIN:
+    before = [(one.round, one.exception, one.exit_code, one.step) for one in failures]
+    begun = incident.round != 2 or incident.step is not None or incident.after > _BEGINS_WITHIN
+    if begun or before != [(1, incident.exception, incident.exit_code, None)]:
         return None
     if has_wrong_arguments(incident):
         return "wrong arguments"
-    name = incident.exception
-    return name if name in BROKEN_SCRIPT and not _COMPILED.search(incident.message) else None
+    broken = incident.exception in BROKEN_SCRIPT and not _COMPILED.search(incident.message)
+    return incident.exception if broken else None
 
 
 def has_wrong_arguments(incident: Incident) -> bool:
@@ -398,8 +386,6 @@ class History:
         new_checkpoint: Whether the round of that incident had saved a newer checkpoint than the rounds before it, as
             far as a node has noticed (``--checkpoint_pattern``, ``--checkpoint_path``, and what frameworks print).
         moved: As :attr:`Failure.moved`, of that round.
-        peers_differ: Whether ranks that ran the same program have not failed as in the incident: others of its node, or
-            of any node where a node has one rank. It is known for a program that could not begin in the first round.
     """
 
     restarts: int
@@ -409,4 +395,3 @@ class History:
     failures: tuple[Failure, ...] = ()
     new_checkpoint: bool = False
     moved: bool = False
-    peers_differ: bool = False

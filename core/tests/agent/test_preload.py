@@ -13,8 +13,6 @@ import pytest
 from elastic_core.agent import preload
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.hookspecs import hookimpl
-from elastic_core.plugins.manager import Plugins
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import ForkServerFailed, ForkServerReady
 
@@ -23,31 +21,21 @@ def config(kind: ProgramKind = ProgramKind.SCRIPT, **settings: Any) -> RunConfig
     return RunConfig(program=Program(kind, "train.py"), **settings)
 
 
-@pytest.fixture
-def plugins() -> Plugins:
-    """A plugin that wants json, and one that abstains."""
-    found = Plugins()
-    for name, wanted in (("mine", ["json", "torch"]), ("other", None)):
-        found.register(name, SimpleNamespace(elastic_preload=hookimpl(lambda wanted=wanted: wanted)))
-    return found
-
-
 @pytest.mark.parametrize(
     ("run", "names"),
     [
-        (config(preload=("numpy", "torch")), ("numpy", "torch", "json")),
+        (config(preload=("numpy", "torch")), ("numpy", "torch")),
         (config(preload=()), ()),
         (config(warm_start=False), ()),
         (config(ProgramKind.EXECUTABLE, preload=("torch",)), ()),
     ],
 )
-def test_the_fork_server_imports_what_the_run_and_its_plugins_name(
-    plugins: Plugins, run: RunConfig, names: tuple[str, ...]
-) -> None:
-    sent: list[tuple[str, ...]] = []
-    warden: Any = SimpleNamespace(preload_rest=sent.append)
-    assert preload.complete(warden, run, plugins) == names
-    assert sent == [names][: bool(names)]
+def test_the_fork_server_imports_what_the_run_names(run: RunConfig, names: tuple[str, ...]) -> None:
+    started: list[tuple[str, ...]] = []
+    warden: Any = SimpleNamespace(preload=lambda names, **_: started.append(names))
+    preload.begin(warden, run, {})
+    assert preload.modules(run) == names
+    assert started == [names][: bool(names)]
 
 
 @pytest.mark.parametrize(("there", "names"), [(True, ("torch",)), (False, ())])
@@ -55,8 +43,7 @@ def test_torch_is_what_is_imported_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, there: bool, names: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(preload, "find_spec", lambda name: SimpleNamespace() if there and name == "torch" else None)
-    warden: Any = SimpleNamespace(preload_rest=lambda _: None)
-    assert preload.complete(warden, config(), Plugins()) == names
+    assert preload.modules(config()) == names
 
 
 @pytest.mark.parametrize(("module", "outcome"), [("json", ForkServerReady), ("no_such_module", ForkServerFailed)])
@@ -65,19 +52,11 @@ def test_waiting_ends_with_the_imports_or_with_their_failure(tmp_path: Path, mod
     script.touch()
     warden = Warden.start()
     try:
-        run = RunConfig(program=Program(ProgramKind.SCRIPT, str(script)), nproc_per_node=2, preload=("types",))
+        run = RunConfig(program=Program(ProgramKind.SCRIPT, str(script)), nproc_per_node=2, preload=("types", module))
         preload.begin(warden, run, os.environ)
-        warden.preload_rest(("types", module))
         assert [type(event) for event in preload.wait_until_ready(warden)] == [outcome]
     finally:
         warden.close(30.0)
-
-
-def test_without_a_warm_start_no_fork_server_is_begun_or_completed(plugins: Plugins) -> None:
-    warden: Any = SimpleNamespace()  # who asked it for anything would fail
-    run = config(preload=())
-    preload.begin(warden, run, {})
-    assert preload.complete(warden, run, plugins) == ()
 
 
 def test_waiting_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +84,6 @@ def test_the_fork_server_has_the_threads_that_workers_have(
     preload.begin(warden, config(nproc_per_node=2, preload=named), {"PATH": "/bin"})
     assert asked == {
         "names": ("torch",),
-        "whole": False,
         "later": later,
         "python": [sys.executable, "-u"],
         "program": ["train.py"],

@@ -150,19 +150,18 @@ def test_a_rank_that_hangs_is_ended(number: int, step: int | None, limit: float 
 
 
 @pytest.mark.parametrize(
-    ("grace", "received", "told", "stopped"),
+    ("grace", "received", "stopped"),
     [
-        (Grace.PLANNED, None, [("stop_planned", 3, 30.0, "why")], ("stop", 30.0, signal.SIGTERM)),
-        (Grace.PLANNED, signal.SIGUSR1, [], ("stop", 30.0, signal.SIGUSR1)),
-        (Grace.BROKEN, None, [], ("stop", 3.0, True, None)),
-        (Grace.BROKEN, signal.SIGUSR1, [], ("stop", 3.0, True, None)),
+        (Grace.PLANNED, None, ("stop", 30.0, signal.SIGTERM)),
+        (Grace.PLANNED, signal.SIGUSR1, ("stop", 30.0, signal.SIGUSR1)),
+        (Grace.BROKEN, None, ("stop", 3.0, True, None)),
+        (Grace.BROKEN, signal.SIGUSR1, ("stop", 3.0, True, None)),
     ],
 )
-def test_how_workers_are_stopped(grace: Grace, received: int | None, told: object, stopped: object) -> None:
+def test_how_workers_are_stopped(grace: Grace, received: int | None, stopped: object) -> None:
     """After a failure a worker that exited early is looked for first, while it is known how the others ended."""
-    resources: Any = SimpleNamespace(config=config(), group=Called(), plugins=Called())
+    resources: Any = SimpleNamespace(config=config(), group=Called())
     broken = grace is Grace.BROKEN
-    early: object = stop_workers(resources, Stop(grace, "why"), 3, received, None)
+    early: object = stop_workers(resources, Stop(grace, "why"), received, None)
     assert early == ("early_exit" if broken else None)
-    assert resources.plugins.calls == told
     assert resources.group.calls == [*([("early_exit", None)] if broken else []), stopped]

@@ -535,30 +535,6 @@ def test_a_worker_that_exits_with_0_when_it_is_told_to_end_has_not_left_early(no
     assert node.group.early_exit(peer) is None
 
 
-def test_a_rank_that_cannot_begin_gives_the_others_the_grace_to_fail_alike(node: Node) -> None:
-    ready, gate = node.folder / "ready", node.folder / "gate"
-    for path in (ready, gate):
-        os.mkfifo(path)
-    fails = "echo \"ModuleNotFoundError: No module named 'torchvison'\" >&2; exit 1"
-    node.start(f"if test $RANK = 1; then read line < {ready}; else echo > {ready}; cat {gate}; fi; {fails}", TWO)
-    failure = node.failure()
-    node.group.stop(PATIENCE, broken=True, failure=failure)
-    with gate.open("w"):
-        pass
-    ended(node, 2)
-    assert node.group.finish_round(failure) == 2
-
-
-@pytest.mark.parametrize("further", ["initialized", "step"])
-def test_ranks_that_are_further_are_not_given_the_time_to_fail_alike(node: Node, further: str) -> None:
-    node.start("echo 'ImportError: a' >&2; test $RANK = 2 || exit 1; sleep 300", TWO)
-    failure = node.failure()
-    [other] = [worker for worker in node.group.workers if worker.assignment.rank == 2]
-    setattr(other, further, 1)
-    node.group.stop(PATIENCE, broken=True, failure=failure)
-    assert ended(node, 2).exit_code == -signal.SIGTERM
-
-
 def test_workers_that_failed_alike_are_counted_at_the_end_of_the_round(node: Node) -> None:
     node.start("echo 'ValueError: boom' >&2; exit 1", TWO)
     failure = node.failure()

@@ -227,8 +227,8 @@ def wrapping() -> SimpleNamespace:
             "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_judge_failure, "
             "elastic_node_gone, elastic_explain_hang, elastic_observe, elastic_run_starts, elastic_run_ends, "
             "elastic_train_state, elastic_init_process_group, "
-            "elastic_round_starts, elastic_stop_planned, elastic_preload, elastic_worker_command, "
-            "elastic_worker_environment, elastic_scheduler_defaults, elastic_configure, "
+            "elastic_round_starts, elastic_worker_command, elastic_worker_environment, "
+            "elastic_scheduler_defaults, elastic_configure, "
             "elastic_node_checks, elastic_workers_wait.",
         ),
         pytest.param(
@@ -370,7 +370,7 @@ def test_policies_are_judged_together_and_failures_are_told_to_observers() -> No
     assert heard == ["policy_failed", "policy_failed_traceback"]
 
 
-def test_observers_hear_of_events_rounds_and_stops_and_of_the_runs_end_last() -> None:
+def test_observers_hear_of_events_and_rounds_and_of_the_runs_end_last() -> None:
     heard: list[object] = []
     plugins = Plugins()
     plugins.register(
@@ -380,7 +380,6 @@ def test_observers_hear_of_events_rounds_and_stops_and_of_the_runs_end_last() ->
             elastic_run_starts=lambda config, run_uid, node, log_dir: heard.append((config, run_uid, node, log_dir)),
             elastic_run_ends=lambda: heard.append("end"),
             elastic_round_starts=lambda round, run_uid, members: heard.append((round, run_uid, members)),
-            elastic_stop_planned=lambda round, grace, reason: heard.append((round, grace, reason)),
         ),
     )
     plugins.publish(Event("joined", ""))
@@ -388,10 +387,9 @@ def test_observers_hear_of_events_rounds_and_stops_and_of_the_runs_end_last() ->
         run := config(), "uid", node := info("a"), Path("/logs"), lambda why, seconds: None, plugins.publish
     )
     plugins.round_starts(1, "uid", ["a", "b"])
-    plugins.stop_planned(1, 30.0, "resize")
     assert plugins.close(PATIENCE) == ()
     starts = (run, "uid", node, Path("/logs"))
-    assert heard == ["joined", starts, (1, "uid", ["a", "b"]), (1, 30.0, "resize"), "end"]
+    assert heard == ["joined", starts, (1, "uid", ["a", "b"]), "end"]
 
 
 # Settings ------------------------------------------------------------------------------------------------------------

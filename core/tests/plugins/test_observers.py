@@ -23,13 +23,13 @@ def test_everybody_hears_what_it_implements_in_order_with_the_arguments_it_takes
         [
             observer("one", lambda event: heard.append(event.name)),
             Implementation("one", "elastic_round_starts", lambda members: heard.append(members), ("members",)),
-            Implementation("two", "elastic_stop_planned", lambda: None, ()),
+            Implementation("two", "elastic_run_ends", lambda: None, ()),
         ]
     )
     observers.start()
     observers.tell("elastic_observe", event=Event("first", ""))
     observers.tell("elastic_round_starts", round=1, run_uid="u", members=["a", "b"])
-    observers.tell("elastic_stop_planned", round=1, grace=3.0, reason="resize")
+    observers.tell("elastic_run_ends")
     observers.tell("elastic_observe", event=Event("last", ""))
     assert observers.close(PATIENCE) == ()
     assert heard == ["first", ["a", "b"], "last"]

@@ -33,6 +33,7 @@ from elastic_core.protocol.entries import (
 )
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.protocol.schema import SKIPPABLE, reader, writer
+from elastic_core.protocol.settings import PROTOCOL
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
 
 UNEQUAL = (Member("a", 2, "trainer"), Member("b", 4, "reader"))
@@ -134,19 +135,21 @@ class Planted:
         ("no object", b"[1]", "not a JSON object"),
         (
             "another version",
-            changed(v=4),
-            rf"protocol version 4, written by elastic-core {__version__} \(which speaks 3\); this node speaks 3 "
+            changed(v=PROTOCOL + 1),
+            rf"protocol version {PROTOCOL + 1}, written by elastic-core {__version__} \(which speaks {PROTOCOL}\); "
+            rf"this node speaks {PROTOCOL} "
             rf"\(elastic-core {__version__}\)",
         ),
         (
             "a later release",
-            changed(v=5, by="0.9.0", speaks=[4, 5]),
-            r"protocol version 5, written by elastic-core 0.9.0 \(which speaks 4 to 5\); this node speaks 3 ",
+            changed(v=99, by="0.9.0", speaks=[98, 99]),
+            r"protocol version 99, written by elastic-core 0.9.0 \(which speaks 98 to 99\); "
+            rf"this node speaks {PROTOCOL} ",
         ),
         (
             "versions that are none",
             changed(v=[9] * 99, by="\x1b[2J", speaks="all"),
-            r"protocol version \[9, 9, 9, 9, 9, 9, 9; this node speaks 3 ",
+            rf"protocol version \[9, 9, 9, 9, 9, 9, 9; this node speaks {PROTOCOL} ",
         ),
         ("no version", changed(v="DROP"), "protocol version None"),
         ("an unknown kind", changed(kind="HALLO"), "of no known kind"),

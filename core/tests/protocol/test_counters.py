@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from test_leader_edges import NOW, RESTART, outcome, running, stopped, view
@@ -191,7 +190,15 @@ def test_the_newest_failures_that_spent_a_restart_are_remembered() -> None:
     remembered = past_failures(ledger, NOW + 5.0)
     assert [one.step for one in remembered] == list(range(2, MAX_FAILURES + 2))
     assert remembered[-1] == Failure(
-        round=1, rank=0, host="host-a", exception="ValueError", exit_code=1, step=MAX_FAILURES + 1, seconds_ago=5.0
+        round=1,
+        rank=0,
+        host="host-a",
+        exception="ValueError",
+        exit_code=1,
+        step=MAX_FAILURES + 1,
+        seconds_ago=5.0,
+        digest=blame.digest,
+        after=5.0,
     )
 
 
@@ -211,8 +218,7 @@ def test_the_ledger_remembers_which_failures_came_after_a_new_checkpoint(
     blame = incident("a")
     ledger = with_counters(
         halted("ab", HaltReason.FAILURE, blame=blame),
-        failures=(SpentRestart(failure=replace(as_failure(blame), round=7), age=1.0),),
-        new_checkpoints=(6, 7),
+        failures=(SpentRestart(failure=replace(as_failure(blame), round=7, new_checkpoint=True), age=1.0),),
     )
     assert ledger.round is not None
     assert ledger.halt is not None
@@ -220,9 +226,8 @@ def test_the_ledger_remembers_which_failures_came_after_a_new_checkpoint(
     known = LeaderView(ledger=ledger, watch=watch(*nodes, now=NOW), now=NOW)
     counters, spends = counters_after_halt(known, ledger.round, ledger.halt)
     assert spends
-    assert counters.new_checkpoints == ((7, 1) if new else (7,)), "6 is the round of no failure that is remembered"
-    remembered = past_failures(with_counters(ledger, failures=counters.failures, new_checkpoints=(7,)), NOW)
-    assert [(one.round, one.new_checkpoint) for one in remembered] == [(7, True), (1, False)]
+    remembered = past_failures(with_counters(ledger, failures=counters.failures), NOW)
+    assert [(one.round, one.new_checkpoint) for one in remembered] == [(7, True), (1, new)]
 
 
 def test_a_failure_is_remembered_with_short_texts_and_tenths_of_seconds() -> None:
@@ -309,19 +314,14 @@ def test_the_ledger_hears_one_round_later_how_far_a_round_came() -> None:
     blame = replace(incident("a"), message="ValueError: boom", where="train.py:41 in step: x")
     old = [running("a"), running("b", reached=Reached(1, 20))]
     first, _ = counters_after_restart(view(ledger, *old), ledger.round, blame)
-    (known,) = past_failures(with_counters(ledger, **counters_of(first)), NOW)
+    (known,) = past_failures(with_counters(ledger, failures=first.failures), NOW)
     assert (known.step, known.moved, known.place, known.digest) == (20, False, "train.py:41 in step", blame.digest)
     rows = [running("a"), running("b", reached=Reached(1, 90, moved=True, saved=True))]
-    (known,) = past_failures(with_counters(ledger, **counters_of(first)), NOW, [node.row for node in rows])
+    (known,) = past_failures(with_counters(ledger, failures=first.failures), NOW, [node.row for node in rows])
     assert (known.step, known.moved, known.new_checkpoint) == (90, True, True)
-    ledger = with_counters(ledger, **counters_of(first))
+    ledger = with_counters(ledger, failures=first.failures)
     assert ledger.round is not None
     second, _ = counters_after_restart(view(ledger, *rows), ledger.round, replace(blame, round=2))
-    known, newest = past_failures(with_counters(ledger, **counters_of(second)), NOW)
+    known, newest = past_failures(with_counters(ledger, failures=second.failures), NOW)
     assert (known.step, known.moved, known.new_checkpoint) == (90, True, True)
     assert (newest.round, newest.step, newest.moved) == (2, None, False)
-
-
-def counters_of(counters: Counters) -> dict[str, Any]:
-    names = ("failures", "evidence", "new_checkpoints")
-    return {name: getattr(counters, name) for name in names}

@@ -17,7 +17,6 @@ from elastic_core.protocol.entries import (
     Closed,
     Counters,
     Drain,
-    Evidence,
     Halt,
     HaltReason,
     Leader,
@@ -95,13 +94,21 @@ ROWS = (
     ),
     NodeRow(info=info("d"), reached=Reached(7, step=900, moved=True, saved=True)),
 )
-FAILURE = Failure(round=1, rank=0, host="host-a", exception="KeyError", exit_code=1, step=900)
-COUNTERS = Counters(
-    restarts=1,
-    failures=(SpentRestart(failure=FAILURE, age=9.5),),
-    new_checkpoints=(1,),
-    evidence=(Evidence(1, "train.py:41 in step", "0123abcd", 8.5, moved=True),),
+FAILURE = Failure(
+    round=1,
+    rank=0,
+    host="host-a",
+    exception="KeyError",
+    exit_code=1,
+    step=900,
+    new_checkpoint=True,
+    place="train.py:41 in step",
+    digest="0123abcd",
+    after=8.5,
+    moved=True,
+    checkpoint="step-900.pt",
 )
+COUNTERS = Counters(restarts=1, failures=(SpentRestart(failure=FAILURE, age=9.5),))
 CHANGED = f"""The bytes that nodes exchange have changed, and earlier releases of protocol {PROTOCOL} have to read them.
 - A field was added: give it a default and metadata=SKIPPABLE (protocol.schema), so that they skip it.
 - Anything else: raise PROTOCOL (protocol.settings).

@@ -12,7 +12,7 @@ from views import halted, incident, info, live, members, offer, seen, settings, 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
-from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, HostLosses, Leader, Member, Round
+from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, HostLosses, Leader, Round
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
@@ -770,48 +770,3 @@ class TestTheCause:
         nodes = [running("a", incident=first), running("b", incident=self.killed)]
         judgement = Judgement(round=1, incident=self.killed, verdict=RESTART)
         assert body(decide(view(live("ab"), *nodes, judgement=judgement))).why.startswith("rank 0 on host-b ")
-
-
-class TestAProgramThatCannotBegin:
-    """It is judged when all have stopped, and it is known how many ranks have failed alike."""
-
-    lacks = replace(incident("a"), message="ModuleNotFoundError: No module named 'torchvison'")
-
-    def test_others_get_the_time_to_fail_alike(self) -> None:
-        nodes = [running("a", incident=self.lacks), running("b")]
-        assert body(decide(view(live("ab"), *nodes))).incident == self.lacks
-        without = live("ab", settings(max_restarts=0))
-        assert decide(view(without, *nodes)) == AskPolicies(self.lacks), "the first failure ends the job anyway"
-        ledger = halted("ab", HaltReason.FAILURE, blame=self.lacks)
-        assert isinstance(decide(view(ledger, running("a", head=3, incident=self.lacks), stopped("b"))), LookAgain)
-
-    @pytest.mark.parametrize(
-        ("size", "alike", "differ"),
-        [
-            pytest.param(2, (2, 0), False, id="all of one host, which lacks a package"),
-            pytest.param(2, (1, 0), True, id="one of two ranks"),
-            pytest.param(2, (1, 2), True, id="one of two ranks, and two of another host"),
-            pytest.param(2, (2, 2), False, id="all"),
-            pytest.param(1, (1, 1), False, id="all, one on each node"),
-            pytest.param(1, (1, 0), True, id="one of two, one on each node"),
-        ],
-    )
-    def test_ranks_that_did_not_fail_alike_are_counted(self, size: int, alike: tuple[int, int], differ: bool) -> None:
-        sealed = Round(number=1, offer=offer("a"), members=tuple(Member(name, size, "default") for name in "ab"))
-        halt = Halt(round=1, reason=HaltReason.FAILURE, why="it was", incident=self.lacks)
-        ledger = then(then(start(), sealed, at=10.0), halt, at=20.0)
-        of_a, of_b = alike
-        other = replace(self.lacks, node_id="b") if of_b else None
-        nodes = [stopped("a", incident=self.lacks, alike=of_a), stopped("b", incident=other, alike=of_b)]
-        assert decide(view(ledger, *nodes)) == AskPolicies(self.lacks, peers_differ=differ)
-
-    def test_a_job_of_one_rank_has_no_other(self) -> None:
-        sealed = Round(number=1, offer=offer("a"), members=(Member("a", 1, "default"),))
-        halt = Halt(round=1, reason=HaltReason.FAILURE, why="it was", incident=self.lacks)
-        ledger = then(then(start(), sealed, at=10.0), halt, at=20.0)
-        assert decide(view(ledger, stopped("a", incident=self.lacks))) == AskPolicies(self.lacks)
-
-    def test_any_other_failure_says_nothing_of_the_other_ranks(self) -> None:
-        ledger = halted("ab", HaltReason.FAILURE, blame=incident("a"))
-        nodes = [stopped("a", incident=incident("a"), alike=1), stopped("b")]
-        assert decide(view(ledger, *nodes)) == AskPolicies(incident("a"))

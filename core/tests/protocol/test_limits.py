@@ -22,7 +22,6 @@ from elastic_core.protocol.entries import (
     Body,
     Counters,
     Entry,
-    Evidence,
     Exclusion,
     Halt,
     HaltReason,
@@ -146,14 +145,25 @@ def failure(lots: random.Random, who: NodeInfo) -> Incident:
     return replace(blame, message=words(lots, 500), detail=words(lots, 4096), log=words(lots, 4096))
 
 
+def longest_failure(text: str) -> Failure:
+    """The failure whose record is the longest, with this text."""
+    return Failure(
+        round=10**6,
+        rank=10**6,
+        host=text,
+        exception=text,
+        exit_code=-11,
+        step=10**12,
+        place=text,
+        digest="0123abcd",
+        after=1_234_567.8,
+        checkpoint=text,
+    )
+
+
 def largest_failure(lots: random.Random) -> Failure:
     text = clip(words(lots, FAILURE_TEXT_BYTES), FAILURE_TEXT_BYTES)
-    return Failure(round=10**6, rank=10**6, host=text, exception=text, exit_code=-11, step=10**12, seconds_ago=0.0)
-
-
-def largest_evidence(lots: random.Random) -> Evidence:
-    text = clip(words(lots, FAILURE_TEXT_BYTES), FAILURE_TEXT_BYTES)
-    return Evidence(round=10**6, place=text, digest="0123abcd", after=1_234_567.8, moved=True)
+    return longest_failure(text)
 
 
 def place(lots: random.Random) -> Offer:
@@ -172,8 +182,6 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
         losses={f"{lots.getrandbits(64):016x}": HostLosses(99, 86_400_000.5 + i) for i in range(MAX_HOSTS)},
         excluded=tuple(Exclusion(f"{lots.getrandbits(64):016x}", 86_400_000) for _ in range(MAX_HOSTS)),
         failures=MAX_FAILURES * (SpentRestart(failure=largest_failure(lots), age=8_640_000.5),),
-        new_checkpoints=MAX_FAILURES * (10**6,),
-        evidence=MAX_FAILURES * (largest_evidence(lots),),
     )
     blame = failure(lots, nodes[-1])
     bodies: list[Body] = [Open(scheduler_uid=words(lots, 64), settings=run)]
@@ -311,8 +319,7 @@ LONG = 9000 * "w"
 
 def largest_counters() -> Counters:
     """Counters with everything that they can have at once, and long numbers."""
-    text = FAILURE_TEXT_BYTES * "w"
-    failed = Failure(round=10**6, rank=10**6, host=text, exception=text, exit_code=-11, step=10**12)
+    failed = longest_failure(FAILURE_TEXT_BYTES * "w")
     return Counters(
         restarts=10**6,
         barren=9,
@@ -320,8 +327,6 @@ def largest_counters() -> Counters:
         losses={f"{host:016x}": HostLosses(9999, 86_400_000.5) for host in range(MAX_HOSTS)},
         excluded=tuple(Exclusion(f"{host:016x}", 86_400_000) for host in range(MAX_HOSTS)),
         failures=MAX_FAILURES * (SpentRestart(failure=failed, age=86_400_000.5),),
-        new_checkpoints=MAX_FAILURES * (10**6,),
-        evidence=MAX_FAILURES * (Evidence(10**6, text, "0123abcd", 1_234_567.8, moved=False),),
         changes=MAX_CHANGES * (86_400_000.5,),
     )
 
@@ -408,8 +413,7 @@ def test_the_documented_shares_of_a_resume_hold_its_parts_and_fit_into_a_value_t
         [counters["losses"]],
         [counters["excluded"]],
         [counters["failures"]],
-        [counters["evidence?"]],
-        [counters["new_checkpoints?"], counters["changes?"]],
+        [counters["changes?"]],
         texts,
         [halt["incident"]],
         [body["round"]["hosts"]],

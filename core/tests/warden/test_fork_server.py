@@ -20,7 +20,6 @@ from elastic_core.warden.spawn import Child, Kind
 
 FOREVER = {
     "modules": ["torch"],
-    "whole": True,
     "python": ["sh", "-c", "sleep 1000"],
     "program": [],
     "env": {"PATH": os.environ["PATH"]},
@@ -111,7 +110,7 @@ class Forks(View):
         super().__init__()
         become_subreaper()
         (script := folder / "train.py").write_text("")
-        settings = {"modules": ["json"], "later": ["csv"], "whole": True, "env": {"PATH": os.environ["PATH"]}}
+        settings = {"modules": ["json"], "later": ["csv"], "env": {"PATH": os.environ["PATH"]}}
         self.children = [self.client.start({**settings, "python": [sys.executable, "-u"], "program": [str(script)]})]
 
     def wait_until_ready(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from elastic_policies.replay import Judged, replay
 
 TRACES = Path(__file__).parents[3] / "tests" / "data" / "traces"
 STORIES = json.loads((Path(__file__).parent / "data" / "histories.json").read_text(encoding="utf-8"))
+LOST_PEER = re.compile("Connection closed by peer|Timed out waiting|Watchdog caught collective")
 TRIES = 5
 STEPS_AN_HOUR = 120
 
@@ -75,7 +77,10 @@ def rounds(story: dict[str, Any]) -> Iterator[tuple[Incident, dict[str, Any], fl
             seconds = 60.0 * facts.pop("minutes")
             known = {name: facts.pop(name) for name in ("new_checkpoint", "moved") if name in facts}
             kind = IncidentKind(facts.pop("kind", IncidentKind.WORKER_FAILED))
-            facts = {"host": "n0", "rank": 0, "exit_code": 1, **facts}
+            message = facts.get("message", "")
+            exception = message.partition(":")[0]
+            facts = {"exception": exception if "Error" in exception else "", "host": "n0", "rank": 0, **facts}
+            facts = {"exit_code": 1, "follows_peer": LOST_PEER.search(message) is not None, **facts}
             yield Incident(kind=kind, round=number, node_id="", after=seconds, **facts), known, seconds
 
 

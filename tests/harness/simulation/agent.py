@@ -247,7 +247,6 @@ class SimAgent:
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
             round_starts=lambda *_: None,
-            stop_planned=lambda *_: None,
             node_checks=lambda _config: (checks.SLOW,) if plan.check else (),
         )
         resources = SimpleNamespace(

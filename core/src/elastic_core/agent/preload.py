@@ -17,7 +17,6 @@ from elastic_core.config.program import ProgramKind, interpreter, python_program
 if TYPE_CHECKING:
     from elastic_core.agent.interruption import Interruption
     from elastic_core.config.run import RunConfig
-    from elastic_core.plugins.manager import Plugins
     from elastic_core.warden.client import Warden
     from elastic_core.warden.messages import WardenEvent
 
@@ -28,8 +27,8 @@ worker. Few programs need it to begin, so the fork server imports it when it is 
 PATIENCE = 60.0  # seconds that a new node waits for its fork server before it joins; a running job goes on meanwhile
 
 
-def first_modules(config: RunConfig) -> tuple[str, ...]:
-    """Return the modules that the run itself names; () if every worker starts fresh."""
+def modules(config: RunConfig) -> tuple[str, ...]:
+    """Return the modules that the fork server imports; () if every worker starts fresh."""
     if not config.warm_start or config.program.kind is ProgramKind.EXECUTABLE:
         return ()
     if config.preload is not None:
@@ -38,29 +37,15 @@ def first_modules(config: RunConfig) -> tuple[str, ...]:
 
 
 def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None:
-    """Start the fork server, if the run has one, with :func:`first_modules`: plugins are not loaded yet."""
-    if names := first_modules(config):
+    """Start the fork server, if the run has one, with :func:`modules`."""
+    if names := modules(config):
         warden.preload(
             names,
             later=later_modules(config, names),
             python=interpreter(environ),
             program=[*python_program(config.program), *config.program.args],  # as long as a worker's in ps
             env={**environ, **threads(config.nproc_per_node, environ)},
-            whole=False,
         )
-
-
-def complete(warden: Warden, config: RunConfig, plugins: Plugins) -> tuple[str, ...]:
-    """Send the fork server all modules that it imports, and return them; () without a fork server.
-
-    Raises:
-        PluginError: A plugin failed to say what it wants preloaded.
-    """
-    if not (named := first_modules(config)):
-        return ()
-    names = tuple(dict.fromkeys((*named, *plugins.preload(config))))
-    warden.preload_rest(names)
-    return names
 
 
 def later_modules(config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -147,19 +147,17 @@ class Resources:
 
 
 def stop_workers(
-    resources: Resources, stop: Stop, number: int, received: int | None, failure: Incident | None
+    resources: Resources, stop: Stop, received: int | None, failure: Incident | None
 ) -> WorkerFailed | None:
     """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
 
-    ``received`` is the signal for which this node leaves. The workers get it too, and plugins need no word of the stop.
+    ``received`` is the signal for which this node leaves. The workers get it too.
     """
-    config, group, planned = resources.config, resources.group, stop.grace is Grace.PLANNED
-    if not planned:
+    config, group = resources.config, resources.group
+    if stop.grace is not Grace.PLANNED:
         early = group.early_exit(failure)
         group.stop(config.failure_grace, broken=True, failure=failure)
         return early
-    if received is None:
-        resources.plugins.stop_planned(number, config.shutdown_timeout, stop.why)
     group.stop(config.shutdown_timeout, signum=signal.SIGTERM if received is None else received)
     return None
 

@@ -342,15 +342,13 @@ class Supervisor:
 
     def _notify(self, notice: node_events.Notice | None) -> None:
         """Write the notice, *then* read the reports, and answer once."""
-        if notice is not None and notice.step is None and (plan := self._state.ledger.plan) is not None:
-            self._plugins.stop_planned(self._state.round, notice.deadline, plan.why)
         if (steps := self._group.notify(notice)) is not None and notice is not None:
             self._step(node_events.Answered(notice, steps))
 
     def _stop(self, stop: node_events.Stop) -> None:
         number, failure = self._state.round, known_failure(self._state)
         self._say("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG)
-        early = stop_workers(self._resources, stop, number, self._departure.received, failure)
+        early = stop_workers(self._resources, stop, self._departure.received, failure)
         self._gate.prepare(number + 1)  # after the signal, since it starts a thread
         self._step(early)
 

@@ -35,7 +35,6 @@ from elastic_core.incidents import (
     IncidentKind,
     describe_early_exit,
     has_wrong_arguments,
-    repeats_at_once,
 )
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import WorkerFailed
@@ -199,11 +198,6 @@ def failed_alike(worker: Worker, failure: Incident, *, records: bool, over: bool
     if failure.exception:
         return (cause.exception, cause.where) == (failure.exception, failure.where)
     return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message
-
-
-def may_fail_alike(workers: Sequence[Worker], failure: Incident) -> bool:
-    """Whether workers may be about to fail as one has whose program could not begin: none is known to be further."""
-    return repeats_at_once(failure) is not None and not any(it.initialized or it.step is not None for it in workers)
 
 
 def describe_oom(limit: int | None) -> str:

@@ -31,7 +31,6 @@ from elastic_core.agent.worker_incidents import (
     exit_incident,
     failed_alike,
     has_raised,
-    may_fail_alike,
     store_incident,
     worker_incident,
 )
@@ -273,9 +272,9 @@ class WorkerGroup:
             case messages.Signalled(signum, pids):
                 self._killed.update(pids if signum == signal.SIGKILL else ())
                 for worker in self._workers.values():
-                    worker.told_to_end |= worker.pid in pids and signum != signal.SIGCONT
+                    worker.told_to_end |= worker.pid in pids
                 name, who = signal_name(signum), ", ".join(map(str, pids))
-                level = Level.DEBUG if signum in (signal.SIGTERM, signal.SIGCONT) else Level.INFO
+                level = Level.DEBUG if signum == signal.SIGTERM else Level.INFO
                 self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
             case WatchdogEvent.TIMERS_DUE if self.watchdog is not None:
                 for timer in self.watchdog.take_expired():
@@ -309,10 +308,8 @@ class WorkerGroup:
 
         A ``broken`` round is stopped for a ``failure``, whose cause may be a worker here that is about to end. If the
         failure follows from the loss of a peer, a worker whose program has ended gets no SIGTERM: it may be that peer,
-        and its exit code tells. If the others may be about to fail alike, SIGTERM comes in the last part of the grace.
+        and its exit code tells.
         """
-        if failure is not None and self.config.max_restarts > 0 and may_fail_alike(self.workers, failure):
-            signum = signal.SIGCONT  # which changes nothing
         if broken and not self._over:
             self._want_cause()
         ending = self._note_ended() if failure is not None and failure.follows_peer else ()

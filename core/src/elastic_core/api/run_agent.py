@@ -95,7 +95,7 @@ def _run_once(
         stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
-        names = preload.complete(warden, config, plugins)
+        names = preload.modules(config)
         return connect_and_run(config, plugins, slot, warden, names, former=former, show_state=dump.show)
 
 

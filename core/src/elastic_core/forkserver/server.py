@@ -58,9 +58,6 @@ def run(control: int, usual: Set[str]) -> None:
     recorder = FailureRecorder()
     stack_dump.ignore_requests_at_exit()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
-    if not order["whole"]:
-        [(rest, _), *requests] = requests or _wait(channel)
-        modules, seconds = rest["modules"], seconds + _preload(rest["modules"], channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     server = _ForkServer(environment, own, title, recorder, usual)
     server.examine(channel)

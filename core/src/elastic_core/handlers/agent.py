@@ -451,7 +451,7 @@ class HandlerAgent:
     def _stop(self, stop: Stop) -> None:
         if (reason := self._state.reason) is not None:
             self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=stop.why)))
-        early = stop_workers(self._resources, stop, self._round, self._received, self._state.incident)
+        early = stop_workers(self._resources, stop, self._received, self._state.incident)
         self._gate.prepare(self._round + 1)  # after the signal, since it starts a thread
         if early is not None:
             self._step(early)

@@ -26,7 +26,6 @@ from elastic_core.incidents import (
     Verdict,
     is_same_step,
     repeats_after_restart,
-    repeats_at_once,
 )
 
 
@@ -49,7 +48,7 @@ def is_worth_requeueing(incident: Incident, past: Sequence[Failure] = ()) -> boo
 
 
 class MaxRestartsPolicy:
-    """Restart until ``--max_restarts`` are spent, unless the program would fail in the same way again at once."""
+    """Restart until ``--max_restarts`` are spent, unless the first has not mended a program that could not begin."""
 
     @hookimpl
     def elastic_judge_failure(self, incident: Incident, history: History) -> Verdict:
@@ -57,8 +56,6 @@ class MaxRestartsPolicy:
         if incident.kind not in SPENDS_A_RESTART:
             return Verdict(Action.RESTART, f"{incident.kind.value.replace('_', ' ')} spends no restart")
         if history.restarts < history.max_restarts:
-            if not history.peers_differ and (why := repeats_at_once(incident)) is not None:
-                return Verdict(Action.GIVE_UP, f"no restart mends {why}")
             if (why := repeats_after_restart(incident, history.failures)) is not None:
                 return Verdict(Action.GIVE_UP, f"a restart has not mended {why}")
             limit = "" if history.max_restarts >= UNLIMITED_RESTARTS else f" of --max_restarts={history.max_restarts}"

@@ -44,7 +44,6 @@ OBSERVING = (
     "elastic_run_starts",
     "elastic_run_ends",
     "elastic_round_starts",
-    "elastic_stop_planned",
 )
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
 
@@ -245,10 +244,6 @@ class Plugins:
         """Queue the notice that a round is about to start workers on this node. Never blocks."""
         self._observers.tell("elastic_round_starts", round=round, run_uid=run_uid, members=members)
 
-    def stop_planned(self, round: int, grace: float, reason: str) -> None:
-        """Queue the notice that the workers of a healthy round are about to be stopped. Never blocks."""
-        self._observers.tell("elastic_stop_planned", round=round, grace=grace, reason=reason)
-
     def close(self, timeout: float) -> tuple[str, ...]:
         """Wait up to ``timeout`` seconds until the observers have finished; return the names of those that have not."""
         self._observers.tell("elastic_run_ends")
@@ -264,13 +259,6 @@ class Plugins:
         return observers
 
     # Worker start ----------------------------------------------------------------------------------------------------
-
-    def preload(self, config: RunConfig) -> tuple[str, ...]:
-        """Return the modules that plugins want the fork server to import, in order of their registration."""
-        names: list[str] = []
-        for impl in reversed(self.implementations("elastic_preload")):
-            names += self._ask(impl, config=config) or ()
-        return tuple(dict.fromkeys(names))
 
     def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
         """Return the argument vector of one worker."""

@@ -12,7 +12,7 @@ import functools
 import json
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from elastic_core.errors import ElasticError, RendezvousStateError
@@ -21,7 +21,6 @@ from elastic_core.protocol.entries import (
     KINDS,
     Counters,
     Entry,
-    Evidence,
     Exclusion,
     HostLosses,
     Member,
@@ -235,38 +234,21 @@ def _unpack_ids(packed: str | list[str]) -> list[str]:
     return [text[at : at + _ID_DIGITS] for at in range(0, len(text), _ID_DIGITS)]
 
 
-_FAILURE_FIELDS = ("round", "rank", "host", "exception", "exit_code", "step", "seconds_ago")
+_FAILURE_FIELDS = tuple(name for name in Failure.__dataclass_fields__ if name != "seconds_ago")
 
 
 def _pack_failures(failures: tuple[SpentRestart, ...]) -> list[list[Any]]:
     """Return a list of values for each failure, since every entry carries them; the last one is the ROUND's age."""
-    return [[*(getattr(one.failure, name) for name in _FAILURE_FIELDS[:-1]), one.age] for one in failures]
+    return [[*(getattr(one.failure, name) for name in _FAILURE_FIELDS), one.age] for one in failures]
 
 
 def _unpack_failures(packed: object) -> tuple[SpentRestart, ...]:
     """Reverse :func:`_pack_failures`; raise SchemaError for values of other types."""
-    found = _unpack_rows(packed, Failure, _FAILURE_FIELDS)
-    return tuple(SpentRestart(failure=replace(failure, seconds_ago=0.0), age=failure.seconds_ago) for failure in found)
-
-
-_EVIDENCE_FIELDS = tuple(Evidence.__dataclass_fields__)
-
-
-def _pack_evidence(evidence: tuple[Evidence, ...]) -> list[list[Any]]:
-    """Return a list of values for each, since every entry carries them."""
-    return [[getattr(one, name) for name in _EVIDENCE_FIELDS] for one in evidence]
-
-
-def _unpack_evidence(packed: object) -> tuple[Evidence, ...]:
-    """Reverse :func:`_pack_evidence`; raise SchemaError for values of other types."""
-    return tuple(_unpack_rows(packed, Evidence, _EVIDENCE_FIELDS))
-
-
-def _unpack_rows(packed: object, kind: type, names: tuple[str, ...]) -> list[Any]:
-    """Return a dataclass for each list of the values of these fields; raise SchemaError for anything else."""
-    if type(packed) is not list or any(type(row) is not list or len(row) != len(names) for row in packed):
+    length = len(_FAILURE_FIELDS) + 1
+    if type(packed) is not list or any(type(row) is not list or len(row) != length for row in packed):
         raise SchemaError("", "are not of the schema")
-    return [reader(kind)(dict(zip(names, row, strict=True))) for row in packed]
+    found = [(dict(zip(_FAILURE_FIELDS, row, strict=False)), row[-1]) for row in packed]
+    return tuple(reader(SpentRestart)({"failure": failure, "age": age}) for failure, age in found)
 
 
 def _pack_losses(losses: Mapping[str, HostLosses]) -> dict[str, list[float]]:
@@ -301,18 +283,8 @@ def _unpack_excluded(packed: object) -> tuple[Exclusion, ...]:
     return tuple(found)
 
 
-_PACKED_COUNTERS = {
-    "failures": _pack_failures,
-    "evidence": _pack_evidence,
-    "losses": _pack_losses,
-    "excluded": _pack_excluded,
-}
-_UNPACKED_COUNTERS = {
-    "failures": _unpack_failures,
-    "evidence": _unpack_evidence,
-    "losses": _unpack_losses,
-    "excluded": _unpack_excluded,
-}
+_PACKED_COUNTERS = {"failures": _pack_failures, "losses": _pack_losses, "excluded": _pack_excluded}
+_UNPACKED_COUNTERS = {"failures": _unpack_failures, "losses": _unpack_losses, "excluded": _unpack_excluded}
 
 
 def _read(reading: Reader, plain: object, where: str) -> Any:

@@ -12,16 +12,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from elastic_core.incidents import SPENDS_A_RESTART, Action, Failure, Incident, as_failure
-from elastic_core.protocol.entries import (
-    Counters,
-    Evidence,
-    Exclusion,
-    Halt,
-    HaltReason,
-    HostLosses,
-    Round,
-    SpentRestart,
-)
+from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, HostLosses, Round, SpentRestart
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_CHANGES, MAX_FAILURES, MAX_HOSTS, clip
@@ -83,24 +74,8 @@ def past_failures(ledger: Ledger, now: float, rows: Sequence[NodeRow] = ()) -> t
 
     By ``rows``, a round may have come further than the ledger says: it is written before the last nodes have stopped.
     """
-    age, counters = ledger.age(now), ledger.counters
-    evidence, found = {one.round: one for one in counters.evidence}, []
-    for spent in counters.failures:
-        number = spent.failure.round
-        more, reached = evidence.get(number, Evidence(number, "", "", None, moved=False)), progress_of(number, rows)
-        failure = replace(
-            spent.failure,
-            step=_newest(spent.failure.step, reached.step),
-            seconds_ago=max(0.0, age - spent.age),
-            new_checkpoint=number in counters.new_checkpoints or reached.saved,
-            place=more.place,
-            digest=more.digest,
-            after=more.after,
-            moved=more.moved or reached.moved,
-            checkpoint=more.checkpoint,
-        )
-        found.append(failure)
-    return tuple(found)
+    age, past = ledger.age(now), ledger.counters.failures
+    return tuple(replace(_with_progress(one.failure, rows), seconds_ago=max(0.0, age - one.age)) for one in past)
 
 
 def as_record(incident: Incident) -> Failure:
@@ -141,26 +116,20 @@ def _newest(*steps: int | None) -> int | None:
 
 def _with_failure(counters: Counters, view: LeaderView, old: Round, incident: Incident) -> Counters:
     """Return the counters with the failure of round ``old`` as the newest one, and with what is known of all by now."""
-    record, rows = as_record(incident), [node.row for node in view.node_views(old)]
-    evidence = {one.round: one for one in counters.evidence}
-    evidence[record.round] = Evidence(
-        record.round, record.place, record.digest, record.after, moved=False, checkpoint=record.checkpoint
-    )
-    bare = replace(record, place="", digest="", after=None, checkpoint="")  # which the evidence has
-    spent = (*counters.failures, SpentRestart(failure=bare, age=round(view.age, 1)))[-MAX_FAILURES:]
-    reached = {one.failure.round: progress_of(one.failure.round, rows) for one in spent}
+    rows = [node.row for node in view.node_views(old)]
+    spent = (*counters.failures, SpentRestart(failure=as_record(incident), age=round(view.age, 1)))[-MAX_FAILURES:]
+    return replace(counters, failures=tuple(replace(one, failure=_with_progress(one.failure, rows)) for one in spent))
+
+
+def _with_progress(failure: Failure, rows: Sequence[NodeRow]) -> Failure:
+    """Return a failure of the past with what the rows say of its round."""
+    reached = progress_of(failure.round, rows)
     return replace(
-        counters,
-        failures=tuple(_with_step(one, reached[one.failure.round].step) for one in spent),
-        new_checkpoints=tuple(n for n in reached if n in counters.new_checkpoints or reached[n].saved),
-        evidence=tuple(
-            replace(evidence[n], moved=evidence[n].moved or reached[n].moved) for n in reached if n in evidence
-        ),
+        failure,
+        step=_newest(failure.step, reached.step),
+        moved=failure.moved or reached.moved,
+        new_checkpoint=failure.new_checkpoint or reached.saved,
     )
-
-
-def _with_step(spent: SpentRestart, step: int | None) -> SpentRestart:
-    return replace(spent, failure=replace(spent.failure, step=_newest(spent.failure.step, step)))
 
 
 def add_change(before: tuple[float, ...], age: float) -> tuple[float, ...]:

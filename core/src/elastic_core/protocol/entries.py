@@ -40,18 +40,6 @@ class SpentRestart:
     age: float  # the :attr:`Entry.age` of the ROUND that followed
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What else is known of a failure that spent a restart; the fields are those of :class:`Failure`."""
-
-    round: int
-    place: str
-    digest: str
-    after: float | None
-    moved: bool
-    checkpoint: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """What the job remembers across rounds and leaders. Every entry carries it."""
@@ -66,10 +54,6 @@ class Counters:
     """Hosts that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
     failures: tuple[SpentRestart, ...] = ()
     """The newest failures that spent a restart, oldest first, at most ``MAX_FAILURES`` (rule L10)."""
-    new_checkpoints: tuple[int, ...] = field(default=(), metadata=SKIPPABLE)
-    """The rounds of these failures that had saved a newer checkpoint than the rounds before (rule L10)."""
-    evidence: tuple[Evidence, ...] = field(default=(), metadata=SKIPPABLE)
-    """What else is known of these failures (rule L10)."""
     changes: tuple[float, ...] = field(default=(), metadata=SKIPPABLE)
     """The run's ages, in seconds, at the newest ROUNDs that followed a loss, a departure or a failure, oldest first, at
     most ``MAX_CHANGES`` (rule L13)."""

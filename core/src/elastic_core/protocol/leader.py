@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
-from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, distance_to_cause
 from elastic_core.protocol import graceful_stop, leader_entries, stacks
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
@@ -148,7 +148,7 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
     if not is_charged(first):  # not the workers' fault, e.g. a port that is taken: restart without asking
         verdict = Verdict(Action.RESTART, first.message)
     elif not view.has_asked_policies(current.number):
-        if view.needs_other_reports(first):
+        if distance_to_cause(first):  # its cause may be reported until all members have stopped (L9)
             return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
         return AskPolicies(first)
     if verdict is None:  # the policies have not answered yet: stop the broken round meanwhile
@@ -324,9 +324,9 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     reason, requeue = halt.verdict or "the failure policy gave up", halt.requeue
     if halt.reason is HaltReason.FAILURE:  # a HALT for GIVING_UP has the verdict, for the next leader too
         if not view.has_asked_policies(old.number):
-            if view.needs_other_reports(first) and members.busy:
+            if distance_to_cause(first) and members.busy:
                 return None
-            return AskPolicies(first, peers_differ=view.do_peers_differ(old, halt.incident, first))
+            return AskPolicies(first)
         if (verdict := view.verdict(old.number)) is None:  # their answer will call `decide` again
             return LookAgain(None)
         if verdict.action is not Action.GIVE_UP:

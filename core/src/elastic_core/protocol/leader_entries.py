@@ -29,7 +29,6 @@ class AskPolicies:
     """Ask the failure policies about this incident, and decide again with their verdict."""
 
     incident: Incident
-    peers_differ: bool = False  # as in a History
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class LeaderDriver:
             return self._append(store, ledger, lost)
         decision = decide(self._view(store, ledger))
         if isinstance(decision, AskPolicies):
-            self._ask(decision, ledger)
+            self._ask(decision.incident, ledger)
             decision = decide(self._view(store, ledger))
         match decision:
             case Append(body, counters):
@@ -248,9 +248,9 @@ class LeaderDriver:
             store.shrink(index)
             self._kept = index + 1
 
-    def _ask(self, asked: AskPolicies, ledger: Ledger) -> None:
+    def _ask(self, incident: Incident, ledger: Ledger) -> None:
         """Ask the policies, on another thread; wait a moment, since they mostly answer at once."""
-        incident, counters = asked.incident, ledger.counters
+        counters = ledger.counters
         rows = [node.row for node in self.watch.nodes.values()]
         failures = past_failures(ledger, self.runtime.now(), rows)
         reached = judged_progress(incident, rows, self.reached(), failures)
@@ -263,7 +263,6 @@ class LeaderDriver:
             failures=failures,
             new_checkpoint=reached.saved,
             moved=reached.moved,
-            peers_differ=asked.peers_differ,
         )
         if self._judgement is None or self._judgement.round != incident.round:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")

@@ -144,7 +144,6 @@ class Warden:
         python: Sequence[str],
         program: Sequence[str],
         env: Mapping[str, str],
-        whole: bool = True,
     ) -> None:
         """Start the fork server, once: ForkServerReady or ForkServerFailed will come, and ForkServerDied whenever it
         is started again; ForkServerGrown or ForkServerStayed, if there are modules to import later.
@@ -157,14 +156,9 @@ class Warden:
             python: The workers' interpreter with its flags: ``["/usr/bin/python3", "-u"]``.
             program: The rest of a worker's command: ``["train.py", "--lr", "1"]``. Workers may differ in the arguments.
             env: The environment that all workers share, which libraries read while they are imported.
-            whole: Whether ``modules`` are all. Else it is not ready before :meth:`preload_rest`.
         """
-        imports: Message = {"modules": list(modules), "later": list(later), "whole": whole}
+        imports: Message = {"modules": list(modules), "later": list(later)}
         self._send({"do": "preload", **imports, "python": list(python), "program": list(program), "env": dict(env)})
-
-    def preload_rest(self, modules: Sequence[str]) -> None:
-        """Name once all modules of a fork server that was started with some of them (``whole=False``)."""
-        self._send({"do": "preload_rest", "modules": list(modules)})
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None

@@ -94,12 +94,6 @@ class ForkServerClient:
         self.refusal = ""
         return self._start()
 
-    def complete(self, modules: list[str]) -> None:
-        """Send the fork server all modules to import, if :meth:`start` named only some; the next ones get them too."""
-        self._settings.update(modules=modules, whole=True)
-        if self._channel is not None:
-            self._channel.send({"modules": modules})
-
     def receive(self) -> None:
         """Handle the messages of the fork server."""
         if self._channel is None:
@@ -297,7 +291,7 @@ class ForkServerClient:
             ours, theirs = socket.socketpair()
             descriptors = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), theirs.detach()]
             channel = Channel(ours)
-            channel.send({name: self._settings[name] for name in ("modules", "whole", "env")})
+            channel.send({name: self._settings[name] for name in ("modules", "env")})
             child = Child(Kind.FORK_SERVER, request, descriptors)
             start(child)
         except OSError as exc:

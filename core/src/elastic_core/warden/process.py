@@ -125,8 +125,6 @@ class WardenProcess:
                 self._slot = descriptors.pop()  # this process never closes it
             case "preload":
                 self._add_child(self._fork_server.start(message))
-            case "preload_rest":
-                self._fork_server.complete(message["modules"])
             case "serve":
                 child = Child(Kind.SERVICE, message, descriptors[:])
                 descriptors.clear()
