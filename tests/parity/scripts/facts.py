@@ -105,7 +105,7 @@ def interpreter(main: Any) -> dict[str, Any]:
         "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.callbacks)],
         "traces memory": tracemalloc.is_tracing(),
         "faulthandler": importlib.import_module("faulthandler").is_enabled(),
-        # A warm worker has one more, which says that it has failed (elastic_core/forkserver/exit_probe.py).
+        # A worker has one more, which says that it has ended (elastic_core/worker/failure_recorder.py).
         "at exit": importlib.import_module("atexit")._ncallbacks() - ("parity_witness" in sys.modules),
         "builtins": sorted(vars(builtins)),
         "hooks": {

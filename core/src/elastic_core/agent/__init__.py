@@ -12,8 +12,9 @@ General layout:
   ``outside_signals``: knows when SIGTERM reached a worker.
   ``worker_store``: the store that a node offers to the workers. ``preload``: what the fork server imports.
   ``worker_row``: the part of the node's row about its workers.
-* ``worker_incidents``: makes the incident of a failed worker. ``error_files`` reads why it failed, and
-  ``python_traceback`` where. ``watchdog``: the two limits of torch's agent for a hung worker.
+* ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why and where it failed:
+  ``error_files`` reads what the worker has recorded, and ``python_traceback`` what it has printed. ``watchdog``: the
+  two limits of torch's agent for a hung worker.
 * ``hangs``: notices workers without progress; ``gpu_use`` is one sign of it. ``stacks``: where the workers are, which
   they say themselves, or ``py_spy`` reads from outside.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines, ``console``

@@ -17,8 +17,7 @@ General layout:
   (``library_modules``).
 * ``service``: a service in a fresh interpreter, if the fork server must not fork it.
   ``worker_store``: the workers' store, the one service that there is.
-* ``init_probe`` and ``exit_probe``: report to the agent that the process group is ready, and that the program has
-  ended; the script needs no change.
+* ``init_probe``: reports to the agent that the process group is ready; the script needs no change.
 
 The agent imports none of this. The warden's side is ``elastic_core.warden.fork_server``.
 """
