@@ -66,6 +66,13 @@ def test_it_is_what_torchrun_writes(stage: Stage, file: Path) -> None:
     assert wrote[1]["message"]["errorCode"] == 1
 
 
+def test_a_worker_that_exits_on_purpose_without_a_word_is_written_down(stage: Stage, file: Path) -> None:
+    (stage.folder / "train.py").write_text("import sys\nsys.exit(3)\n")
+    data = written(stage.run("--standalone", "--max_restarts=0", "train.py", env={VARIABLE: str(file)}), 1, file)
+    assert list(data) == ["message"]
+    assert (data["message"]["message"], data["message"]["errorCode"]) == ("exited with code 3", 3)
+
+
 def test_every_node_writes_the_first_failure_of_all(stage: Stage, file_rendezvous: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\nsignal.pause()\n")

@@ -15,11 +15,9 @@ from stage import COLD, WARM, Agent, Stage, over
 
 NO_CORES = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh"]
 WRONG: Mapping[str, str] = {
-    "compiled": "the line is that of the call, not the one under 'from user code'",
     "with": "the exception that the cleanup hides is not shown: only the end of the traceback is",
     "trainer-wraps": "the exception's cause (raise ... from) is not shown: only the end of the traceback is",
     "pool": "the line is that of pool.map(), and the traceback of the pool's process is cut off",
-    "descriptors": "without a file descriptor nothing is recorded, and a traceback without source lines is not read",
     "exit-text": "the line of sys.exit() is not named",
     "chdir": "a worker that changes its directory loses what it has recorded, where --log_dir is relative",
     "survived-sigterm": "the class is preemption, the exit code 1: the page of exit codes has 79 for it",

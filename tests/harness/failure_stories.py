@@ -228,7 +228,7 @@ if os.environ["RANK"] == "0":
             raise RuntimeError(CLOSED) from None
 signal.pause()
 """,
-        remark="Rank 0 has failed before, on the other node, since its connection broke: its error is what gloo raises.",
+        remark="Rank 0 has failed before, on the other node, since its connection broke; its error is gloo's.",
         what="exited with code 1",
         error="ValueError: the first cause",
         where='train.py:14 in <module>: raise ValueError("the first cause")',

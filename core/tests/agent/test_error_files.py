@@ -5,10 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from elastic_core.agent.error_files import error_file_data, last_abort_line, last_lines, one_line, telling_lines
+from elastic_core.agent.error_files import (
+    error_file_data,
+    last_abort_line,
+    last_lines,
+    one_line,
+    telling_lines,
+    torchs_record,
+)
 from elastic_core.agent.python_traceback import crashed_thread, innermost
 
 # The error file ------------------------------------------------------------------------------------------------------
@@ -62,6 +70,30 @@ def test_only_a_plain_file_is_read_and_nothing_is_waited_for(tmp_path: Path, kin
             path = Path("/dev/zero")
     assert error_file_data(real) == {"message": "boom"}
     assert error_file_data(path) == {}
+
+
+MESSAGE = {"message": {"message": "ValueError: no such layer"}}
+RAISED = [{"type": "ValueError"}]
+
+
+@pytest.mark.parametrize(
+    ("member", "exit_code", "used"),
+    [
+        pytest.param(None, 1, True, id="of torch's @record alone"),
+        pytest.param({"by": "exception", "code": 1, "exceptions": RAISED}, 1, True, id="an exception"),
+        pytest.param({"by": "exception", "code": 1, "exceptions": RAISED}, -11, True, id="a crash after it"),
+        pytest.param({"by": "exit", "code": 1, "text": "no data"}, 1, True, id="an exit with a text"),
+        pytest.param({"by": "exit", "code": 3, "exceptions": RAISED}, 3, True, id="an exit from an except clause"),
+        pytest.param({"by": "exit", "code": 3, "text": "", "exceptions": []}, 3, False, id="an exit that says nothing"),
+        pytest.param({"by": "exit", "code": 3, "exceptions": RAISED}, -9, False, id="an exit that was survived"),
+        pytest.param({"by": "thread", "exceptions": RAISED}, -9, False, id="a thread that was survived"),
+    ],
+)
+def test_a_record_is_passed_on_as_torch_writes_it_if_it_explains_the_end(
+    member: dict[str, Any] | None, exit_code: int, used: bool
+) -> None:
+    data = {**MESSAGE, **({} if member is None else {"elastic": member})}
+    assert torchs_record(data, exit_code) == (MESSAGE if used else {})
 
 
 # The end of stderr ---------------------------------------------------------------------------------------------------

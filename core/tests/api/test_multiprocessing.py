@@ -122,6 +122,33 @@ def test_only_who_failed_by_itself_is_listed_and_as_torch_lists_it(tmp_path: Pat
         assert datetime.fromisoformat(failure.timestamp_isoformat().replace("_", "T")).timestamp() == failure.timestamp
 
 
+THREAD = """
+import os, threading
+def work():
+    raise ValueError("survived")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        pytest.param("import sys; sys.exit(3)", "exited with code 3", id="an exit that says nothing"),
+        pytest.param(THREAD, "was killed by SIGKILL", id="a thread's exception that was survived"),
+    ],
+)
+def test_a_record_that_explains_nothing_is_not_taken(tmp_path: Path, code: str, message: str) -> None:
+    with start_processes("p", sys.executable, {0: ("-c", code)}, {0: {}}, tmp_path) as context:
+        result = context.wait()
+    assert result is not None
+    failure = result.failures[0]
+    assert (failure.message, failure.error_file) == (message, "")
+    assert failure.error_file_data == {"message": "<NONE>"}
+
+
 def test_processes_are_started_on_any_thread() -> None:
     results = []
 

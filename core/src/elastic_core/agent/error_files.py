@@ -10,8 +10,11 @@ import json
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER
 
 DETAIL = 4096  # most bytes of a detail that are kept: its end
 
@@ -35,6 +38,19 @@ def error_file_data(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def torchs_record(data: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
+    """Return an error file as torch's handlers write it; empty if what it records has not ended the worker.
+
+    A worker may survive the exception of a thread and a call of ``sys.exit``, and exit on purpose without a message.
+    """
+    member = data.get(MEMBER)
+    if isinstance(member, dict) and member.get("by") != EXCEPTION:
+        said = member.get("text") or member.get("exceptions")
+        if not said or member.get("by") != EXIT or member.get("code") != exit_code:
+            return {}
+    return {name: value for name, value in data.items() if name != MEMBER}
 
 
 def last_abort_line(stderr_tail: str) -> str:

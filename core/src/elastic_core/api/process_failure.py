@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.failure_cause import recorded_cause
+from elastic_core.agent.error_files import error_file_data, torchs_record
+from elastic_core.agent.failure_cause import find_cause, recorded_cause
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident
 from elastic_core.worker.error_file import NO_MESSAGE, error_data
@@ -41,18 +41,19 @@ class ProcessFailure:
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
 
 
-def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, message: str) -> ProcessFailure:
+def read_failure(
+    local_rank: int, pid: int, exitcode: int, error_file: Path, stderr: str, not_started: str = ""
+) -> ProcessFailure:
     """Return the failure of a process of this host, with the contents of its error file if that is there and valid.
 
-    ``pid`` is 0 for a process that did not start; ``message`` counts where there is no error file.
+    ``pid`` is 0 for a process that did not start, and ``not_started`` says why; ``stderr`` is the end of its stderr.
     """
-    said = message or describe_exit(exitcode)
-    failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file="", message=said)
     data, at = error_file_data(error_file), str(error_file)
-    if (recorded := recorded_cause(data, "")) is None:
+    said = not_started or find_cause(exitcode, data, stderr).message or describe_exit(exitcode)
+    failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file="", message=said)
+    if recorded_cause(data, "") is None or not (recorded := torchs_record(data, exitcode)):
         return failure
-    said = recorded.message or failure.message
-    return replace(failure, error_file=at, error_file_data=data, message=said, timestamp=_recorded_at(data))
+    return replace(failure, error_file=at, error_file_data=recorded, timestamp=_recorded_at(recorded))
 
 
 def failure_of(incident: Incident) -> ProcessFailure:

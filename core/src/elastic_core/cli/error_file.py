@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_core.agent.error_files import torchs_record
 from elastic_core.exit_codes import ExitCode
 from elastic_core.worker.error_file import ERROR_FILE, error_data, with_exit_code, write_error_file
 
@@ -43,4 +44,5 @@ def _data(ending: Ending) -> dict[str, Any]:
     if ending.exit_code == ExitCode.STORE_LOST:  # with the store, the job would have gone on after this failure
         return error_data(f"{ending.why}. What failed on this node: {what}", incident.detail, ending.exit_code)
     code = incident.exit_code or ending.exit_code  # of a worker that exited with 0 too early, the job's
-    return with_exit_code(ending.recorded, code) if ending.recorded else error_data(what, incident.detail, code)
+    recorded = torchs_record(ending.recorded or {}, code)
+    return with_exit_code(recorded, code) if recorded else error_data(what, incident.detail, code)
