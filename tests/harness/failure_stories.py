@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 KILLED = "was killed by {} ({})"
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,8 @@ import os
 import signal
 import sys
 
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
+
 with contextlib.suppress(FileExistsError):
     os.mkfifo("gradients")  # stands for the network between two ranks
 if os.environ["RANK"] == os.environ["LAST"]:
@@ -167,13 +170,16 @@ if os.environ["RANK"] == os.environ["LAST"]:
     sys.exit(0)  # its share of the data is smaller
 if os.environ["RANK"] == "0":
     with open("gradients", "wb", buffering=0) as peer:
-        while True:
-            peer.write(bytes(4096))
+        try:
+            while True:
+                peer.write(bytes(4096))
+        except BrokenPipeError:
+            raise RuntimeError(CLOSED) from None
 signal.pause()
 """,
-        remark="The rank that fails is not the one that is wrong.",
+        remark="The rank that fails is not the one that is wrong. Its error is what gloo raises.",
         what="exited with code 0 before the other ranks",
-        error="it had finished when rank 0 on node0 lost a connection (BrokenPipeError: [Errno 32] Broken pipe)",
+        error=f"it had finished when rank 0 on node0 lost a connection (RuntimeError: {CLOSED})",
         hint="All ranks must take the same number of steps",
         failure_class="script",
     ),
@@ -203,6 +209,8 @@ import os
 import select
 import signal
 
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
+
 with contextlib.suppress(FileExistsError):
     os.mkfifo("gradients")  # stands for the network between two ranks
 if os.environ["RANK"] == os.environ["LAST"]:
@@ -213,14 +221,17 @@ if os.environ["RANK"] == os.environ["LAST"]:
 if os.environ["RANK"] == "0":
     with open("gradients", "wb", buffering=0) as peer:
         peer.write(f"{os.getpid()}\\n".encode())
-        while True:
-            peer.write(bytes(4096))
+        try:
+            while True:
+                peer.write(bytes(4096))
+        except BrokenPipeError:
+            raise RuntimeError(CLOSED) from None
 signal.pause()
 """,
-        remark="Rank 0 has failed before, on the other node, since its connection broke.",
+        remark="Rank 0 has failed before, on the other node, since its connection broke; its error is gloo's.",
         what="exited with code 1",
         error="ValueError: the first cause",
-        where='train.py:12 in <module>: raise ValueError("the first cause")',
+        where='train.py:14 in <module>: raise ValueError("the first cause")',
         exception="ValueError",
         failure_class="framework",
     ),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variables
 RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
 TERMINATED = b'{"type": "over", "terminated": true}'
-SIGTERM, PIPE_BYTES = 15, 1 << 16
+SIGTERM = 15
 OUT_OF_THE_WAY = 208  # the least number of our descriptors: a program's own have lower ones
 SAVES_WITHIN_SECONDS = 600.0  # a program that ends later than this after SIGTERM has not ended because of it
 MEMBER = "elastic"  # of the error file
@@ -150,24 +150,23 @@ class FailureRecorder:
             quitter.__call__ = call
 
     def _watch_signals(self) -> None:
-        """Have the handler in C write the number of each signal that the program handles into a pipe."""
+        """Have the handler in C write the number of each signal that the program handles into a memory file."""
         import _signal  # type: ignore[import-not-found]  # the built-in part of signal, which imports enum
         import fcntl
 
-        ends = os.pipe()
-        self._signals, writing = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY) for end in ends)
-        for end in ends:
-            os.close(end)
-        for end in (self._signals, writing):
-            os.set_blocking(end, False)
-        _signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        low = os.memfd_create("elastic-signals")
+        self._signals = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+        os.close(low)
+        os.set_blocking(self._signals, False)  # or the interpreter refuses it
+        _signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=lambda: _signal.set_wakeup_fd(-1))
 
     def _was_terminated(self) -> bool:
         """Whether the program has handled SIGTERM, and a signal not long ago."""
         try:
-            recent = time.time() - os.fstat(self._signals).st_mtime < SAVES_WITHIN_SECONDS
-            return recent and SIGTERM in os.read(self._signals, PIPE_BYTES)
+            file = os.fstat(self._signals)
+            recent = time.time() - file.st_mtime < SAVES_WITHIN_SECONDS
+            return recent and SIGTERM in os.pread(self._signals, file.st_size, 0)
         except OSError:
             return False
 

@@ -5,8 +5,8 @@ General layout, from the run down to one decision:
 * ``plugin``: the plugin that a run loads; it hands every incident to the policies.
 * ``options``: the text of ``--failure_policy``, and the policies that are on without it.
 * ``composition``: asks all policies about one incident, and returns the strictest verdict.
-* ``budget``, ``preemptions``, ``backoff``, ``classification``, ``no_progress``, ``nan_loss``, ``quarantine``: one
-  policy each, which makes a verdict or None of the incident, the history and its parameters.
+* ``budget``, ``preemptions``, ``backoff``, ``classification``, ``no_progress``, ``nan_loss``, ``quarantine``,
+  ``torn_checkpoint``: one policy each, which makes a verdict or None of the incident, the history and its parameters.
 * ``hopeless``: whether a job cannot succeed, for ``no_progress``; its table has the rules.
 * ``past``: what the policies ask about the failures that the ledger remembers.
 * ``durations``: ``30s``, ``10m`` and ``1h``, read and written.
