@@ -197,16 +197,6 @@ def test_a_healthy_job_that_handles_sigterm_is_done(stage: Stage, how: str, star
     assert "after SIGTERM" not in agent.output
 
 
-@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
-def test_a_program_that_asyncio_tells_of_sigterm_has_not_finished(stage: Stage, start: dict[str, str]) -> None:
-    agent = stage.run("--standalone", WORKERS / "saves.py", "--how=serves", env={**start, **RESTARTS})
-    (report,) = agent.wait_for_report("started")
-    os.kill(report["worker"], signal.SIGTERM)
-    assert agent.exit_code() == 0
-    agent.wait_for(rf"restart 1 of 2 \(rank 0 on .* {AFTER_SIGTERM}\)")
-    assert len(agent.reports("finished", round=2)) == 1
-
-
 ENDS_SLOWLY = """
 import os
 class Slow:

@@ -160,6 +160,18 @@ class FailureRecorder:
         os.set_blocking(self._signals, False)  # or the interpreter refuses it
         _signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=lambda: _signal.set_wakeup_fd(-1))
+        os.kill, os.killpg = self._uncounted(os.kill), self._uncounted(os.killpg)
+
+    def _uncounted(self, send: "Callable[[int, int], None]") -> "Callable[[int, int], None]":
+        """Return a function of :mod:`os` by which a program may send itself SIGTERM, which tells nothing of outside."""
+
+        def call(target: int, signum: int, /) -> None:
+            if signum == SIGTERM and self._is_mine and target in (os.getpid(), 0, os.getpgrp(), -os.getpgrp()):
+                self._signals = -1
+            send(target, signum)
+
+        call.__module__, call.__qualname__ = "os", send.__name__  # as pickle finds it
+        return call
 
     def _was_terminated(self) -> bool:
         """Whether the program has handled SIGTERM, and a signal not long ago."""
