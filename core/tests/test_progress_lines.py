@@ -423,14 +423,15 @@ def test_the_step_of_a_bar_that_begins_at_0_does_not_count_on_over_rounds(lines:
     reader = LineReader(recognizer)
     steps = [reader.read(line) for line in lines]
     assert steps[-1] is not None
-    assert reader.counts_on is counts_on
+    assert steps[-1].counts_on is counts_on
 
 
 def test_where_a_bar_began_is_remembered_from_before_its_pattern_is_chosen() -> None:
     reader = LineReader(Recognizer())
-    for line in ("20/40 [00:00<?, ?it/s]", *(f"{n}/40 [00:01<00:04,  7.70it/s]" for n in range(21, 26))):
-        reader.read(line)
-    assert reader.counts_on
+    lines = ("20/40 [00:00<?, ?it/s]", *(f"{n}/40 [00:01<00:04,  7.70it/s]" for n in range(21, 26)))
+    *_, last = [reader.read(line) for line in lines]
+    assert last is not None
+    assert last.counts_on
 
 
 @pytest.mark.parametrize(
@@ -441,5 +442,6 @@ def test_a_step_beside_an_epoch_that_is_not_read_does_not_count_on(line: str, co
     recognizer = Recognizer()
     recognizer.choose(PATTERNS[0] if "'loss'" in line else PATTERNS[2])
     reader = LineReader(recognizer)
-    assert reader.read(line) is not None
-    assert reader.counts_on is counts_on
+    found = reader.read(line)
+    assert found is not None
+    assert found.counts_on is counts_on

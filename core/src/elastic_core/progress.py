@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 LARGEST_STEP = 2**53  # steps and samples are smaller
@@ -22,12 +22,15 @@ class Progress:
         loss: The newest loss; may be nan or infinite.
         samples: The samples that have been trained on.
         epoch: The epoch, also a part of one, as 1.25.
+        counts_on: Whether the step counts on over rounds. That of a bar without an epoch does not if the bar began at
+            0, nor does a step beside an epoch that is not read: each can be of one epoch.
     """
 
     step: int | None = None
     loss: float | None = None
     samples: int | None = None
     epoch: float | None = None
+    counts_on: bool = field(default=True, repr=False, compare=False)
 
     @property
     def position(self) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from elastic_core.progress import BUILT_IN, LARGEST_STEP, Checkpoint, Expressions, Progress
@@ -218,12 +218,9 @@ class LineReader:
 
     Attributes:
         recognizer: The node's.
-        counts_on: Whether the step that was read last counts on over rounds. That of a bar without an epoch does not if
-            the bar began at 0, nor does a step beside an epoch that is not read: each can be of one epoch.
     """
 
     recognizer: Recognizer
-    counts_on: bool = True
     _began: dict[tuple[str, int], int] = field(default_factory=dict)  # the first n of each bar
     _bars: Bars = field(default_factory=Bars)
     _candidates: dict[str, _Candidate] = field(default_factory=dict)
@@ -293,16 +290,15 @@ class LineReader:
         groups = match.groupdict()
         read = progress_of(groups)
         if "n" not in groups:
-            self.counts_on = read.epoch is not None or "epoch" not in match.string.lower()
-            return read
+            return replace(read, counts_on=read.epoch is not None or "epoch" not in match.string.lower())
         bar = self._bar(match)
         step = None if bar is None else self._bars.step(bar)
         if bar is None or step is None:
             return Progress()
         whole = self.recognizer.chosen is not None and not self.recognizer.chosen.is_generic
-        self.counts_on = whole or bar.epoch is not None or self._began.get((bar.title, bar.total), 0) > 0
+        counts_on = whole or bar.epoch is not None or self._began.get((bar.title, bar.total), 0) > 0
         epoch = read.epoch if bar.epoch is None else float(bar.epoch)
-        return Progress(step=step, loss=read.loss, epoch=epoch)
+        return Progress(step=step, loss=read.loss, epoch=epoch, counts_on=counts_on)
 
     def _bar(self, match: re.Match[str]) -> Bar | None:
         """Return the bar of a match, and remember where it began."""

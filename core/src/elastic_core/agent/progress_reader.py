@@ -165,13 +165,10 @@ class ProgressReader:
         """Return how far the round has come here; while nothing is known of it, how far the one before had come."""
         self._catch_up()
         with self._lock:
-            step = self._newest_counted()
+            step = max((known.counted for known in self._ranks.values() if known.counted is not None), default=None)
             if step is not None or self._step_seen or self._has_new_checkpoint:
                 self._reached = Reached(self._round, step, self._step_seen, self._has_new_checkpoint)
             return self._reached
-
-    def _newest_counted(self) -> int | None:
-        return max((known.counted for known in self._ranks.values() if known.counted is not None), default=None)
 
     def last_checkpoint(self) -> tuple[int | None, float] | None:
         """Return the step of the last checkpoint, as far as it is known, and its age in seconds; None if none is known.
@@ -181,11 +178,6 @@ class ProgressReader:
         with self._lock:
             return None if self._checkpoint is None else (self._checkpoint[0], self._now() - self._checkpoint[1])
 
-    def has_new_checkpoint(self) -> bool:
-        """Whether a checkpoint of the current round is newer than those of earlier rounds (rule L10)."""
-        with self._lock:
-            return self._has_new_checkpoint
-
     def longest_interval(self) -> float | None:
         """Return the longest time in seconds between two steps of a worker that followed each other, in this run."""
         with self._lock:
@@ -193,7 +185,7 @@ class ProgressReader:
 
     def observe(self, rank: int, progress: Progress) -> None:
         """Take progress of a worker of the current round that it has reported itself."""
-        self._take(self._round, rank, [(progress, True)], [], is_read=False)
+        self._take(self._round, rank, [progress], [], is_read=False)
 
     def note_checkpoint(self, checkpoint: Checkpoint, age: float = 0.0) -> None:
         """Take a checkpoint that was saved ``age`` seconds ago."""
@@ -203,7 +195,7 @@ class ProgressReader:
 
     def read(self, number: int, rank: int, lines: Sequence[str], at: float | None = None) -> None:
         """Read lines that a worker of round ``number`` printed at the instant ``at``, or just now if ``at`` is None."""
-        found: list[tuple[Progress, bool]] = []  # each with whether its step counts on over rounds
+        found: list[Progress] = []
         checkpoints: list[Checkpoint] = []
         with self._lock:
             if number != self._round:
@@ -212,7 +204,7 @@ class ProgressReader:
             for line in lines:
                 began = self._cpu() if self.wants_all_output else 0.0
                 if (progress := reader.read(line)) is not None:
-                    found.append((progress, reader.counts_on))
+                    found.append(progress)
                 if (checkpoint := reader.read_checkpoint(line)) is not None:
                     checkpoints.append(checkpoint)
                 if self.wants_all_output and self._cpu() - began > MATCH_MAX_SECONDS:
@@ -247,7 +239,7 @@ class ProgressReader:
         self,
         number: int,
         rank: int,
-        found: Sequence[tuple[Progress, bool]],
+        found: Sequence[Progress],
         checkpoints: Sequence[Checkpoint],
         *,
         is_read: bool,
@@ -258,10 +250,8 @@ class ProgressReader:
         with self._lock:
             if number != self._round:
                 return
-            for progress, counts_on in found:
+            for progress in found:
                 posts += self._update(rank, self._known(rank), progress, self._now() if at is None else at)
-                if counts_on and progress.step is not None:
-                    self._known(rank).counted = progress.step
             for checkpoint in checkpoints:
                 posts.append(self._note_checkpoint(checkpoint, 0.0))
             if found:
@@ -275,6 +265,8 @@ class ProgressReader:
     def _update(self, rank: int, known: _Rank, progress: Progress, now: float) -> list[ProgressEvent]:
         before = known.progress
         known.progress = before.updated(progress)
+        if progress.step is not None and progress.counts_on:
+            known.counted = progress.step
         posts: list[ProgressEvent] = []
         if progress == NOTHING or progress.position is None:
             known.at = now

@@ -46,7 +46,7 @@ from elastic_core.handlers.thread import Blind, HandlerFailed, HandlerThread, Se
 from elastic_core.incidents import Failure, History, Incident, IncidentKind
 from elastic_core.plugins import handler_registry
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.counters import as_record
+from elastic_core.protocol.counters import as_record, progress_of
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stacks
 from elastic_core.protocol.limits import MAX_FAILURES
 from elastic_core.protocol.node_events import (
@@ -462,14 +462,14 @@ class HandlerAgent:
 
     def _judge(self, incident: Incident, restarts: int) -> None:
         """Ask the policies on a new thread: the handler's may be busy, and the loop never blocks."""
-        reached = self._group.progress.reached()
+        reached = progress_of(incident.round, (), self._group.progress.reached())
         history = History(
             restarts=restarts,
             max_restarts=self._config.max_restarts,
             rounds_without_progress=0,
             failures=self._past_failures(),
-            new_checkpoint=self._group.progress.has_new_checkpoint(),
-            moved=reached is not None and reached.round == incident.round and reached.moved,
+            new_checkpoint=reached.saved,
+            moved=reached.moved,
         )
         failure = replace(as_record(incident), new_checkpoint=history.new_checkpoint, moved=history.moved)
         self._failures.append((self._runtime.now(), failure))

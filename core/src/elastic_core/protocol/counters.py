@@ -105,9 +105,8 @@ def judged_progress(
     found = progress_of(incident.round, rows, own)
     known = _newest(as_failure(incident).step, progress_of(incident.round, (), own).step)
     newest = _newest(*(one.step for one in past))
-    if known is None and found.step is not None and newest is not None and found.step <= newest:
-        return replace(found, step=None)
-    return replace(found, step=_newest(known, found.step))
+    is_old = known is None and newest is not None and found.step is not None and found.step <= newest
+    return replace(found, step=None if is_old else _newest(known, found.step))
 
 
 def _newest(*steps: int | None) -> int | None:
