@@ -20,7 +20,7 @@ import pytest
 import elastic_core.plugins.manager
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS, RunConfig, has_budget
-from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, is_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
@@ -29,7 +29,6 @@ from elastic_policies.replay import Judged, replay
 
 TRACES = Path(__file__).parents[3] / "tests" / "data" / "traces"
 STORIES = json.loads((Path(__file__).parent / "data" / "histories.json").read_text(encoding="utf-8"))
-LOST_PEER = re.compile("Connection closed by peer|Timed out waiting|Watchdog caught collective")
 TRIES = 5
 STEPS_AN_HOUR = 120
 
@@ -60,6 +59,13 @@ def losses(trace: str) -> list[float]:
     return sorted({int(at) / 60_000 for at, what, _ in rows if what == "remove"})
 
 
+def recorded(message: str) -> dict[str, Any]:
+    """What an agent records of an exception with this message, which comes from a collective if it is a peer's loss."""
+    name = re.match(r"[\w.]+(?=: )", message)
+    follows = is_peer_loss(message, "torch/distributed/distributed_c10d.py")
+    return {"exception": "" if name is None else name[0], "follows_peer": follows, "text": message}
+
+
 def rounds(story: dict[str, Any]) -> Iterator[tuple[Incident, dict[str, Any], float]]:
     """The failed rounds: the incident, what else History says of it, and the seconds for which it lasted."""
     number = 0
@@ -77,10 +83,7 @@ def rounds(story: dict[str, Any]) -> Iterator[tuple[Incident, dict[str, Any], fl
             seconds = 60.0 * facts.pop("minutes")
             known = {name: facts.pop(name) for name in ("new_checkpoint", "moved") if name in facts}
             kind = IncidentKind(facts.pop("kind", IncidentKind.WORKER_FAILED))
-            message = facts.get("message", "")
-            exception = message.partition(":")[0]
-            facts = {"exception": exception if "Error" in exception else "", "host": "n0", "rank": 0, **facts}
-            facts = {"exit_code": 1, "follows_peer": LOST_PEER.search(message) is not None, **facts}
+            facts = {"host": "n0", "rank": 0, "exit_code": 1, **recorded(facts.get("message", "")), **facts}
             yield Incident(kind=kind, round=number, node_id="", after=seconds, **facts), known, seconds
 
 
