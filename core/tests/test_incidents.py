@@ -212,8 +212,8 @@ def test_a_digest_leaves_out_what_differs_between_two_failures_of_one_cause(one:
         ({"exit_code": 1}, {"exit_code": 1, "host": "other"}, True),
         ({"exit_code": 1}, {"exit_code": -9}, False),
         (
-            {"message": "RuntimeError: Connection closed by peer", "exit_code": 1},
-            {"message": "NCCL: remote process exited", "exit_code": -6, "where": "a.py:9 in f"},
+            {"message": "RuntimeError: Connection closed by peer", "exit_code": 1, "follows_peer": True},
+            {"message": "NCCL: exited", "exit_code": -6, "where": "a.py:9 in f", "follows_peer": True},
             True,
         ),
     ],
@@ -224,7 +224,7 @@ def test_failures_are_alike_on_whatever_rank(one: dict[str, object], other: dict
 
 
 def test_what_ranks_say_of_a_lost_peer_differs_so_it_has_a_digest_of_its_own() -> None:
-    assert as_failure(incident(exit_code=1, message="RuntimeError: Broken pipe")).digest == PEER_LOST
+    assert as_failure(incident(exit_code=1, message="RuntimeError: x", follows_peer=True)).digest == PEER_LOST
     assert as_failure(incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message="it had")).digest == ENDED_EARLY
     assert as_failure(incident(exit_code=-15)).digest == ""
 

@@ -123,7 +123,16 @@ def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
 ) -> None:
     told = [
         Incident(
-            kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host=host, exit_code=1, message=message, step=step
+            kind=IncidentKind.WORKER_FAILED,
+            round=1,
+            node_id="n",
+            host=host,
+            exit_code=1,
+            message=message,
+            exception=message.partition(":")[0],
+            follows_peer=message == LOST,
+            text=message,
+            step=step,
         )
         for step, host in zip(steps, hosts, strict=True)
     ]

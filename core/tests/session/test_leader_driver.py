@@ -82,6 +82,7 @@ def test_what_was_judged_and_why_is_published_once() -> None:
         "rank": 0,
         "host": "host-a",
         "exception": "ValueError",
+        "follows_peer": False,
         "exit_code": 1,
         "step": 7,
         "new_checkpoint": False,
