@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.agent.error_files import last_lines
 from elastic_core.agent.failure_cause import find_cause
 from elastic_core.incidents import Action, History, Incident, IncidentKind
 from elastic_core.known_failures import FailureClass, classify
@@ -276,8 +277,9 @@ def incident_of(case: Case, directory: Path) -> Incident:
         script.write_text(case.program)
         ended = subprocess.run([sys.executable, script], cwd=directory, stderr=subprocess.PIPE, text=True, check=False)
         text, exit_code = ended.stderr, ended.returncode
-    cause = find_cause(exit_code, {}, text[-4096:])
-    assert case.shown in cause.detail, cause.detail
+    detail = last_lines(text.encode(), 4096)
+    assert case.shown in detail, detail
+    cause = find_cause(exit_code, {}, detail)
     return Incident(
         kind=IncidentKind.WORKER_FAILED,
         round=1,
@@ -290,7 +292,7 @@ def incident_of(case: Case, directory: Path) -> Incident:
         exception=cause.exception,
         follows_peer=cause.follows_peer,
         text=cause.text,
-        detail=cause.detail,
+        detail=detail,
     )
 
 

@@ -76,22 +76,35 @@ STORIES = [
     ),
     Story("logged, then SIGKILL", LOGGED + "os.kill(os.getpid(), 9)", KILLED),
     Story("logged, then SIGTERM", LOGGED + "os.kill(os.getpid(), 15)", -signal.SIGTERM),
-    Story("logged, then os._exit", LOGGED + "os._exit(17)", 17),
-    Story("logged, then sys.exit", LOGGED + "sys.exit(3)", 3),
-    Story("logged, then exit", LOGGED + "exit(1)", 1),
+    Story("logged, then os._exit", LOGGED + "os._exit(17)", 17, where="train.py:9 in <module>: os._exit(17)"),
+    Story("logged, then sys.exit", LOGGED + "sys.exit(3)", 3, where="train.py:9 in <module>: sys.exit(3)"),
+    Story("logged, then exit", LOGGED + "exit(1)", 1, where="train.py:9 in <module>: exit(1)"),
     Story("logged, then raise SystemExit", LOGGED + "raise SystemExit(1)", 1),
-    Story("logged, then sys.exit with a text", LOGGED + "sys.exit('FATAL: no data')", 1, "FATAL: no data"),
+    Story(
+        "logged, then sys.exit with a text",
+        LOGGED + "sys.exit('FATAL: no data')",
+        1,
+        "FATAL: no data",
+        where="train.py:9",
+    ),
     Story(
         "logged, then raise SystemExit with a text", LOGGED + "raise SystemExit('FATAL: no data')", 1, "FATAL: no data"
     ),
-    Story("logged, then exit with a text", LOGGED + "exit('FATAL: no data')", 1, "FATAL: no data"),
+    Story("logged, then exit with a text", LOGGED + "exit('FATAL: no data')", 1, "FATAL: no data", where="train.py:9"),
     Story(
         "sys.exit with a text, and lines of atexit functions",
         LOGGED + "atexit.register(lambda: print(300 * 'bye\\n', file=sys.stderr))\nsys.exit('FATAL: no data')",
         1,
         "FATAL: no data",
+        where="train.py:10",
     ),
-    Story("sys.exit with a text alone", "import sys\nsys.exit('\\nFATAL:\\nno data')", 1, "FATAL: no data"),
+    Story(
+        "sys.exit with a text alone",
+        "import sys\nsys.exit('\\nFATAL:\\nno data')",
+        1,
+        "FATAL: no data",
+        where="train.py:2",
+    ),
     Story(
         "sys.exit while an exception is handled",
         "import sys\ntry:\n    {}['lr']\nexcept KeyError:\n    sys.exit(2)",
@@ -164,7 +177,7 @@ STORIES = [
             raise RuntimeError(f"remote said:\\n{quoted}")
         call()
         """,
-        "RuntimeError: remote said:",
+        "RuntimeError: remote said: KeyError: 1",
         "train.py:4 in call",
     ),
     raises(
@@ -217,7 +230,7 @@ STORIES = [
     raises(
         "raised from another one",
         "try:\n    open('/nonexistent/a')\nexcept OSError as e:\n    raise RuntimeError('no data') from e",
-        "RuntimeError: no data",
+        "RuntimeError: no data (after FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/a')",
         "train.py:4",
     ),
     raises(
@@ -230,7 +243,7 @@ STORIES = [
     raises(
         "the cause is a full disk",
         "try:\n    raise OSError(28, 'No space left on device')\nexcept OSError:\n    raise ValueError('cannot save')",
-        "ValueError: cannot save",
+        "ValueError: cannot save (after OSError: [Errno 28] No space left on device)",
         "train.py:4 in <module>",
         hint="a disk or a quota is full",
     ),
@@ -257,7 +270,7 @@ STORIES = [
         except RuntimeError:
             teardown()
         """,
-        "AttributeError: 'NoneType' object has no attribute 'checkpoint'",
+        "AttributeError: 'NoneType' object has no attribute 'checkpoint' (after RuntimeError: …",
         "train.py:3 in teardown",
         follows_peer=True,
     ),
@@ -336,6 +349,7 @@ STORIES = [
         sys.exit(3)
         """,
         3,
+        where="train.py:6 in <module>",
     ),
     Story(
         "an exception in a process of multiprocessing",

@@ -65,3 +65,30 @@ def test_a_master_port_that_somebody_has_is_named(stage: Stage) -> None:
         agent = stage.run(f"--master_port={taken.getsockname()[1]}", WORKERS / "sleeper.py", env=COLD)
         assert agent.exit_code() != 0
         assert f"Port {taken.getsockname()[1]} could not be held" in agent.output
+
+
+OWN_PORT = """\
+import datetime
+import os
+
+import torch.distributed as dist
+
+dist.init_process_group(
+    "gloo",
+    init_method="tcp://127.0.0.1:PORT",
+    rank=int(os.environ["RANK"]),
+    world_size=int(os.environ["WORLD_SIZE"]),
+    timeout=datetime.timedelta(seconds=1),
+)
+"""
+
+
+def test_a_store_on_a_port_of_the_scripts_own_is_no_lost_peer(stage: Stage) -> None:
+    """Where the launcher has a store, torch makes all ranks clients of any, so nothing listens there."""
+    port = free_port()
+    (stage.folder / "train.py").write_text(OWN_PORT.replace("PORT", str(port)))
+    agent = stage.run("--standalone", "--nproc_per_node=2", "train.py", env=WARM)
+    assert agent.exit_code() == 1
+    assert "follows from the loss of a peer" not in agent.output
+    assert "hint    This port is not the launcher's: use env://" in agent.output
+    assert f"127.0.0.1:{port} is not the launcher's store, which is at 127.0.0.1:" in agent.output

@@ -10,6 +10,7 @@ from elastic_core.incidents import (
     ENDED_EARLY,
     PEER_LOST,
     Action,
+    Failure,
     Incident,
     IncidentKind,
     Verdict,
@@ -19,6 +20,7 @@ from elastic_core.incidents import (
     ended_by_sigterm,
     is_peer_loss,
     is_same_step,
+    repeats_after_restart,
     strictest,
 )
 from elastic_core.known_failures import FailureClass, classify
@@ -242,3 +244,30 @@ def test_what_ranks_say_of_a_lost_peer_differs_so_it_has_a_digest_of_its_own() -
 )
 def test_rounds_ended_at_one_step(one: int | None, other: int | None, same: bool) -> None:
     assert is_same_step(one, other) is is_same_step(other, one) is same
+
+
+LACKS = {"round": 2, "exit_code": 1, "message": "ModuleNotFoundError: No module named 'torchvison'"}
+LACKED = Failure(round=1, rank=1, host="h", exception="ModuleNotFoundError", exit_code=1, step=None)
+REFUSED = Failure(round=1, rank=1, host="h", exception="", exit_code=2, step=None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "failures", "why"),
+    [
+        pytest.param(LACKS, (LACKED,), "ModuleNotFoundError", id="the same, after the first restart"),
+        pytest.param({**LACKS, "rank": 7}, (LACKED,), "ModuleNotFoundError", id="of another rank"),
+        pytest.param(
+            {"round": 2, "exit_code": 2, "detail": "usage: train.py"}, (REFUSED,), "wrong arguments", id="arguments"
+        ),
+        pytest.param(LACKS, (), None, id="a first failure in a second round"),
+        pytest.param({**LACKS, "round": 3}, (LACKED,), None, id="a round has run in between"),
+        pytest.param(LACKS, (REFUSED,), None, id="another one before"),
+        pytest.param({**LACKS, "round": 3}, (LACKED, LACKED), None, id="not the first restart"),
+        pytest.param({**LACKS, "after": 3600.0}, (LACKED,), None, id="after an hour"),
+        pytest.param({**LACKS, "message": "ValueError: boom"}, (LACKED,), None, id="another exception"),
+    ],
+)
+def test_one_restart_shows_that_a_program_can_never_begin(
+    facts: dict[str, object], failures: tuple[Failure, ...], why: str | None
+) -> None:
+    assert repeats_after_restart(incident(**facts), failures) == why

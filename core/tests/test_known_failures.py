@@ -427,6 +427,18 @@ SAMPLES = [
         "Last error:\nsocketStartConnect: Connect to 192.168.19.14<52822> failed : No route to host\n",
     ),
     Sample(
+        "a store on a port of the script's own",
+        GITHUB + "pytorch/pytorch/pull/192113",
+        "torch.distributed.DistNetworkError: The client socket has timed out after 9999ms while trying to connect to "
+        "(127.0.0.1, 29999).\n127.0.0.1:29999 is not the launcher's store, which is at 127.0.0.1:29500\n",
+    ),
+    Sample(
+        "gloo looked for a rank of another host on its own host",
+        GITHUB + "pytorch/gloo/issues/223",
+        "RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] timed out connecting: SO_ERROR: Connection "
+        "refused, remote=[127.0.1.1]:60817\n127.0.1.1 is the worker's own host, not a peer's\n",
+    ),
+    Sample(
         "torch's store or gloo did not reach another rank",
         GITHUB + "OpenRLHF/OpenRLHF/issues/1040",
         "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.\n",

@@ -149,6 +149,9 @@ _PEER_LOSS = re.compile("|".join(PEER_LOSS_PATTERNS.values()), re.IGNORECASE)
 _OF_COLLECTIVES = re.compile(
     r"gloo|nccl|c10d|tcpstore|torch[./]distributed|processgroup|monitoredbarrier|clients joined"
 )
+OTHER_STORE = "is not the launcher's store"
+OWN_HOST = "is the worker's own host, not a peer's"
+"""Of an address that a worker did not reach, and at which no peer can be; the agent adds them to the texts."""
 
 
 def is_peer_loss(text: str, origin: str = "") -> bool:
@@ -184,9 +187,26 @@ def repeats_at_once(incident: Incident) -> str | None:
 
     A program that cannot be imported, or refuses its arguments, fails again if this is the job's first round. In a
     later round, or after a while, the same program has started before, so its environment has changed, and may change
-    again. A compiled module may be missing because another rank is building it.
+    again. A compiled module may be missing because another rank is building it. (Whether other ranks have failed alike
+    is known at the end of the round: :attr:`History.peers_differ`.)
     """
-    if incident.kind is not IncidentKind.WORKER_FAILED or incident.round != 1 or incident.after > _BEGINS_WITHIN:
+    return None if incident.round != 1 else _describe_broken_program(incident)
+
+
+def repeats_after_restart(incident: Incident, failures: Sequence[Failure]) -> str | None:
+    """Return why the program would certainly fail again, since the only restart so far has not mended it; else None.
+
+    ``failures`` are those of the rounds before, as of a :class:`History`.
+    """
+    if [failure.round for failure in failures] != [1] or incident.round != 2:
+        return None
+    same = (failures[0].exception, failures[0].exit_code) == (incident.exception, incident.exit_code)
+    return _describe_broken_program(incident) if same else None
+
+
+def _describe_broken_program(incident: Incident) -> str | None:
+    """Return what is wrong with a program that could not begin; None for any other failure."""
+    if incident.kind is not IncidentKind.WORKER_FAILED or incident.after > _BEGINS_WITHIN:
         return None
     if has_wrong_arguments(incident):
         return "wrong arguments"
@@ -378,6 +398,8 @@ class History:
         new_checkpoint: Whether the round of that incident had saved a newer checkpoint than the rounds before it, as
             far as a node has noticed (``--checkpoint_pattern``, ``--checkpoint_path``, and what frameworks print).
         moved: As :attr:`Failure.moved`, of that round.
+        peers_differ: Whether ranks that ran the same program have not failed as in the incident: others of its node, or
+            of any node where a node has one rank. It is known for a program that could not begin in the first round.
     """
 
     restarts: int
@@ -387,3 +409,4 @@ class History:
     failures: tuple[Failure, ...] = ()
     new_checkpoint: bool = False
     moved: bool = False
+    peers_differ: bool = False

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from elastic_core.incidents import (
     BROKEN_SCRIPT,
+    OTHER_STORE,
+    OWN_HOST,
     PEER_LOSS_PATTERNS,
     Incident,
     IncidentKind,
@@ -170,7 +172,8 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "the program asked for more memory than the host has",
         FailureClass.FRAMEWORK,
-        r"defaultcpuallocator: (?:can't allocate|not enough) memory|\[errno 12\] cannot allocate memory",
+        r"defaultcpuallocator: (?:can't allocate|not enough) memory|\[errno 12\] cannot allocate memory"
+        "|\nmemoryerror",
         "Lower what is allocated at once (batch, shard, checkpoint), or raise the job's memory limit.",
         "https://github.com/mxfold/mxfold2/issues/20",
     ),
@@ -269,7 +272,8 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "a model or a checkpoint could not be loaded",
         FailureClass.FRAMEWORK,
-        r"error\(s\) in loading state_dict|pytorchstreamreader failed|error while deserializing header",
+        r"error\(s\) in loading state_dict|pytorchstreamreader failed|error while deserializing header"
+        r"|pickle data was truncated|invalid load key, |eoferror: ran out of input",
         "The file is cut off, or of another model: resume from the checkpoint before, and write new ones under a "
         "temporary name.",
         "https://github.com/open-mmlab/mmdetection/issues/4835",
@@ -311,6 +315,22 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "networks.",
         "https://github.com/NVIDIA/nccl/issues/975",
         host=True,
+    ),
+    KnownFailure(
+        "a store on a port of the script's own",
+        FailureClass.SCRIPT,
+        OTHER_STORE,
+        "This port is not the launcher's: use env://, or unset TORCHELASTIC_USE_AGENT_STORE before the first process "
+        "group.",
+        "https://github.com/pytorch/pytorch/pull/192113",
+    ),
+    KnownFailure(
+        "gloo looked for a rank of another host on its own host",
+        FailureClass.SCRIPT,
+        OWN_HOST,
+        "A host's name leads to a loopback address: mend /etc/hosts, or name the network's interface in "
+        "GLOO_SOCKET_IFNAME.",
+        "https://github.com/pytorch/gloo/issues/223",
     ),
     KnownFailure(
         "torch's store or gloo did not reach another rank",
@@ -364,10 +384,10 @@ _EXCEPTIONS: Mapping[FailureClass, str] = {
         KeyError LookupError NameError NotADirectoryError NotImplementedError OSError PermissionError TypeError
         UnboundLocalError UsageError""",
     FailureClass.FRAMEWORK: """
-        AcceleratorError ArithmeticError AssertionError AttributeError FloatingPointError MemoryError OutOfMemoryError
-        OverflowError RecursionError RuntimeError StopIteration ValueError ZeroDivisionError""",
+        AcceleratorError ArithmeticError AssertionError AttributeError BrokenPipeError FloatingPointError MemoryError
+        OutOfMemoryError OverflowError RecursionError RuntimeError StopIteration ValueError ZeroDivisionError""",
     FailureClass.INFRASTRUCTURE: """
-        BrokenPipeError ConnectionAbortedError ConnectionError ConnectionRefusedError ConnectionResetError
+        ConnectionAbortedError ConnectionError ConnectionRefusedError ConnectionResetError
         ConnectTimeout DistBackendError DistError DistNetworkError DistStoreError ReadTimeout TimeoutError URLError
         gaierror""",
 }

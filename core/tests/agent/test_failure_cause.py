@@ -192,7 +192,7 @@ COMPILED = (
         ),
         pytest.param(
             [raised("RuntimeError", f"remote said:\n{CALLSTACK}", MAIN)],
-            "RuntimeError: remote said:",
+            "RuntimeError: remote said: ValueError: boom",
             "RuntimeError",
             "train.py:60 in <module>: step()",
             id="a text that quotes a traceback",
@@ -280,7 +280,7 @@ def test_of_native_code_that_aborts_the_last_word_counts() -> None:
         ("\n\n a \nb", "a"),
         ("a:\n\tb\nc", "a: b"),
         ("a:", "a:"),
-        ("a:\nTraceback (most", "a:"),
+        ("a:\nTraceback (most\n  x\nKeyError: 1\n", "a: KeyError: 1"),
     ],
 )
 def test_a_headline_is_the_first_line_that_says_anything(text: str, line: str) -> None:

@@ -80,7 +80,7 @@ def test_a_crash_is_told_with_who_what_where_and_its_last_lines() -> None:
         "  what    exited with code 1",
         "  error   ValueError: boom",
         "  log     /logs/round_2/rank_5/stderr.log on gpu-7",
-        "  last lines of its stderr, or the traceback that it recorded:",
+        "  its traceback:",
         "    | Traceback (most recent call last):",
         "    |   ...",
         "    | ValueError: boom",

@@ -154,8 +154,8 @@ def test_a_rank_that_hangs_is_ended(number: int, step: int | None, limit: float 
     [
         (Grace.PLANNED, None, [("stop_planned", 3, 30.0, "why")], ("stop", 30.0, signal.SIGTERM)),
         (Grace.PLANNED, signal.SIGUSR1, [], ("stop", 30.0, signal.SIGUSR1)),
-        (Grace.BROKEN, None, [], ("stop", 3.0, True)),
-        (Grace.BROKEN, signal.SIGUSR1, [], ("stop", 3.0, True)),
+        (Grace.BROKEN, None, [], ("stop", 3.0, True, None)),
+        (Grace.BROKEN, signal.SIGUSR1, [], ("stop", 3.0, True, None)),
     ],
 )
 def test_how_workers_are_stopped(grace: Grace, received: int | None, told: object, stopped: object) -> None:

@@ -494,6 +494,71 @@ def test_a_rank_that_exited_before_explains_what_follows_from_a_peers_loss_and_n
         assert node.group.early_exit(failure) is None
 
 
+def ended(node: Node, rank: int) -> Worker:
+    """Wait until the warden has reported the end of a rank, which is no news."""
+    [worker] = [worker for worker in node.group.workers if worker.assignment.rank == rank]
+    while worker.exit_code is None:
+        assert select.select([node.warden], [], [], PATIENCE)[0]
+        assert not any(map(node.group.handle, node.warden.receive()))
+    return worker
+
+
+@pytest.mark.parametrize(("end", "grace", "code"), [("exit 0", PATIENCE, 0), ("sleep 300", 0.5, None)])
+def test_a_worker_whose_program_was_over_before_its_peer_failed_has_left_early(
+    node: Node, end: str, grace: float, code: int | None
+) -> None:
+    """It gets no SIGTERM, which would hide its exit code. That stays unknown if it is killed after the grace."""
+    over, gate = node.folder / "over", node.folder / "gate"
+    for path in (over, gate):
+        os.mkfifo(path)
+    says_over = f"{sys.executable} -c 'from elastic_core.worker.channel import report; report(\"over\")'"
+    ends = f"{says_over}; echo > {over}; read line < {gate}; {end}"
+    node.start(f"if test $RANK = 1; then read line < {over}; {PEER_FAILS}; fi; {ends}", TWO)
+    peer = node.failure()
+    assert node.group.early_exit(peer) is None, "it has not exited yet"
+    node.group.stop(grace, broken=True, failure=peer)
+    gate.write_text("go\n")
+    ended(node, 2)
+    assert (early := node.group.early_exit(peer)) is not None
+    assert (early.incident.rank, early.incident.exit_code) == (2, code)
+    assert early.incident.kind is IncidentKind.EXITED_EARLY
+
+
+def test_a_worker_that_exits_with_0_when_it_is_told_to_end_has_not_left_early(node: Node) -> None:
+    ready = node.folder / "ready"
+    os.mkfifo(ready)
+    wait = "while :; do sleep 0.05; done"
+    node.start(f"test $RANK = 1 && read line < {ready}; {PEER_FAILS}; trap 'exit 0' TERM; echo > {ready}; {wait}", TWO)
+    peer = node.failure()
+    node.group.stop(PATIENCE, broken=True, failure=peer)
+    ended(node, 2)
+    assert node.group.early_exit(peer) is None
+
+
+def test_a_rank_that_cannot_begin_gives_the_others_the_grace_to_fail_alike(node: Node) -> None:
+    ready, gate = node.folder / "ready", node.folder / "gate"
+    for path in (ready, gate):
+        os.mkfifo(path)
+    fails = "echo \"ModuleNotFoundError: No module named 'torchvison'\" >&2; exit 1"
+    node.start(f"if test $RANK = 1; then read line < {ready}; else echo > {ready}; cat {gate}; fi; {fails}", TWO)
+    failure = node.failure()
+    node.group.stop(PATIENCE, broken=True, failure=failure)
+    with gate.open("w"):
+        pass
+    ended(node, 2)
+    assert node.group.finish_round(failure) == 2
+
+
+@pytest.mark.parametrize("further", ["initialized", "step"])
+def test_ranks_that_are_further_are_not_given_the_time_to_fail_alike(node: Node, further: str) -> None:
+    node.start("echo 'ImportError: a' >&2; test $RANK = 2 || exit 1; sleep 300", TWO)
+    failure = node.failure()
+    [other] = [worker for worker in node.group.workers if worker.assignment.rank == 2]
+    setattr(other, further, 1)
+    node.group.stop(PATIENCE, broken=True, failure=failure)
+    assert ended(node, 2).exit_code == -signal.SIGTERM
+
+
 def test_workers_that_failed_alike_are_counted_at_the_end_of_the_round(node: Node) -> None:
     node.start("echo 'ValueError: boom' >&2; exit 1", TWO)
     failure = node.failure()
@@ -503,6 +568,15 @@ def test_workers_that_failed_alike_are_counted_at_the_end_of_the_round(node: Nod
         assert not any(map(node.group.handle, node.warden.receive()))
     assert node.group.finish_round(failure) == 2
     assert node.group.finish_round(failure) == 0
+
+
+def test_workers_that_refuse_their_arguments_fail_alike(node: Node) -> None:
+    node.start("echo 'usage: train.py [--lr LR]' >&2; exit $((RANK + 1))", TWO)
+    failure = replace(node.failure(), exit_code=2)
+    for rank in (1, 2):
+        ended(node, rank)
+    assert (failure.message, failure.detail) == ("", "usage: train.py [--lr LR]\n")
+    assert node.group.finish_round(failure) == 1
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.5])

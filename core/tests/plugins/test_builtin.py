@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,16 @@ def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
     past = tuple(map(as_failure, told[:-1]))
     history = History(restarts=3, max_restarts=3, rounds_without_progress=0, failures=past)
     assert MaxRestartsPolicy().elastic_judge_failure(told[-1], history).requeue is worth
+
+
+def test_what_other_ranks_did_not_meet_spends_a_restart_and_no_second_one() -> None:
+    first = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host="h", message=IMPORT, exit_code=1)
+    history = History(restarts=0, max_restarts=3, rounds_without_progress=0, peers_differ=True)
+    assert MaxRestartsPolicy().elastic_judge_failure(first, history).action is Action.RESTART
+    history = replace(history, restarts=1, failures=(as_failure(first),), peers_differ=False)
+    verdict = MaxRestartsPolicy().elastic_judge_failure(replace(first, round=2), history)
+    assert verdict.action is Action.GIVE_UP
+    assert verdict.reason.startswith("a restart has not mended ")
 
 
 def lines(*events: Event, least: Level = Level.INFO) -> list[str]:

@@ -11,8 +11,8 @@ from views import halted, incident, info, live, members, offer, seen, settings, 
 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Action, IncidentKind, Verdict
-from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, HostLosses, Leader, Round
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
+from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, HostLosses, Leader, Member, Round
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
@@ -681,7 +681,7 @@ class TestADeposedLeader:
 
 
 class TestTheCause:
-    """A failure that follows from a peer's loss is judged when nothing better has come for a tenth of a second."""
+    """A failure that follows from a peer's loss is judged when all have stopped, and none has reported its cause."""
 
     peer = replace(incident("a"), message="RuntimeError: Connection closed by peer", follows_peer=True)
     killed = replace(incident("b", after=5.2), exit_code=-9)
@@ -694,7 +694,8 @@ class TestTheCause:
 
     def test_but_not_for_long(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.1), running("b")]
-        assert decide(view(live("ab"), *nodes)) == AskPolicies(self.peer)
+        halt = body(decide(view(live("ab"), *nodes)))
+        assert (halt.reason, halt.incident) == (HaltReason.FAILURE, self.peer)
 
     def test_another_that_follows_makes_it_no_longer(self) -> None:
         second = replace(incident("b", after=5.3), message=self.peer.message, follows_peer=True)
@@ -703,7 +704,7 @@ class TestTheCause:
             replace(running("b", incident=second), reported_at=NOW - 0.04),
             running("c"),
         ]
-        assert decide(view(live("abc"), *nodes)) == AskPolicies(self.peer)
+        assert body(decide(view(live("abc"), *nodes))).incident == self.peer
 
     def test_what_a_row_still_says_of_an_earlier_round_does_not_make_it_shorter(self) -> None:
         earlier = replace(running("b", incident=incident("b", number=0)), reported_at=NOW - 5.0)
@@ -730,4 +731,87 @@ class TestTheCause:
 
     def test_nobody_is_left_to_report_it(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW)]
-        assert decide(view(live("a"), *nodes)) == AskPolicies(self.peer)
+        assert body(decide(view(live("a"), *nodes))).incident == self.peer
+
+    early = replace(incident("b", after=5.2, kind=IncidentKind.EXITED_EARLY), exit_code=0, message="it had finished")
+
+    def halted(self, *nodes: NodeView, verdict: Verdict | None = None, judged: Incident | None = None) -> LeaderView:
+        ledger = halted("ab", HaltReason.FAILURE, settings(min_nodes=1), at=NOW - 0.2, blame=self.peer)
+        judgement = None if verdict is None else Judgement(round=1, incident=judged, verdict=verdict)
+        return view(ledger, *nodes, judgement=judgement)
+
+    def test_its_cause_may_come_until_all_have_stopped(self) -> None:
+        a = stopped("a", incident=self.peer, offer=offer("a", 2))
+        assert isinstance(decide(self.halted(a, running("b", head=3))), LookAgain)
+        assert decide(self.halted(a, stopped("b", incident=self.early))) == AskPolicies(self.early)
+        assert decide(self.halted(a, stopped("b"))) == AskPolicies(self.peer)
+
+    def test_a_cause_of_its_own_is_judged_while_others_stop(self) -> None:
+        nodes = [running("a", head=3), running("b", head=3, incident=self.killed)]
+        assert decide(self.halted(*nodes)) == AskPolicies(self.killed)
+
+    def test_the_next_round_names_counts_and_leaves_out_what_was_judged(self) -> None:
+        nodes = [stopped("a", incident=self.peer, offer=offer("a", 2)), stopped("b", incident=self.early)]
+        excluded = Verdict(Action.EXCLUDE_HOST, "it is its host", exclude_for=60.0)
+        decision = decide(self.halted(*nodes, verdict=excluded, judged=self.early))
+        assert isinstance(decision, Append)
+        assert body(decision).why == "rank 0 on host-b exited with code 0 before the other ranks: it had finished"
+        assert ids(body(decision)) == "a"
+        assert [spent.failure.exit_code for spent in decision.counters.failures] == [0]
+        assert [one.host_id for one in decision.counters.excluded] == ["id-host-b"]
+
+    def test_the_end_names_what_was_judged(self) -> None:
+        nodes = [stopped("a", incident=self.peer), stopped("b", incident=self.early)]
+        closed = body(decide(self.halted(*nodes, verdict=GIVE_UP, judged=self.early)))
+        assert (closed.incident, closed.why) == (self.early, GIVE_UP.reason)
+
+    def test_what_was_judged_in_a_live_round_stands(self) -> None:
+        first = replace(self.killed, node_id="a", host="host-a", after=5.1)
+        nodes = [running("a", incident=first), running("b", incident=self.killed)]
+        judgement = Judgement(round=1, incident=self.killed, verdict=RESTART)
+        assert body(decide(view(live("ab"), *nodes, judgement=judgement))).why.startswith("rank 0 on host-b ")
+
+
+class TestAProgramThatCannotBegin:
+    """It is judged when all have stopped, and it is known how many ranks have failed alike."""
+
+    lacks = replace(incident("a"), message="ModuleNotFoundError: No module named 'torchvison'")
+
+    def test_others_get_the_time_to_fail_alike(self) -> None:
+        nodes = [running("a", incident=self.lacks), running("b")]
+        assert body(decide(view(live("ab"), *nodes))).incident == self.lacks
+        without = live("ab", settings(max_restarts=0))
+        assert decide(view(without, *nodes)) == AskPolicies(self.lacks), "the first failure ends the job anyway"
+        ledger = halted("ab", HaltReason.FAILURE, blame=self.lacks)
+        assert isinstance(decide(view(ledger, running("a", head=3, incident=self.lacks), stopped("b"))), LookAgain)
+
+    @pytest.mark.parametrize(
+        ("size", "alike", "differ"),
+        [
+            pytest.param(2, (2, 0), False, id="all of one host, which lacks a package"),
+            pytest.param(2, (1, 0), True, id="one of two ranks"),
+            pytest.param(2, (1, 2), True, id="one of two ranks, and two of another host"),
+            pytest.param(2, (2, 2), False, id="all"),
+            pytest.param(1, (1, 1), False, id="all, one on each node"),
+            pytest.param(1, (1, 0), True, id="one of two, one on each node"),
+        ],
+    )
+    def test_ranks_that_did_not_fail_alike_are_counted(self, size: int, alike: tuple[int, int], differ: bool) -> None:
+        sealed = Round(number=1, offer=offer("a"), members=tuple(Member(name, size, "default") for name in "ab"))
+        halt = Halt(round=1, reason=HaltReason.FAILURE, why="it was", incident=self.lacks)
+        ledger = then(then(start(), sealed, at=10.0), halt, at=20.0)
+        of_a, of_b = alike
+        other = replace(self.lacks, node_id="b") if of_b else None
+        nodes = [stopped("a", incident=self.lacks, alike=of_a), stopped("b", incident=other, alike=of_b)]
+        assert decide(view(ledger, *nodes)) == AskPolicies(self.lacks, peers_differ=differ)
+
+    def test_a_job_of_one_rank_has_no_other(self) -> None:
+        sealed = Round(number=1, offer=offer("a"), members=(Member("a", 1, "default"),))
+        halt = Halt(round=1, reason=HaltReason.FAILURE, why="it was", incident=self.lacks)
+        ledger = then(then(start(), sealed, at=10.0), halt, at=20.0)
+        assert decide(view(ledger, stopped("a", incident=self.lacks))) == AskPolicies(self.lacks)
+
+    def test_any_other_failure_says_nothing_of_the_other_ranks(self) -> None:
+        ledger = halted("ab", HaltReason.FAILURE, blame=incident("a"))
+        nodes = [stopped("a", incident=incident("a"), alike=1), stopped("b")]
+        assert decide(view(ledger, *nodes)) == AskPolicies(incident("a"))

@@ -309,6 +309,9 @@ class SimAgent:
 
     def _judge(self, incident: Incident, history: History) -> Verdict:
         world = self.host.world
+        assert self.supervisor is not None
+        if (current := self.supervisor._session.ledger.round) is not None:
+            world.truth.judged[self.node_id, current.offer.id] = incident
         if world.plan.thinking:
             self._sleep(world.plan.thinking * world.hub.random.random())
         if history.restarts < history.max_restarts:

@@ -502,6 +502,27 @@ DEFECTS: tuple[Defect, ...] = (
         "0, incident.after",
         "causes",
     ),
+    Defect(
+        "what follows from a peer's loss is judged at once",
+        "LeaderView.needs_other_reports",
+        "alone or distance_to_cause(first) > 0",
+        "alone",
+        "causes",
+    ),
+    Defect(
+        "what follows from a peer's loss is judged while its cause may be reported",
+        "_close_after_halt",
+        "view.needs_other_reports(first) and members.busy",
+        "False",
+        "causes",
+    ),
+    Defect(
+        "the next round names what was halted for and not what was judged",
+        "with_judged",
+        "judged is None or halt.reason is not HaltReason.FAILURE or judged == halt.incident",
+        "True",
+        "causes",
+    ),
     # Sizes
     Defect(
         "an entry of one's own that is too large is the store's fault",

@@ -126,7 +126,9 @@ class Hands:
         step = gang.stepper.take()
         self.step = self.step if step is None else step
 
-    def stop(self, grace: float, *, broken: bool = False, signum: int = signal.SIGTERM) -> None:
+    def stop(
+        self, grace: float, *, broken: bool = False, failure: Incident | None = None, signum: int = signal.SIGTERM
+    ) -> None:
         self._over = True
         self._asked += 1
         self._stop(grace)

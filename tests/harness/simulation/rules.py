@@ -13,7 +13,7 @@ from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeRow
-from simulation import endings, finishing, programs, resizes, slot_rules, strides, unreached
+from simulation import endings, finishing, programs, resizes, slot_rules, strides, unreached, verdicts
 from simulation.calmness import calm
 from simulation.workers import State
 
@@ -72,6 +72,8 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
     unreached.check_closed(world, entry, body)
     check_cause(world, entry, body.incident)
     current = world.truth.histories.newest_round(replica, entry.run)
+    if current is not None and body.incident is not None:
+        verdicts.check_judged(world, entry, current, current)
     if body.success:
         for member in current.members if current is not None else ():
             gang = world.gang(entry.run, current, member.node_id)

@@ -100,6 +100,8 @@ class Truth:
     """How many LEADER entries there were."""
     _nodes: dict[str, _Node] = field(default_factory=dict)
     histories: Histories = field(default_factory=Histories)
+    judged: dict[tuple[str, str], Incident] = field(default_factory=dict)
+    """What a leader has asked the policies about last, by its node id and the offer of the round."""
     _ranks: dict[tuple[str, int], str] = field(default_factory=dict)
     _agreed: dict[str, object] = field(default_factory=dict)
     resized_at: dict[str, float] = field(default_factory=dict)

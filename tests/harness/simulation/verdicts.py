@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Entry, Halt, HaltReason, Round
+from simulation import endings
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -39,6 +40,25 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
     stays = {member.node_id for member in earlier.members} if resized and earlier is not None else set[str]()
     if not body.same_as and halt is not None:
         _check_excluded(world, entry, body, before, stays)
+    if body.charged and earlier is not None:
+        judged = world.truth.judged.get((entry.author, earlier.offer.id))
+        if judged is not None and entry.counters.failures[-1].failure.host != judged.host:
+            world.truth.violated("L9", f"round {body.number} names another failure than that of {judged.node_id}")
+        check_judged(world, entry, earlier, world.truth.histories.spelled[entry.id])
+
+
+def check_judged(world: World, entry: Entry, earlier: Round, staying: Round) -> None:
+    """L9: what was judged in the round ``earlier`` is no consequence of what a member that stays has reported."""
+    judged = world.truth.judged.get((entry.author, earlier.offer.id))
+    if judged is None or not judged.follows_peer:
+        return
+    world.count("L9 what follows from a peer's loss is judged, since nothing else is known")
+    members = {member.node_id for member in staying.members}
+    for row in endings.read_before(world, entry.id, entry.run):
+        cause = row.incident
+        known = cause is not None and cause.round == earlier.number and not cause.follows_peer
+        if known and row.info.node_id in members:
+            world.truth.violated("L9", f"{judged.node_id} is judged; {row.info.node_id} has failed by itself")
 
 
 def _halted_at(world: World, entry: Entry) -> float | None:

@@ -53,6 +53,16 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
     return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted
 
 
+def remove_round(directory: Path, *, temporary: bool) -> None:
+    """Remove the directory of a round that is over: all of it if it is temporary, else only what is empty."""
+    if temporary:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for path in (*directory.glob("rank_*"), directory):
+        with contextlib.suppress(OSError):  # it has a log
+            path.rmdir()
+
+
 @contextmanager
 def marked(directory: Path, hold: Callable[[int], None]) -> Iterator[None]:
     """Let the next agent remove this directory if all processes that hold the lock are killed.

@@ -22,6 +22,7 @@ from elastic_core.progress_lines import step_of_path
 from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD
 
 MESSAGE_MAX_CHARACTERS = 500
+ROOT_MAX_CHARACTERS = 240  # of the message of an exception, and of that of the first of its chain
 TEXT_MAX_CHARACTERS = 1500
 DETAIL_MAX_CHARACTERS = 4096
 EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
@@ -134,9 +135,14 @@ def _of_signal(exit_code: int, stderr: str) -> Cause:
     """Return the cause of a process that a signal has ended: what native code and faulthandler wrote before."""
     frames = crashed_thread(stderr)
     where = innermost(frames) if frames is not None else None
-    crash = "" if frames is None else stderr[stderr.rfind("Fatal Python error: ") :]
-    aborted = exit_code == -signal.SIGABRT
+    aborted, crash = exit_code == -signal.SIGABRT, ""
     message = last_abort_line(stderr) if aborted else ""
+    if frames is not None:  # of all stacks, that of the thread that crashed comes last
+        before, fatal, dump = stderr.rpartition("Fatal Python error: ")
+        title, current = dump.partition("\n")[0], dump[dump.find("Current thread 0x") :].partition("\n\n")[0]
+        crash = f"{fatal}{title}\n\n{current}\n"
+        stderr = before + crash
+        message = message or (f"{fatal}{title}" if aborted and title != "Aborted" else "")
     native = _CPP_EXCEPTION.match(message)
     text = f"{message}\n{stderr[-TEXT_MAX_CHARACTERS:]}" if aborted else crash[:TEXT_MAX_CHARACTERS]
     return Cause(
@@ -156,6 +162,7 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
         member = error_file.get(MEMBER)
         raised = [_raised(one) for one in member["exceptions"]] if isinstance(member, dict) else []
         paths = tuple(map(str, member["paths"])) if isinstance(member, dict) else ()
+        stack = _read_frames(member.get("frames", [])) if isinstance(member, dict) else None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     if not isinstance(member, dict) and not said.strip():
@@ -164,7 +171,7 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
     if not raised:  # of torch's @record alone, or of an exit on purpose
         text = said if not isinstance(member, dict) else str(member.get("text", ""))
         name = "" if isinstance(member, dict) else _leading_name(said)
-        where = innermost(parse_frames(callstack))
+        where = innermost(parse_frames(callstack) if stack is None else stack)
         return Cause(
             message=headline(text),
             exception=name,
@@ -186,6 +193,11 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
         if (inner := _INNER.search(first.text)) is not None:
             message = f"{message}: {inner['line']}"
         frames = parse_frames(first.text.partition("\nfrom user code:")[2]) or frames
+    remote = next((one.text for one in raised if one.type.endswith("RemoteTraceback")), "")  # of a pool's process
+    if (quoted := printed_exception(remote, within=None)) is not None:
+        frames = quoted[2] or frames
+    elif not first.group and len(raised) > 1:
+        message = f"{message[:ROOT_MAX_CHARACTERS]} (after {headline(raised[-1].line)[:ROOT_MAX_CHARACTERS]})"
     if isinstance(member, dict) and (own := member.get("text")) and isinstance(own, str):
         message = headline(own)  # ``sys.exit("the reason")`` while the exception was handled
     every = [frames, *(one.frames for one in raised)]
@@ -237,11 +249,11 @@ def _last_line(text: str) -> str:
 
 
 def headline(text: str) -> str:
-    """Return the first line of a text that is not blank, with the next one if it ends with a colon."""
+    """Return the first line of a text that is not blank; after a colon also the next, or the last of a traceback."""
     lines = [line for line in text.splitlines() if line.strip()]
     first = one_line(lines[0]) if lines else ""
-    if first.endswith(":") and len(lines) > 1 and not lines[1].startswith("Traceback ("):
-        first = f"{first} {one_line(lines[1])}"
+    if first.endswith(":") and len(lines) > 1:
+        first = f"{first} {one_line(lines[-1 if lines[1].startswith('Traceback (') else 1])}"
     return first[:MESSAGE_MAX_CHARACTERS]
 
 
@@ -258,8 +270,12 @@ def _message(message: Any) -> tuple[str, str]:
 
 
 def _raised(recorded: Any) -> _Raised:
-    frames = tuple(Frame(str(file), int(line), str(name), str(code)) for file, line, name, code in recorded["frames"])
+    frames = _read_frames(recorded["frames"])
     return _Raised(str(recorded["type"]), str(recorded["text"]), frames, bool(recorded.get("group")))
+
+
+def _read_frames(recorded: Any) -> tuple[Frame, ...]:
+    return tuple(Frame(str(file), int(line), str(name), str(code)) for file, line, name, code in recorded)
 
 
 def _names(said: str, raised: _Raised) -> bool:

@@ -201,7 +201,8 @@ def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     if incident.log:
         lines.append(f"  log     {incident.log} on {incident.host}")
     if incident.detail:
-        lines.append("  last lines of its stderr, or the traceback that it recorded:")
+        traceback = incident.exception and incident.exit_code is not None and incident.exit_code > 0
+        lines.append("  its traceback:" if traceback else "  the last lines of its stderr:")
         tail = incident.detail.rstrip().splitlines()[-(ROOT_CAUSE_MAX_LINES - len(lines)) :]
         lines += [f"    | {line}" for line in tail]
     return lines

@@ -156,7 +156,7 @@ def stop_workers(
     config, group, planned = resources.config, resources.group, stop.grace is Grace.PLANNED
     if not planned:
         early = group.early_exit(failure)
-        group.stop(config.failure_grace, broken=True)
+        group.stop(config.failure_grace, broken=True, failure=failure)
         return early
     if received is None:
         resources.plugins.stop_planned(number, config.shutdown_timeout, stop.why)

@@ -200,8 +200,7 @@ class Supervisor:
             return
         if offer == self._state.offer:
             self._do(node_events.MakeOffer())
-        current = self._state.ledger.round
-        if current is not None and current.offer == offer and self._state.work is Work.RUNNING:
+        if (current := self._state.ledger.round) and current.offer == offer and self._state.work is Work.RUNNING:
             self._step(self._group.lose_store(current, event if isinstance(event, messages.ServiceEnded) else None))
 
     def _on_workers_stopped(self, event: messages.StopCompleted | messages.Fenced) -> None:
@@ -209,6 +208,7 @@ class Supervisor:
             limit = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
             self._say("fenced", what.format(limit), Level.ERROR)
         if self._warden.is_over(event):
+            self._step(self._group.early_exit(known_failure(self._state)))  # one that ended during the stop
             self._step(node_events.WorkersGone(self._group.finish_round(known_failure(self._state))))
 
     def _tick(self) -> None:

@@ -27,7 +27,19 @@ class Worker:
     leaves: bool = False  # whether it has reported that it stops, after a notice
     terminated: bool = False  # whether it has exited with 0 because of SIGTERM by an unknown hand
     tag: int = 0  # its name in events
+    over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
+    told_to_end: bool = False  # whether the warden has sent it SIGTERM or SIGKILL
     failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
+
+    @property
+    def has_left_early(self) -> bool:
+        """Whether it has ended by itself and without a failure, while its node goes on; not because of a notice.
+
+        A worker whose program was over may have been killed before it exited.
+        """
+        if self.leaves or self.exit_code is None:
+            return False
+        return self.exit_code <= 0 if self.over else self.exit_code == 0 and not self.told_to_end
 
 
 def round_directory(assignment: Assignment) -> Path:

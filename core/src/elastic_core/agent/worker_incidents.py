@@ -6,6 +6,7 @@ import contextlib
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,21 @@ from elastic_core.agent.failure_cause import (
 )
 from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
+from elastic_core.assignment import Assignment
 from elastic_core.errors import ElasticError
 from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.host.addresses import says_loopback
 from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
 from elastic_core.host.oom import OomCounter
-from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.incidents import (
+    OTHER_STORE,
+    OWN_HOST,
+    Incident,
+    IncidentKind,
+    describe_early_exit,
+    has_wrong_arguments,
+    repeats_at_once,
+)
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import WorkerFailed
 from elastic_core.protocol.ranks import place
@@ -38,6 +49,9 @@ MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail beca
 CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
 OUT_OF_MEMORY = "HostOutOfMemory"  # the exception of a worker that the kernel killed for want of memory
 CORE_DUMP_MAX_SECONDS = 0.2  # for the search for a core dump, on another thread
+_UNREACHED_STORE = re.compile(r"client socket has timed out .{0,80}connect to \(([^,()\s]{1,255}), (\d{1,5})\)")
+_OPENS_STORE = "_create_c10d_store"  # torch's function for init_method="env://" and "tcp://", in the traceback
+_UNREACHED_PEER = re.compile(r"connectFullMesh failed .{0,400}remote=\[((?:::ffff:)?127\.[\d.]{1,12}|::1)\]")
 
 
 def worker_incident(
@@ -97,6 +111,9 @@ def exit_incident(
         checkpoint_path: ``--checkpoint_path``.
     """
     cause = cause_of(worker, exit_code, records=records, over=over)
+    if line := wrong_address(f"{cause.text}\n{cause.detail}", worker.assignment):
+        detail = f"{cause.detail.rstrip()}\n{line}"
+        cause = replace(cause, text=f"{line}\n{cause.text}", detail=detail, follows_peer=False)
     if oom is not None and exit_code == -signal.SIGKILL:
         detail = f"{cause.detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
         cause = Cause(message=describe_oom(oom.limit_bytes()), exception=OUT_OF_MEMORY, detail=detail)
@@ -132,15 +149,61 @@ def has_raised(worker: Worker, *, records: bool) -> bool:
     return bool(cause_of(worker, EXCEPTION_EXIT_CODE).exception)
 
 
+def early_exit_incident(
+    info: NodeInfo, workers: Sequence[Worker], failure: Incident | None, started_at: float
+) -> Incident | None:
+    """Return the incident of the first worker that has left early, if that explains ``failure``.
+
+    Args:
+        info: This node.
+        workers: Its workers.
+        failure: The failure that ended the round; it follows from the loss of a peer.
+        started_at: When the round began, on the clock of :attr:`Worker.ended_at`.
+    """
+    first = min((worker for worker in workers if worker.has_left_early), key=lambda it: it.ended_at, default=None)
+    if first is None or failure is None or not failure.follows_peer:
+        return None
+    kind = IncidentKind.WORKER_FAILED if first.terminated else IncidentKind.EXITED_EARLY
+    message = "" if first.terminated else describe_early_exit(failure)
+    cause = Cause(message=message, detail=first.streams.tail())
+    code = None if first.exit_code else 0  # one whose program had ended was killed before it exited
+    return worker_incident(info, first, round(first.ended_at - started_at, 6), kind, cause=cause, exit_code=code)
+
+
+def wrong_address(text: str, place: Assignment) -> str:
+    """Return why no peer can be at the address that a worker did not reach, in one line; '' if one can.
+
+    Where the launcher has the store, torch makes every rank a client of any store that it opens from an address, so
+    nothing listens at a port of the script's own. And gloo takes a loopback address where a host's name leads to it.
+    """
+    store = _UNREACHED_STORE.search(text)
+    if store is not None and place.use_agent_store and _OPENS_STORE in text and int(store[2]) != place.master_port:
+        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {place.master_addr}:{place.master_port}"
+    peer = _UNREACHED_PEER.search(text)
+    if peer is not None and place.group_world_size > 1 and not says_loopback(place.master_addr):
+        return f"{peer[1]} {OWN_HOST}"
+    return ""
+
+
 def failed_alike(worker: Worker, failure: Incident, *, records: bool, over: bool) -> bool:
     """Whether a worker that has ended failed with the exception of ``failure``, or else with its message."""
     code = worker.exit_code or 0
-    if not failure.message or not (code > 0 or code == -signal.SIGABRT):
+    if not (code > 0 or code == -signal.SIGABRT):
         return False  # most workers are ended by SIGTERM: what they had printed did not end them
+    if has_wrong_arguments(failure):
+        usage = has_wrong_arguments(replace(failure, detail=worker.streams.tail()))
+        return usage and code == failure.exit_code
+    if not failure.message:
+        return False
     cause = cause_of(worker, code, records=records, over=over)
     if failure.exception:
         return (cause.exception, cause.where) == (failure.exception, failure.where)
     return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message
+
+
+def may_fail_alike(workers: Sequence[Worker], failure: Incident) -> bool:
+    """Whether workers may be about to fail as one has whose program could not begin: none is known to be further."""
+    return repeats_at_once(failure) is not None and not any(it.initialized or it.step is not None for it in workers)
 
 
 def describe_oom(limit: int | None) -> str:

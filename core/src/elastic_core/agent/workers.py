@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_core.agent import worker_channels
+from elastic_core.agent.directories import remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
 from elastic_core.agent.hangs import HangWatch
@@ -28,9 +28,11 @@ from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
 from elastic_core.agent.worker import Worker, assignments, error_file, line_prefix
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import (
+    early_exit_incident,
     exit_incident,
     failed_alike,
     has_raised,
+    may_fail_alike,
     store_incident,
     worker_incident,
 )
@@ -41,7 +43,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.oom import OomCounter, find_counter
-from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, distance_to_cause
+from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
@@ -143,7 +145,7 @@ class WorkerGroup:
                 self.warden.spawn(
                     tag, argv, env, stdout=out, stderr=err, control=control.fileno(), cpus=cpus, warm=self.warm
                 )
-        self._remove_directory_of(self._directory_of)
+        remove_round(self.directory / f"round_{self._directory_of}", temporary=self.temporary)
         self._directory_of = current.number
 
     @property
@@ -265,8 +267,10 @@ class WorkerGroup:
                 return self._fail_terminated(worker) if worker.terminated else self._all_done()
             case messages.Signalled(signum, pids):
                 self._killed.update(pids if signum == signal.SIGKILL else ())
+                for worker in self._workers.values():
+                    worker.told_to_end |= worker.pid in pids and signum != signal.SIGCONT
                 name, who = signal_name(signum), ", ".join(map(str, pids))
-                level = Level.DEBUG if signum == 15 else Level.INFO
+                level = Level.DEBUG if signum in (signal.SIGTERM, signal.SIGCONT) else Level.INFO
                 self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
             case WatchdogEvent.TIMERS_DUE if self.watchdog is not None:
                 for timer in self.watchdog.take_expired():
@@ -302,35 +306,31 @@ class WorkerGroup:
         steps = tuple(worker.step for worker in self._workers.values() if worker.step is not None)
         return steps if len(steps) == len(self._workers) else None
 
-    def stop(self, grace: float, *, broken: bool = False, signum: int = signal.SIGTERM) -> None:
+    def stop(
+        self, grace: float, *, broken: bool = False, failure: Incident | None = None, signum: int = signal.SIGTERM
+    ) -> None:
         """Stop all workers with ``signum``, and SIGKILL after ``grace`` seconds; the warden answers StopCompleted.
 
-        A ``broken`` round is stopped for a failure, whose cause may be a worker here that is about to end.
+        A ``broken`` round is stopped for a ``failure``, whose cause may be a worker here that is about to end. If the
+        failure follows from the loss of a peer, a worker whose program has ended gets no SIGTERM: it may be that peer,
+        and its exit code tells. If the others may be about to fail alike, SIGTERM comes in the last part of the grace.
         """
+        if failure is not None and self.config.max_restarts > 0 and may_fail_alike(self.workers, failure):
+            signum = signal.SIGCONT  # which changes nothing
         if broken and not self._over:
             self._want_cause()
+        ending = self._note_ended() if failure is not None and failure.follows_peer else ()
         if not broken and not self._over:
             self._note_notice(grace)
         self._over = True
         if self._recovery is None:
             self._recovery = Recovery(began=self.now(), detected=self.now())
-        self.warden.stop(grace=grace, signum=signum)
+        self.warden.stop(grace=grace, signum=signum, ending=ending)
 
     def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
-        """Return the first local worker that exited with 0 while others ran, if that explains the round's failure.
-
-        ``failure`` follows from the loss of a peer then. A worker that stopped for a notice has not exited early.
-        """
-        done = [worker for worker in self._workers.values() if worker.exit_code == 0 and not worker.leaves]
-        if failure is None or not failure.follows_peer or not done:
-            return None
-        first = min(done, key=lambda worker: worker.ended_at or 0.0)
-        after = round((first.ended_at or self.now()) - self.started_at, 6)
-        kind = IncidentKind.WORKER_FAILED if first.terminated else IncidentKind.EXITED_EARLY
-        message = "" if first.terminated else describe_early_exit(failure)
-        cause = Cause(message=message, detail=first.streams.tail())
-        incident = worker_incident(self.info, first, after, kind, cause=cause, exit_code=0)
-        return self._publish_failure(incident)
+        """Return the first local worker that has left early, if that explains the round's failure."""
+        early = early_exit_incident(self.info, self.workers, failure, self.started_at)
+        return None if early is None else self._publish_failure(early)
 
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""
@@ -511,6 +511,14 @@ class WorkerGroup:
                 return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
         return None
 
+    def _note_ended(self) -> Sequence[int]:
+        """Note which workers have reported the end of their programs; return those that have not exited yet."""
+        self._read_steps()  # a program reports its end before its connections are closed, and its peers fail
+        over = [worker for tag, worker in self._workers.items() if tag in self.reports.ending()]
+        for worker in over:
+            worker.over = True
+        return [worker.pid for worker in over if worker.pid is not None and worker.exit_code is None]
+
     def _want_cause(self) -> None:
         """From now on, look for a failure here that has its cause in the worker."""
         self._cause_wanted = True
@@ -527,7 +535,8 @@ class WorkerGroup:
         """
         if not self._cause_wanted or incident.exit_code is None or distance_to_cause(incident):
             return False
-        own = incident.pid not in self._killed if incident.exit_code < 0 else tag in self._raised
+        raised = tag in self._raised or self._workers[tag].over
+        own = incident.pid not in self._killed if incident.exit_code < 0 else raised
         self._cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
         return not self._cause_wanted
 
@@ -557,16 +566,6 @@ class WorkerGroup:
         told = {} if self.watchdog is None else self.watchdog.environment
         environment = self.plugins.worker_environment(self.config.program, assignment)
         return {**inheritable(os.environ), **told, **environment}
-
-    def _remove_directory_of(self, number: int) -> None:
-        """Remove the directory of a round that is over: all of it, or, beside logs, only empty directories."""
-        base = self.directory / f"round_{number}"
-        if self.temporary:
-            shutil.rmtree(base, ignore_errors=True)
-            return
-        for directory in (*base.glob("rank_*"), base):
-            with contextlib.suppress(OSError):  # it has a log
-                directory.rmdir()
 
     def _drain_streams(self) -> None:
         """Read what is left in the pipes of the ended workers."""

@@ -239,6 +239,8 @@ class HandlerAgent:
                 self._leave_before_host_ends(why)
             case StopCompleted():
                 if self._warden.is_over(event):
+                    if (early := self._group.early_exit(self._state.incident)) is not None:
+                        self._step(early)
                     self._step(WorkersGone(self._group.finish_round(self._state.incident)))
             case Overdue():
                 if self._state.work is HandlerWork.STOPPING:

@@ -25,6 +25,7 @@ from elastic_core.incidents import (
     Incident,
     Verdict,
     is_same_step,
+    repeats_after_restart,
     repeats_at_once,
 )
 
@@ -56,8 +57,10 @@ class MaxRestartsPolicy:
         if incident.kind not in SPENDS_A_RESTART:
             return Verdict(Action.RESTART, f"{incident.kind.value.replace('_', ' ')} spends no restart")
         if history.restarts < history.max_restarts:
-            if (why := repeats_at_once(incident)) is not None:
+            if not history.peers_differ and (why := repeats_at_once(incident)) is not None:
                 return Verdict(Action.GIVE_UP, f"no restart mends {why}")
+            if (why := repeats_after_restart(incident, history.failures)) is not None:
+                return Verdict(Action.GIVE_UP, f"a restart has not mended {why}")
             limit = "" if history.max_restarts >= UNLIMITED_RESTARTS else f" of --max_restarts={history.max_restarts}"
             return Verdict(Action.RESTART, f"restart {history.restarts + 1}{limit}")
         why = f"all restarts of --max_restarts={history.max_restarts} are spent"

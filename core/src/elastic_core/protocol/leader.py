@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_core.config.run import OnNodeLoss
-from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, by_cause
+from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol import graceful_stop, leader_entries, stacks
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
@@ -43,7 +43,8 @@ def decide(view: LeaderView) -> Decision:
     elif ledger.halt is None:
         decision = _decide_live(view, ledger.round)
     else:
-        decision = _record_over(view, ledger.round, _decide_halted(view, ledger.round, ledger.halt))
+        view, halt = leader_entries.with_judged(view, ledger.round, ledger.halt)
+        decision = _record_over(view, ledger.round, _decide_halted(view, ledger.round, halt))
     if isinstance(decision, Append):
         worst = max(decision.counters.worst_seen, _slowest_member_delay(view))
         return replace(decision, counters=replace(decision.counters, worst_seen=worst))
@@ -104,7 +105,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     if incidents := view.incidents(current):
         if not view.has_asked_policies(current.number) and view.now < (until := view.cause_known_at(current)):
             return LookAgain(until)
-        return _decide_failure(view, current, incidents[0])
+        return _decide_failure(view, current, view.judged(current.number) or incidents[0])
     # A member is lost, leaves, or stopped by itself. A member that has finished is not needed any more.
     for node_id in ids:
         if node_id not in finished and (halt := _departure_halt(view, current, node_id)) is not None:
@@ -139,11 +140,16 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
 
 
 def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decision:
-    """Answer the failure of a worker in a live round; ``first`` is the root cause as far as it is known."""
+    """Answer the failure of a worker in a live round; ``first`` is the root cause as far as it is known.
+
+    Once the policies were asked, it is the incident that they were asked about.
+    """
     verdict = view.verdict(current.number)
     if not is_charged(first):  # not the workers' fault, e.g. a port that is taken: restart without asking
         verdict = Verdict(Action.RESTART, first.message)
     elif not view.has_asked_policies(current.number):
+        if view.needs_other_reports(first):
+            return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
         return AskPolicies(first)
     if verdict is None:  # the policies have not answered yet: stop the broken round meanwhile
         return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
@@ -309,14 +315,18 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     gone = members.gone(view, old)
     if gone and view.agreement.on_node_loss is OnNodeLoss.FAIL:
         why = f"{view.describe_nodes(gone)} is lost, and --on_node_loss=fail ends the job then"
-        return leader_entries.close_as_failed(view, why, _first_cause(view, old, halt))
+        cause = view.first_cause(old, halt.incident) if is_charged(halt.incident) else halt.incident
+        return leader_entries.close_as_failed(view, why, cause)
     # Workers did not cause the HALT: the job goes on.
     if not is_charged(halt.incident):
         return None
+    first = view.first_cause(old, halt.incident)
     reason, requeue = halt.verdict or "the failure policy gave up", halt.requeue
     if halt.reason is HaltReason.FAILURE:  # a HALT for GIVING_UP has the verdict, for the next leader too
         if not view.has_asked_policies(old.number):
-            return AskPolicies(halt.incident)
+            if view.needs_other_reports(first) and members.busy:
+                return None
+            return AskPolicies(first, peers_differ=view.do_peers_differ(old, halt.incident, first))
         if (verdict := view.verdict(old.number)) is None:  # their answer will call `decide` again
             return LookAgain(None)
         if verdict.action is not Action.GIVE_UP:
@@ -330,16 +340,15 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
         return None
     if (blamed := find_unreachable(view, old)) is not None:
         reason += f"; {describe_unreachable(view, old, blamed)}"
-    cause = _first_cause(view, old, halt)
-    if cause is not None and (alike := _count_alike(view, old, halt, cause)) > 1:
+    if (alike := view.count_alike(old, halt.incident, first)) > 1:
         reason += f"; {alike} of {old.world_size} ranks failed alike"
-    early = cause is not None and cause.kind is IncidentKind.EXITED_EARLY
+    early = first.kind is IncidentKind.EXITED_EARLY
     # A node that had finished explains a lost connection: the program ends its ranks at different steps anywhere.
     finished = [node_id for node_id in old.group_ranks if view.has_finished(old, node_id)]
-    if finished and cause is not None and cause.follows_peer:
+    if finished and first.follows_peer:
         reason += f"; all workers of {view.describe_nodes(finished)} had exited with code 0 before the other ranks"
         early = True
-    return leader_entries.close_as_failed(view, reason, cause, requeue=requeue and not early)
+    return leader_entries.close_as_failed(view, reason, first, requeue=requeue and not early)
 
 
 def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> float | None:
@@ -360,23 +369,6 @@ def _describe_delay(view: LeaderView, halt: Halt, until: float) -> str:
     verdict = view.verdict(halt.round)
     why = "" if verdict is None else f" ({verdict.reason})"
     return f"the delay after the failure to pass{why}, for up to {until - view.now:.0f} s"
-
-
-def _first_cause(view: LeaderView, old: Round, halt: Halt) -> Incident | None:
-    """Return the incident of a HALT, or the report of a member that is closer to the root cause."""
-    if not is_charged(halt.incident):
-        return halt.incident
-    return min((*view.incidents(old), halt.incident), key=by_cause)
-
-
-def _count_alike(view: LeaderView, old: Round, halt: Halt, cause: Incident) -> int:
-    """Return how many ranks failed with the message of the root cause, as far as the members have counted them."""
-    reports = [(node.row.incident or halt.incident, node.row.alike) for node in view.node_views(old)]
-    return sum(count for known, count in reports if cause.message and known is not None and _is_alike(known, cause))
-
-
-def _is_alike(one: Incident, other: Incident) -> bool:
-    return (one.round, one.message) == (other.round, other.message)
 
 
 def _is_round_over(view: LeaderView, old: Round) -> bool:

@@ -29,6 +29,7 @@ class AskPolicies:
     """Ask the failure policies about this incident, and decide again with their verdict."""
 
     incident: Incident
+    peers_differ: bool = False  # as in a History
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,18 @@ def halt_to_give_up(view: LeaderView, current: Round, incident: Incident, verdic
         requeue=verdict.requeue,
     )
     return Append(halt, view.ledger.counters)
+
+
+def with_judged(view: LeaderView, old: Round, halt: Halt) -> tuple[LeaderView, Halt]:
+    """Return the view and the HALT of a failure with the incident that the policies were asked about.
+
+    That may have been reported after the HALT. The next round names it, counts it and leaves its host out.
+    """
+    judged = view.judged(old.number)
+    if judged is None or halt.reason is not HaltReason.FAILURE or judged == halt.incident:
+        return view, halt
+    halt = replace(halt, incident=judged, why=_describe_incident(judged))
+    return replace(view, ledger=replace(view.ledger, halt=halt)), halt
 
 
 def _describe_incident(incident: Incident) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from elastic_core.config.run import Timing
-from elastic_core.incidents import Incident, Verdict, by_cause, distance_to_cause
+from elastic_core.incidents import Incident, Verdict, by_cause, distance_to_cause, repeats_at_once
 from elastic_core.protocol.entries import HaltReason, Resume, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, is_proved_gone, silence_deadline
 from elastic_core.protocol.ledger import Ledger
@@ -43,9 +43,10 @@ def head_patience(ledger: Ledger) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The answer of the failure policies to the incident of one round; ``verdict`` is None until they answer."""
+    """The answer of the failure policies to the ``incident`` of one round; ``verdict`` is None until they answer."""
 
     round: int
+    incident: Incident | None = None
     verdict: Verdict | None = None
 
 
@@ -76,6 +77,10 @@ class LeaderView:
     def verdict(self, number: int) -> Verdict | None:
         """Return the policies' verdict on round ``number``; None if they were not asked, or have not answered."""
         return self.judgement.verdict if self.judgement is not None and self.has_asked_policies(number) else None
+
+    def judged(self, number: int) -> Incident | None:
+        """Return the incident of round ``number`` that the policies were asked about; None if they were not asked."""
+        return self.judgement.incident if self.judgement is not None and self.has_asked_policies(number) else None
 
     @property
     def age(self) -> float:
@@ -174,6 +179,37 @@ class LeaderView:
         """Return the incidents that members report of a round, the root cause first (``incidents.by_cause``)."""
         found = [node.row.incident for node in self.node_views(current) if node.row.incident is not None]
         return sorted((i for i in found if i.round == current.number), key=by_cause)
+
+    def needs_other_reports(self, first: Incident) -> bool:
+        """Whether a failure is judged when all members have stopped, since others may tell more of it (rule L9).
+
+        It follows from the failure of a peer, which may be reported yet; or it is a program that could not begin,
+        which may be the fault of one rank.
+        """
+        alone = self.agreement.max_restarts > 0 and repeats_at_once(first) is not None
+        return alone or distance_to_cause(first) > 0
+
+    def first_cause(self, old: Round, blamed: Incident) -> Incident:
+        """Return the failure that a HALT blames, or the report of a member that is closer to the root cause."""
+        return min((*self.incidents(old), blamed), key=by_cause)
+
+    def count_alike(self, old: Round, blamed: Incident, first: Incident) -> int:
+        """Return how many ranks failed as the root cause did, ``first``, as far as the members have counted them.
+
+        A member that reports no failure has counted those that failed as the HALT's ``blamed`` one.
+        """
+        reports = [(node.row.incident or blamed, node.row.alike) for node in self.node_views(old)]
+        return sum(n for known, n in reports if (known.round, known.message) == (first.round, first.message))
+
+    def do_peers_differ(self, old: Round, blamed: Incident, first: Incident) -> bool:
+        """Whether ranks have not failed as one whose program could not begin: others of its node, else of all nodes."""
+        sizes = {member.node_id: member.local_world_size for member in old.members}
+        if repeats_at_once(first) is None or first.node_id not in sizes:
+            return False
+        if (local := sizes[first.node_id]) > 1:
+            node = self.get(first.node_id)
+            return node is not None and node.row.alike < local
+        return max(1, self.count_alike(old, blamed, first)) < old.world_size
 
     def cause_known_at(self, current: Round) -> float:
         """Until when a round with incidents waits for the report of the root cause; -inf if it is there.

@@ -109,7 +109,7 @@ class LeaderDriver:
             return self._append(store, ledger, lost)
         decision = decide(self._view(store, ledger))
         if isinstance(decision, AskPolicies):
-            self._ask(decision.incident, ledger)
+            self._ask(decision, ledger)
             decision = decide(self._view(store, ledger))
         match decision:
             case Append(body, counters):
@@ -177,7 +177,7 @@ class LeaderDriver:
     def _view(self, store: RendezvousBackend, ledger: Ledger) -> LeaderView:
         if self._thinking is not None and self._thinking.done() and self._judgement is not None:
             verdict = self._thinking.result()
-            self._judgement = Judgement(round=self._judgement.round, verdict=verdict)
+            self._judgement = replace(self._judgement, verdict=verdict)
             self._thinking = None
             if self._judged is not None:
                 others = self._nodes_beside(self._judged[0].node_id, ledger)
@@ -248,9 +248,10 @@ class LeaderDriver:
             store.shrink(index)
             self._kept = index + 1
 
-    def _ask(self, incident: Incident, ledger: Ledger) -> None:
+    def _ask(self, asked: AskPolicies, ledger: Ledger) -> None:
         """Ask the policies, on another thread; wait a moment, since they mostly answer at once."""
-        counters, rows = ledger.counters, [node.row for node in self.watch.nodes.values()]
+        incident, counters = asked.incident, ledger.counters
+        rows = [node.row for node in self.watch.nodes.values()]
         failures = past_failures(ledger, self.runtime.now(), rows)
         reached = judged_progress(incident, rows, self.reached(), failures)
         incident = replace(incident, step=reached.step, counts_on=True)
@@ -262,10 +263,11 @@ class LeaderDriver:
             failures=failures,
             new_checkpoint=reached.saved,
             moved=reached.moved,
+            peers_differ=asked.peers_differ,
         )
         if self._judgement is None or self._judgement.round != incident.round:
             self._thinking = self.runtime.ask(partial(self.judge, incident, history), name="elastic-judge")
-            self._judgement, self._judged = Judgement(round=incident.round), (incident, history)
+            self._judgement, self._judged = Judgement(round=incident.round, incident=incident), (incident, history)
         if self._thinking is not None:
             with contextlib.suppress(FutureTimeoutError):
                 self._thinking.result(POLICY_WAIT_SECONDS)

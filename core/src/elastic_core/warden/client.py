@@ -188,16 +188,17 @@ class Warden:
         """Kill a service, and the group that it leads."""
         self._send({"do": "end_service", "tag": tag})
 
-    def stop(self, *, grace: float, signum: int = signal.SIGTERM) -> None:
+    def stop(self, *, grace: float, signum: int = signal.SIGTERM, ending: Collection[int] = ()) -> None:
         """Stop all: ``signum`` to the workers' process groups, SIGKILL to whatever is left after ``grace`` seconds.
 
+        The workers ``ending`` get no ``signum``: their programs have ended, and their exit codes are of interest.
         SIGTERM follows another ``signum`` in the last fifth of the grace, at most 5 s before its end.
         Processes that outlive the last worker are killed at once, except services. One StopCompleted answers all stops
         under way, of which the earliest deadline holds.
         """
         self._stops += 1
         self._unanswered = self._stops
-        self._send({"do": "stop", "signum": int(signum), "grace": grace, "serial": self._stops})
+        self._send({"do": "stop", "signum": int(signum), "grace": grace, "serial": self._stops, "ending": [*ending]})
 
     def fence(self, seconds: float | None) -> None:
         """Kill all workers ``seconds`` from now, unless called again before; Fenced will come. None: never."""

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from signal import SIGKILL
 
 from elastic_core.warden.channel import Channel, Message, close_all
@@ -110,7 +111,9 @@ class WardenProcess:
                 descriptors.clear()  # they are the child's
                 (self._start_warm if message["warm"] else self._start_fresh)(child)
             case "stop":
-                self._stop(message["signum"], message["grace"]).serial = message["serial"]
+                self._reap()  # a worker that has ended before is not among those that get a signal
+                stop = self._stop(message["signum"], message["grace"], ending=message["ending"])
+                stop.serial = message["serial"]
             case "fence":
                 seconds = message["seconds"]
                 self._fence_at = math.inf if seconds is None else time.monotonic() + seconds
@@ -319,8 +322,10 @@ class WardenProcess:
             return True
         return not self._childless and not self._services().issuperset(children())
 
-    def _stop(self, signum: int, grace: float, *, fenced: bool = False) -> StopInProgress:
+    def _stop(self, signum: int, grace: float, *, fenced: bool = False, ending: Sequence[int] = ()) -> StopInProgress:
         """Begin a stop: signal every worker's group; kill what is left at the deadline or after the last worker.
+
+        The workers ``ending`` end by themselves, and are only killed.
 
         A stop that is under way goes on with the nearer of the two deadlines, and keeps its signal: a worker may be
         saving its state.
@@ -331,7 +336,7 @@ class WardenProcess:
             for child in self._fork_server.drop_waiting_workers():
                 self._report_failure(child, STOPPING_REASON)
             if grace > 0:
-                self._signal_workers(self._workers(), signum)
+                self._signal_workers([pid for pid in self._workers() if pid not in ending], signum)
         self._stopping.deadline = min(self._stopping.deadline, now + grace)
         self._stopping.fenced = self._stopping.fenced or fenced
         return self._stopping

@@ -21,9 +21,11 @@ import sys
 
 TYPE_CHECKING = False  # typing's: see the last paragraph above
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType, TracebackType
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, TypeAlias
+
+    Call: TypeAlias = tuple[str, int, str]  # file, line, function
 
 ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variables
 RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
@@ -49,8 +51,8 @@ class FailureRecorder:
         self._recorded: object = None  # the exception whose record was written
         self._failed = False  # whether the failure was reported
         self._requested = False  # whether SIGTERM came since
-        self._exit: tuple[object, BaseException | None] | None = None
-        """The argument of the last ``sys.exit``, and the exception that was being handled then."""
+        self._exit: tuple[object, BaseException | None, list[Call]] | None = None
+        """The argument of the last ``sys.exit``, the exception that was being handled then, and the stack."""
         atexit.register(self._end)
 
     def watch(self, environ: "Mapping[str, str]" = os.environ) -> None:
@@ -61,7 +63,8 @@ class FailureRecorder:
         import threading
 
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self._path, control = environ.get(ERROR_FILE, ""), environ.get(CONTROL, "")
+        path, control = environ.get(ERROR_FILE, ""), environ.get(CONTROL, "")
+        self._path = os.path.abspath(path) if path else ""  # the program may change its directory
         try:
             if control.isdigit() and (found := os.fstat(int(control))).st_mode & 0o170000 == 0o140000:  # a socket
                 self._channel = int(control), found.st_ino
@@ -108,7 +111,7 @@ class FailureRecorder:
 
         def note(status: object) -> None:
             if thread() == self._thread:
-                self._exit = (status, sys.exc_info()[1])
+                self._exit = (status, sys.exc_info()[1], _stack(sys._getframe(2)) if status else [])
 
         def exit(status: object = None, /) -> "NoReturn":
             """Exit the interpreter by raising SystemExit(status)."""
@@ -118,7 +121,7 @@ class FailureRecorder:
         def _exit(status: int) -> "NoReturn":
             """Exit to the system with specified status, without normal exit processing."""
             if status and self._is_mine and not self._record_main(getattr(sys, "last_value", None)):
-                self._write(EXIT, sys.exc_info()[1], code=status)
+                self._write(EXIT, sys.exc_info()[1], code=status, stack=_stack(sys._getframe(1)))
             leave(status)
 
         exit.__module__, exit.__qualname__ = "sys", "exit"  # as pickle finds them
@@ -167,13 +170,13 @@ class FailureRecorder:
         self._process, self._recorded, self._exit = 0, None, None  # frames: objects of the program are destroyed now
 
     def _end_without_exception(self) -> None:
-        status, handled = self._exit or (None, None)
+        status, handled, stack = self._exit or (None, None, [])
         if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
             pass  # the process ends by SIGINT, unless an import here has Python forget that
         elif isinstance(status, int) and status & 0xFF:
-            self._write(EXIT, handled, code=status & 0xFF)
+            self._write(EXIT, handled, code=status & 0xFF, stack=stack)
         elif status is not None and not isinstance(status, int):
-            self._write(EXIT, handled, code=1, text=_text(status))
+            self._write(EXIT, handled, code=1, text=_text(status), stack=stack)
         self._report(OVER)
 
     def _put_off_requests_to_end(self) -> None:
@@ -205,13 +208,17 @@ class FailureRecorder:
         except OSError:
             return
 
-    def _write(self, how: str, error: object, *, code: int = 0, text: str = "") -> None:
+    def _write(self, how: str, error: object, *, code: int = 0, text: str = "", stack: "Sequence[Call]" = ()) -> None:
         """Write the error file. Nothing that goes wrong here may hide the failure."""
         try:
             if self._path:
+                if how != THREAD:
+                    _free_descriptor()
                 import json
 
-                data = _record(how, error if isinstance(error, BaseException) else None, code, text, _read(self._path))
+                raised = error if isinstance(error, BaseException) else None
+                data = _record(how, raised, code, text, _read(self._path))
+                data[MEMBER].setdefault("frames", _with_source(stack))
                 scratch = f"{self._path}.{self._process}"
                 with open(scratch, "w", encoding="utf-8") as file:
                     json.dump(data, file)
@@ -291,16 +298,35 @@ def _chain(error: "BaseException | None") -> "Iterator[BaseException]":
 
 
 def _describe(error: BaseException) -> "dict[str, Any]":
-    import linecache
-
-    frames = []
-    for frame, line in list(_frames(error))[-MOST_FRAMES:]:
-        file, function = frame.f_code.co_filename, frame.f_code.co_name
-        frames.append([file, line, function, linecache.getline(file, line, frame.f_globals).strip()[:200]])
+    calls = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in _frames(error)]
+    frames = _with_source(calls[-MOST_FRAMES:])
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 0, "<module>", (error.text or "").strip()[:200]])
     group = isinstance(getattr(error, "exceptions", None), tuple)
     return {"type": _name(type(error)), "text": _text(error)[:MOST_CHARACTERS], "frames": frames, "group": group}
+
+
+def _stack(frame: "FrameType | None") -> "list[Call]":
+    """Return the calls that led to a frame, outermost first; a frame itself would keep objects of the program alive."""
+    calls: list[Call] = []
+    while frame is not None and len(calls) < MOST_FRAMES:
+        calls.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return calls
+
+
+def _with_source(calls: "Iterable[Call]") -> "list[list[object]]":
+    import linecache
+
+    return [[file, line, name, linecache.getline(file, line).strip()[:200]] for file, line, name in calls]
+
+
+def _free_descriptor() -> None:
+    """Close stdin if no descriptor is left for the error file."""
+    try:
+        os.close(os.dup(2))
+    except OSError:
+        os.close(0)
 
 
 def _frames(error: BaseException) -> "Iterator[tuple[FrameType, int]]":

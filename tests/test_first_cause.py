@@ -1,0 +1,190 @@
+"""Which of several failures is the first cause, whatever the order in which they are known; over two nodes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from stage import WARM, Agent, Stage
+
+EARLY = """\
+import contextlib
+import os
+import signal
+import sys
+import time
+
+
+class Connection:
+    # The interpreter closes it in its teardown, which goes on for a second, as torch's may.
+
+    def __init__(self, end):
+        self.end = end
+
+    def __del__(self, close=os.close, sleep=time.sleep):
+        close(self.end)
+        sleep(1.0)
+
+
+with contextlib.suppress(FileExistsError):
+    os.mkfifo(f"gradients{os.environ['TORCHELASTIC_RESTART_COUNT']}")  # stands for the network between two ranks
+gradients = f"gradients{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+if os.environ["RANK"] == "3":
+    connection = Connection(os.open(gradients, os.O_RDONLY))
+    os.read(connection.end, 4096)
+    END
+if os.environ["RANK"] == "0":
+    with open(gradients, "wb", buffering=0) as peer:
+        try:
+            while True:
+                peer.write(bytes(4096))
+        except BrokenPipeError:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:8064") from None
+signal.pause()
+"""
+
+IMPORTS_TOO_EARLY = """\
+import os
+import signal
+import sys
+import time
+
+sys.path.insert(0, ".")
+if os.environ["RANK"] == "1":
+    import modules_of_the_model
+if os.environ["RANK"] == "0" and not os.path.exists("modules_of_the_model.py"):
+    time.sleep(0.5)
+    with open("modules_of_the_model.py", "w") as file:
+        file.write("")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    signal.pause()  # as in init_process_group, since one rank does not come
+"""
+
+NEVER_THERE = "import os, signal\nif os.environ['RANK'] == '1':\n    import torchvison\nsignal.pause()\n"
+NOWHERE_THERE = "import torchvison\n"
+USAGE = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+
+
+WARM_ENOUGH = ["--preload=json"]
+"""A warm start that needs no torch."""
+
+
+def run(
+    stage: Stage, script: str, flags: list[str], *, nodes: int = 2, env: dict[str, str] | None = None
+) -> list[Agent]:
+    """Run a script; return the agents, which have ended, the one with the last rank at the end."""
+    (stage.folder / "train.py").write_text(script)
+    logs = [f"--log_dir={stage.folder}/logs{number}" for number in range(nodes)]
+    agents = [stage.run(f"--nnodes={nodes}", *flags, log, "train.py", "--lr=1", env=env) for log in logs]
+    for agent in agents:
+        agent.exit_code()
+    return agents
+
+
+def field(agent: Agent, name: str) -> str:
+    """One line of the last message."""
+    [found] = re.findall(rf"^  \|   {name} +(.*)$", agent.output, re.MULTILINE)
+    return str(found)
+
+
+def test_a_rank_that_leaves_early_is_the_cause_on_every_node(stage: Stage, rendezvous: list[str]) -> None:
+    """Its peer fails while its interpreter is torn down."""
+    script = EARLY.replace("END", "sys.exit(0)")
+    for agent in run(stage, script, [*rendezvous, *WARM_ENOUGH, "--nproc_per_node=2"], env=WARM):
+        assert field(agent, "who").startswith("rank 3 ")
+        assert field(agent, "what") == "exited with code 0 before the other ranks"
+        assert field(agent, "error").startswith("it had finished when rank 0 on ")
+        assert field(agent, "hint").startswith("All ranks must take the same number of steps")
+        assert agent.exit_code() == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "what"),
+    [
+        ("os._exit(0)", "exited with code 0 before the other ranks"),
+        ("sys.exit(3)", "exited with code 3"),
+    ],
+)
+def test_however_it_leaves_early(stage: Stage, file_rendezvous: list[str], end: str, what: str) -> None:
+    flags = [*file_rendezvous, *WARM_ENOUGH, "--nproc_per_node=2"]
+    for agent in run(stage, EARLY.replace("END", end), flags, env=WARM):
+        assert field(agent, "who").startswith("rank 3 ")
+        assert field(agent, "what") == what
+        assert agent.exit_code() == 1
+
+
+def test_the_restart_names_the_rank_that_left_early(stage: Stage, rendezvous: list[str]) -> None:
+    flags = [*rendezvous, *WARM_ENOUGH, "--nproc_per_node=2", "--max_restarts=1"]
+    agents = run(stage, EARLY.replace("END", "sys.exit(0)"), flags, env=WARM)
+    for agent in agents:
+        [restart] = re.findall(r"restart 1 of 1 \((rank \d) on .* exited with code (.*): it had finished", agent.output)
+        assert restart == ("rank 3", "0 before the other ranks")
+        assert field(agent, "who").startswith("rank 3 ")
+
+
+def test_a_teardown_that_hangs_hides_nothing(stage: Stage, file_rendezvous: list[str]) -> None:
+    """It is killed after the grace, so that its exit code stays unknown."""
+    script = EARLY.replace("END", "sys.exit(0)").replace("sleep(1.0)", "sleep(3600.0)")
+    flags = [*file_rendezvous, *WARM_ENOUGH, "--nproc_per_node=2", "--failure_grace=1"]
+    agents = run(stage, script, flags, env=WARM)
+    for agent in agents:
+        assert field(agent, "who").startswith("rank 3 ")
+        assert field(agent, "what").startswith("it had finished when rank 0 on ")
+        assert field(agent, "hint").startswith("All ranks must take the same number of steps")
+        assert agent.exit_code() == 1
+
+
+# A program that cannot begin -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_rank_that_imports_a_module_before_another_has_written_it_spends_a_restart(
+    stage: Stage, file_rendezvous: list[str], nodes: int
+) -> None:
+    flags = [*file_rendezvous, f"--nproc_per_node={2 // nodes}", "--max_restarts=3"]
+    for agent in run(stage, IMPORTS_TOO_EARLY, flags, nodes=nodes):
+        assert agent.exit_code() == 0, agent.output
+        assert "restart 1 of 3 (rank 1 on " in agent.output
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [(NOWHERE_THERE, "no restart mends ModuleNotFoundError"), (USAGE, "no restart mends wrong arguments")],
+    ids=["import", "arguments"],
+)
+def test_a_program_that_can_begin_nowhere_spends_no_restart(
+    stage: Stage, file_rendezvous: list[str], script: str, why: str, nodes: int, per_node: int
+) -> None:
+    flags = [*file_rendezvous, f"--nproc_per_node={per_node}", "--max_restarts=3"]
+    for agent in run(stage, script, flags, nodes=nodes):
+        assert agent.exit_code() == 1
+        assert why in agent.output
+        assert "round 2" not in agent.output
+
+
+def test_one_restart_shows_that_a_rank_can_never_begin(stage: Stage, file_rendezvous: list[str]) -> None:
+    for agent in run(stage, NEVER_THERE, [*file_rendezvous, "--nproc_per_node=2", "--max_restarts=3"]):
+        assert agent.exit_code() == 1
+        assert "a restart has not mended ModuleNotFoundError" in agent.output
+        assert ("round 2: " in agent.output, "round 3: " in agent.output) == (True, False)
+
+
+def test_a_host_that_lacks_a_package_ends_the_job_at_once(stage: Stage, file_rendezvous: list[str]) -> None:
+    script = "import os, signal\nif os.environ['GROUP_RANK'] == '1':\n    import torchvison\nsignal.pause()\n"
+    for agent in run(stage, script, [*file_rendezvous, "--nproc_per_node=2", "--max_restarts=3"]):
+        assert agent.exit_code() == 1
+        assert "no restart mends ModuleNotFoundError; 2 of 4 ranks failed alike" in agent.output
+
+
+def test_a_warm_program_that_can_begin_nowhere_spends_no_restart(stage: Stage, file_rendezvous: list[str]) -> None:
+    flags = [*file_rendezvous, *WARM_ENOUGH, "--nproc_per_node=2", "--max_restarts=3"]
+    for agent in run(stage, NOWHERE_THERE, flags, env=WARM):
+        assert agent.exit_code() == 1
+        assert "no restart mends ModuleNotFoundError" in agent.output
+
+
+def test_without_restarts_the_first_failure_ends_the_job(stage: Stage) -> None:
+    [agent] = run(stage, NEVER_THERE, ["--nproc_per_node=2", "--max_restarts=0"], nodes=1)
+    assert agent.exit_code() == 1
+    assert "--max_restarts is 0, so the first failure ends the job" in agent.output
