@@ -84,6 +84,7 @@ if os.environ["RANK"] == os.environ["LAST"]:
 signal.pause()
 """,
         what="exited with code 3",
+        where="train.py:6 in <module>: sys.exit(3)",
         hint="It wrote nothing to stderr: look for sys.exit(3) or os._exit(3)",
         failure_class="unknown",
     ),
@@ -167,13 +168,17 @@ if os.environ["RANK"] == os.environ["LAST"]:
     sys.exit(0)  # its share of the data is smaller
 if os.environ["RANK"] == "0":
     with open("gradients", "wb", buffering=0) as peer:
-        while True:
-            peer.write(bytes(4096))
+        try:
+            while True:
+                peer.write(bytes(4096))
+        except BrokenPipeError:  # gloo says it so
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer") from None
 signal.pause()
 """,
         remark="The rank that fails is not the one that is wrong.",
         what="exited with code 0 before the other ranks",
-        error="it had finished when rank 0 on node0 lost a connection (BrokenPipeError: [Errno 32] Broken pipe)",
+        error="it had finished when rank 0 on node0 lost a connection "
+        "(RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer)",
         hint="All ranks must take the same number of steps",
         failure_class="script",
     ),
@@ -213,8 +218,11 @@ if os.environ["RANK"] == os.environ["LAST"]:
 if os.environ["RANK"] == "0":
     with open("gradients", "wb", buffering=0) as peer:
         peer.write(f"{os.getpid()}\\n".encode())
-        while True:
-            peer.write(bytes(4096))
+        try:
+            while True:
+                peer.write(bytes(4096))
+        except BrokenPipeError:  # gloo says it so
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer") from None
 signal.pause()
 """,
         remark="Rank 0 has failed before, on the other node, since its connection broke.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 import elastic_core.plugins.manager
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS, RunConfig, has_budget
-from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, is_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
@@ -58,6 +59,13 @@ def losses(trace: str) -> list[float]:
     return sorted({int(at) / 60_000 for at, what, _ in rows if what == "remove"})
 
 
+def recorded(message: str) -> dict[str, Any]:
+    """What an agent records of an exception with this message, which comes from a collective if it is a peer's loss."""
+    name = re.match(r"[\w.]+(?=: )", message)
+    follows = is_peer_loss(message, "torch/distributed/distributed_c10d.py")
+    return {"exception": "" if name is None else name[0], "follows_peer": follows, "text": message}
+
+
 def rounds(story: dict[str, Any]) -> Iterator[tuple[Incident, dict[str, Any], float]]:
     """The failed rounds: the incident, what else History says of it, and the seconds for which it lasted."""
     number = 0
@@ -75,7 +83,7 @@ def rounds(story: dict[str, Any]) -> Iterator[tuple[Incident, dict[str, Any], fl
             seconds = 60.0 * facts.pop("minutes")
             known = {name: facts.pop(name) for name in ("new_checkpoint", "moved") if name in facts}
             kind = IncidentKind(facts.pop("kind", IncidentKind.WORKER_FAILED))
-            facts = {"host": "n0", "rank": 0, "exit_code": 1, **facts}
+            facts = {"host": "n0", "rank": 0, "exit_code": 1, **recorded(facts.get("message", "")), **facts}
             yield Incident(kind=kind, round=number, node_id="", after=seconds, **facts), known, seconds
 
 

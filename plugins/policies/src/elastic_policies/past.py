@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_core.incidents import PEER_LOST, SPENDS_A_RESTART, Failure, History, Incident, IncidentKind
+from elastic_core.incidents import ENDED_EARLY, PEER_LOST, SPENDS_A_RESTART, Failure, History, Incident, IncidentKind
 from elastic_core.known_failures import FailureClass, classify
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
@@ -35,7 +35,7 @@ def class_of(failure: Failure) -> FailureClass:
 def as_incident(failure: Failure) -> Incident:
     """Return the incident of a past failure, as far as it is known."""
     return Incident(
-        kind=IncidentKind.WORKER_FAILED,
+        kind=IncidentKind.EXITED_EARLY if failure.digest == ENDED_EARLY else IncidentKind.WORKER_FAILED,
         round=failure.round,
         node_id="",
         host=failure.host,
