@@ -10,6 +10,7 @@ from textwrap import dedent
 
 import pytest
 from programs import PYTHON, Programs
+from stage import Stage
 
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.known_failures import recognize
@@ -596,3 +597,32 @@ def test_a_record_that_cannot_be_written_is_replaced_by_what_was_printed(program
         "ValueError: x",
         "train.py:3 in <module>: raise ValueError('x')",
     )
+
+
+STUCK = """
+import atexit, os, signal, threading, time
+
+def finish():  # as a tracker does
+    time.sleep(1.5)
+    open("finished", "w").close()
+
+if os.environ["RANK"] == "1":
+    if {thread}:
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+    atexit.register(finish)
+    raise ValueError("bad batch")
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("start", ["--no_warm_start", "--warm_start"])
+@pytest.mark.parametrize("thread", [True, False], ids=["a thread goes on", "an atexit function takes a while"])
+def test_a_rank_has_failed_when_its_main_thread_has_raised(stage: Stage, start: str, thread: bool) -> None:
+    (stage.folder / "train.py").write_text(STUCK.format(thread=thread))
+    grace = "0.5" if thread else "60"
+    flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=0", f"--failure_grace={grace}", start]
+    agent = stage.run(*flags, "train.py")
+    assert agent.exit_code() == 1
+    assert "ValueError: bad batch" in agent.output
+    assert "rank 1 " in agent.output
+    assert (stage.folder / "finished").exists() is not thread

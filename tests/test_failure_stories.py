@@ -235,7 +235,7 @@ def test_a_node_whose_only_rank_has_exited_is_named(stage: Stage) -> None:
     for node in nodes:
         assert node.exit_code == 1
         assert f"all workers of {nodes[1].name} had exited with code 0 before the other ranks" in node.summary[0]
-        assert node.field("error") == "BrokenPipeError: [Errno 32] Broken pipe"
+        assert node.field("error") == "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer"
 
 
 def test_the_core_dump_of_a_crash_is_named(stage: Stage) -> None:

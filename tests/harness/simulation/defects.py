@@ -224,7 +224,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "looks at slots are not told",
         "Supervisor._publish_row",
-        "replace(self._row, slots=self._slots, workers=self._workers)",
+        "replace(self._row, slots=self._slots, workers=self._workers, reached=reached)",
         "self._row",
         "agents",
         first=1000,

@@ -105,8 +105,7 @@ def interpreter(main: Any) -> dict[str, Any]:
         "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.callbacks)],
         "traces memory": tracemalloc.is_tracing(),
         "faulthandler": importlib.import_module("faulthandler").is_enabled(),
-        # A worker has more of them: one records a failure (elastic_core/worker/failure_recorder.py).
-        "at exit": importlib.import_module("atexit")._ncallbacks() - ("parity_witness" in sys.modules),
+        "at exit": importlib.import_module("atexit")._ncallbacks(),
         "builtins": sorted(vars(builtins)),
         "hooks": {
             name: getattr(sys, name) is getattr(sys, f"__{name}__")
