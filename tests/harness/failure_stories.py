@@ -85,7 +85,7 @@ if os.environ["RANK"] == os.environ["LAST"]:
 signal.pause()
 """,
         what="exited with code 3",
-        hint="It wrote nothing to stderr: look for sys.exit(3) or os._exit(3)",
+        where="train.py:6 in <module>: sys.exit(3)",
         failure_class="unknown",
     ),
     "segv": Story(
