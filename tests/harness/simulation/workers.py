@@ -20,6 +20,7 @@ from simulation.steps import Stepper
 if TYPE_CHECKING:
     from simulation.world import Host, World
 
+LOST_PEER = "Connection closed by peer"
 STARTUP = 0.6
 """Seconds until a worker is ready for its peers, at most."""
 CONNECTING = 12.0
@@ -158,7 +159,7 @@ class Training:
             if gang.state in (State.STARTING, State.RUNNING):
                 blocked = BLOCKED if world.plan.embedded else FOR_EVER
                 wait = _noticed_within(world) if world.plan.peers_notice else blocked
-                what = "Connection closed by peer" if world.plan.peers_tell else "a peer is gone"
+                what = LOST_PEER if world.plan.peers_tell else "a peer is gone"
                 hub.at(hub.now + wait, gang.fail, f"{what}: {why}")
 
     def settle(self) -> None:
@@ -263,6 +264,7 @@ class Gang:
             rank=0,
             exit_code=1,
             message=message,
+            follows_peer=message.startswith(LOST_PEER),
         )
 
     def _ready(self) -> None:
