@@ -51,12 +51,17 @@ import time
 
 sys.path.insert(0, ".")
 if os.environ["RANK"] == "1":
-    import modules_of_the_model
-if os.environ["RANK"] == "0" and not os.path.exists("modules_of_the_model.py"):
-    time.sleep(0.5)
-    with open("modules_of_the_model.py", "w") as file:
-        file.write("")
+    try:
+        import modules_of_the_model
+    except ImportError:
+        open("tried", "w").close()
+        while not os.path.exists("modules_of_the_model.py"):  # it takes a while to come to its end
+            time.sleep(0.01)
+        raise
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while not os.path.exists("tried"):
+        time.sleep(0.01)
+    open("modules_of_the_model.py", "w").close()
     signal.pause()  # as in init_process_group, since one rank does not come
 """
 

@@ -231,8 +231,10 @@ def test_peers_are_probed_when_workers_are_stopped_for_a_failure_and_at_no_other
     node.hears(Progressed(1))
     assert failed_round(before, node.state) is None, "they run on"
     node.hears(WorkerFailed(PEER))
-    before = node.state
+    assert failed_round(before, node.state) is None, "its peer may be about to end"
     node.hears(WorkerFailed(KILLED))
+    before = node.state
+    node.hears(WorkerFailed(replace(KILLED, exit_code=-11)))
     assert failed_round(before, node.state) is None, "they are being stopped already"
 
 

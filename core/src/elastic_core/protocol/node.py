@@ -150,7 +150,7 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return _replace_history(state, ledger)
         case node_events.Offered(offer):
             return replace(state, offer=offer, needs_offer=False)
-        case node_events.WorkerFailed(incident) if state.work is Work.RUNNING:
+        case node_events.WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
             return replace(state, incident=with_report(incident, state.ledger.suspected))
         case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
             return replace(state, incident=with_report(incident, state.ledger.suspected))
