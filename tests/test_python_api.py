@@ -288,7 +288,8 @@ def test_a_program_that_ends_when_it_is_repeated_is_a_failure_and_says_why(tmp_p
     done = python("script.py", folder=tmp_path)
     assert done.stdout.splitlines() == [
         "['FAILED', 1, {}]",
-        "UsageError: A worker ran the main program again, for what it defines, and that ended in sys.exit(0).",
+        "elastic_core.errors.UsageError: "
+        "A worker ran the main program again, for what it defines, and that ended in sys.exit(0).",
     ]
 
 

@@ -208,7 +208,7 @@ def _repeat(program: MainProgram) -> None:
         raise UsageError(
             f"A worker ran the main program again, for what it defines, and that ended in sys.exit({end.code!r}).",
             hint='Put the launch behind `if __name__ == "__main__":`; a bare `except:` catches what ends it otherwise.',
-        ) from end
+        ) from None  # it followed from ours, which the program has caught
     finally:
         _repeating = False
 
