@@ -17,7 +17,6 @@ process, so it imports nothing but what is loaded anyway, ``threading``, and mor
 """
 
 import atexit
-import builtins
 import io
 import os
 import sys
@@ -119,13 +118,10 @@ class FailureRecorder:
     def _watch_exits(self, threading: "Any") -> None:
         leave, thread = os._exit, threading.get_ident
 
-        def note(status: object) -> None:
-            if thread() == self._thread:
-                self._exit = (status, sys.exc_info()[1], _stack(sys._getframe(2)) if status else [])
-
         def exit(status: object = None, /) -> "NoReturn":
             """Exit the interpreter by raising SystemExit(status)."""
-            note(status)
+            if thread() == self._thread:
+                self._exit = (status, sys.exc_info()[1], _stack(sys._getframe(1)) if status else [])
             raise SystemExit(status)
 
         def _exit(status: int) -> "NoReturn":
@@ -139,15 +135,6 @@ class FailureRecorder:
         exit.__module__, exit.__qualname__ = "sys", "exit"  # as pickle finds them
         _exit.__module__, _exit.__qualname__ = "os", "_exit"
         sys.exit, os._exit = exit, _exit
-        quitter: Any = type(getattr(builtins, "exit", None))
-        if quitter.__name__ == "Quitter":  # site's exit() and quit()
-            quit = quitter.__call__
-
-            def call(this: object, code: object = None) -> None:
-                note(code)
-                quit(this, code)
-
-            quitter.__call__ = call
 
     def _watch_signals(self) -> None:
         """Have the handler in C write the number of each signal that the program handles into a memory file."""
