@@ -550,7 +550,7 @@ def test_workers_that_failed_alike_are_counted_at_the_end_of_the_round(node: Nod
 def test_a_worker_that_is_stopped_after_its_exception_failed_alike_if_that_is_recorded(
     node: Node, recorded: bool
 ) -> None:
-    """Its ``atexit`` functions ran when the stop came; then it has ended by SIGTERM, with the exception in its record."""
+    """Its ``atexit`` functions ran when the stop came; then SIGTERM has ended it, with the exception in its record."""
     gate = node.folder / "gate"
     os.mkfifo(gate)
     error = {"type": "ValueError", "text": "boom", "frames": [], "group": False}
