@@ -546,6 +546,26 @@ def test_workers_that_failed_alike_are_counted_at_the_end_of_the_round(node: Nod
     assert node.group.finish_round(failure) == 0
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_worker_that_is_stopped_after_its_exception_failed_alike_if_that_is_recorded(
+    node: Node, recorded: bool
+) -> None:
+    """Its ``atexit`` functions ran when the stop came; then SIGTERM has ended it, with the exception in its record."""
+    gate = node.folder / "gate"
+    os.mkfifo(gate)
+    error = {"type": "ValueError", "text": "boom", "frames": [], "group": False}
+    member = {"by": "exception", "code": 1, "exceptions": [error], "paths": []}
+    record = json.dumps({"message": {"message": "ValueError: boom"}, "elastic": member})
+    write = f"echo '{record}' > $TORCHELASTIC_ERROR_FILE"
+    first = f"{write}; read line < {gate}; exit 1"
+    node.start(f"test $RANK = 1 && {{ {first}; }}; {write if recorded else ':'}; echo > {gate}; exec sleep 300", TWO)
+    failure = node.failure()
+    assert (failure.rank, failure.exception) == (1, "ValueError")
+    node.group.stop(PATIENCE, broken=True)
+    ended(node, 2)
+    assert node.group.finish_round(failure) == (2 if recorded else 1)
+
+
 def test_workers_that_refuse_their_arguments_fail_alike(node: Node) -> None:
     node.start("echo 'usage: train.py [--lr LR]' >&2; exit $((RANK + 1))", TWO)
     failure = replace(node.failure(), exit_code=2)

@@ -186,9 +186,8 @@ def wrong_address(text: str, place: Assignment) -> str:
 
 def failed_alike(worker: Worker, failure: Incident, *, records: bool, over: bool) -> bool:
     """Whether a worker that has ended failed with the exception of ``failure``, or else with its message."""
-    code = worker.exit_code or 0
-    if not (code > 0 or code == -signal.SIGABRT):
-        return False  # most workers are ended by SIGTERM: what they had printed did not end them
+    if not (code := worker.exit_code):
+        return False
     if has_wrong_arguments(failure):
         usage = has_wrong_arguments(replace(failure, detail=worker.streams.tail()))
         return usage and code == failure.exit_code
