@@ -145,6 +145,7 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
 :mod:`elastic_core.known_failures` has the advice for each of them.
 """
 _PEER_LOSS = re.compile("|".join(PEER_LOSS_PATTERNS.values()), re.IGNORECASE)
+_DISTRIBUTED = re.compile(r"/torch/distributed/(?!elastic/)")
 _OF_COLLECTIVES = re.compile(
     r"gloo|nccl|c10d|tcpstore|torch[./]distributed|processgroup|monitoredbarrier|clients joined"
 )
@@ -158,10 +159,12 @@ def is_peer_loss(text: str, origin: str = "") -> bool:
 
     Args:
         text: The text of an exception with its type, or what native code wrote before it aborted.
-        origin: The files of the exception's frames. A program's own sockets and pipes break too, so the text or a
-            frame must be of gloo, NCCL or ``torch.distributed``.
+        origin: The files of the library functions that raised it. A program's own sockets and pipes break too, so the
+            text must be of gloo, NCCL or torch's store, or a function of ``torch.distributed``.
     """
-    return _PEER_LOSS.search(text) is not None and _OF_COLLECTIVES.search(f"{text}\n{origin}".lower()) is not None
+    if _PEER_LOSS.search(text) is None:
+        return False
+    return _OF_COLLECTIVES.search(text.lower()) is not None or _DISTRIBUTED.search(origin) is not None
 
 
 def ended_by_sigterm(incident: Incident) -> bool:

@@ -215,7 +215,7 @@ class World:
             exit_code=int(code),
             message=message,
             exception=message.partition(":")[0],
-            follows_peer=is_peer_loss(message, "torch/distributed"),
+            follows_peer=is_peer_loss(message, "/torch/distributed/distributed_c10d.py"),
         )
         self.say(name, f"rank {rank} {incident.cause()}" + (f": {message}" if message else ""))
         node.reported = self.now, node.state.ledger.head.index

@@ -62,7 +62,7 @@ def losses(trace: str) -> list[float]:
 def recorded(message: str) -> dict[str, Any]:
     """What an agent records of an exception with this message, which comes from a collective if it is a peer's loss."""
     name = re.match(r"[\w.]+(?=: )", message)
-    follows = is_peer_loss(message, "torch/distributed/distributed_c10d.py")
+    follows = is_peer_loss(message, "/torch/distributed/distributed_c10d.py")
     return {"exception": "" if name is None else name[0], "follows_peer": follows, "text": message}
 
 

@@ -92,6 +92,21 @@ HEALTHY: Mapping[str, tuple[Callable[[Path], Incident], tuple[Failure, ...], dic
         (earlier(),),
         {},
     ),
+    "too little memory to load it": (
+        lambda torn: newest(torn, message="OutOfMemoryError: CUDA out of memory", exception="torch.OutOfMemoryError"),
+        (earlier(exception="torch.OutOfMemoryError"),),
+        {},
+    ),
+    "no right to read it": (
+        lambda torn: newest(torn, message="PermissionError: x", exception="PermissionError"),
+        (earlier(exception="PermissionError"),),
+        {},
+    ),
+    "it is a file of another folder": (
+        lambda torn: newest(torn, checkpoint=f"{torn.parent}-base/checkpoint-15"),
+        (earlier(),),
+        {},
+    ),
     "a peer was lost while it was loaded": (
         lambda torn: newest(torn, message="RuntimeError: x", exception="DistNetworkError", follows_peer=True),
         (earlier(),),

@@ -71,7 +71,8 @@ class _Raised:
     @property
     def is_peer_loss(self) -> bool:
         """Whether it says that a peer was lost."""
-        return is_peer_loss(self.line, "\n".join(frame.file for frame in self.frames))
+        own = max((at for at, frame in enumerate(self.frames) if not frame.is_library), default=-1)
+        return is_peer_loss(self.line, "\n".join(frame.file for frame in self.frames[own + 1 :]))
 
 
 def named_cause(exception: str, text: str) -> Cause:
@@ -110,7 +111,9 @@ def _ends(member: object, exit_code: int, over: bool) -> bool:
     if not isinstance(member, dict):
         return exit_code >= 0  # torch's @record has written it
     by = member.get("by")
-    return by == EXCEPTION or (by == EXIT and member.get("code") == exit_code) or (by == THREAD and over)
+    return (
+        by == EXCEPTION or (by == EXIT and member.get("code") == exit_code) or (by == THREAD and over and exit_code > 0)
+    )
 
 
 def printed_cause(stderr: str) -> Cause:

@@ -396,7 +396,17 @@ class WorkerGroup:
         killed_for_memory = worker.pid not in self._killed and self.oom.read() > self._oom_kills
         oom = self.oom if killed_for_memory else None
         records, over = tag in self.reports.recording(), tag in self.reports.ending()
-        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, records=records, over=over)
+        return exit_incident(
+            self.info,
+            worker,
+            self._after(),
+            exit_code,
+            timer,
+            oom=oom,
+            records=records,
+            over=over,
+            checkpoint_path=self.config.checkpoint_path,
+        )
 
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), self._after()

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from elastic_core.agent.directories import make_log_dir
-from elastic_core.agent.failure_cause import printed_cause
+from elastic_core.agent.failure_cause import find_cause
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.registration import cpus_of_workers
 from elastic_core.api import launch_config
@@ -367,6 +367,6 @@ class PContext:
         return RunProcsResult(return_values=returned, failures=failures, stdouts=self.stdouts, stderrs=self.stderrs)
 
     def _failure(self, rank: int) -> ProcessFailure:
-        said = self._errors.get(rank) or printed_cause(self._streams[rank].tail()).message
+        said = self._errors.get(rank) or find_cause(self._codes.get(rank, 1), {}, self._streams[rank].tail()).message
         file = self._directory / str(rank) / "error.json"
         return read_failure(rank, self._pids.get(rank, 0), self._codes.get(rank, 1), file, said)

@@ -10,13 +10,14 @@ threads and calls ``atexit`` functions. ``sys.exit`` and ``os._exit`` note the t
 handled. An exception that ends another thread is recorded too, but ends nothing by itself.
 
 A program that handles SIGTERM may save, and exit with 0, as if it had finished. So the report of its end says whether
-that was just before (:func:`signal.set_wakeup_fd`).
+that was just before: its handler is called by one that notes the time, and that the program does not see.
 
 ``forkserver/startup`` executes this file by its path, before the program's own modules: what it imports stays in the
 process, so it imports nothing but what is loaded anyway, ``threading``, and more only once the program has failed.
 """
 
 import atexit
+import errno
 import io
 import os
 import sys
@@ -34,7 +35,6 @@ ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variabl
 RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
 TERMINATED = b'{"type": "over", "terminated": true}'
 SIGTERM = 15
-OUT_OF_THE_WAY = 208  # the least number of our descriptors: a program's own have lower ones
 SAVES_WITHIN_SECONDS = 600.0  # a program that ends later than this after SIGTERM has not ended because of it
 MEMBER = "elastic"  # of the error file
 EXCEPTION, EXIT, THREAD = "exception", "exit", "thread"
@@ -57,10 +57,7 @@ class FailureRecorder:
         self._before_threads: Callable[[Callable[[], None]], object] | None = None
         self._recorded: object = None  # the exception whose record was written
         self._failed = False  # whether the failure was reported
-        self._signals = -1  # where the numbers of handled signals are read
         self._requested = False  # whether SIGTERM came since
-        self._exit: tuple[object, BaseException | None, list[Call]] | None = None
-        """The argument of the last ``sys.exit``, the exception that was being handled then, and the stack."""
         atexit.register(self._end)
 
     def watch(self, environ: "Mapping[str, str]" = os.environ) -> None:
@@ -82,7 +79,7 @@ class FailureRecorder:
         self._watch_main_thread()
         self._watch_threads(threading)
         self._watch_exits(threading)
-        self._watch_signals()
+        self._watch_handler_of_sigterm()
         self._before_threads = getattr(threading, "_register_atexit", None)
         if self._before_threads is not None:  # its functions are called before threads are joined
             self._before_threads(self._look)
@@ -120,8 +117,10 @@ class FailureRecorder:
 
         def exit(status: object = None, /) -> "NoReturn":
             """Exit the interpreter by raising SystemExit(status)."""
-            if thread() == self._thread:
-                self._exit = (status, sys.exc_info()[1], _stack(sys._getframe(1)) if status else [])
+            code = status & 0xFF if isinstance(status, int) else 1 if status is not None else 0
+            if code and self._is_mine and thread() == self._thread:
+                text = "" if isinstance(status, int) else _text(status)
+                self._write(EXIT, sys.exc_info()[1], code=code, text=text, stack=_stack(sys._getframe(1)))
             raise SystemExit(status)
 
         def _exit(status: int) -> "NoReturn":
@@ -129,45 +128,36 @@ class FailureRecorder:
             if status and self._is_mine and not self._record_main(getattr(sys, "last_value", None)):
                 self._write(EXIT, sys.exc_info()[1], code=status, stack=_stack(sys._getframe(1)))
             if not status and self._is_mine:
-                self._report(TERMINATED if self._was_terminated() else OVER)
+                self._report(TERMINATED if _Noting.just_now() else OVER)
             leave(status)
 
         exit.__module__, exit.__qualname__ = "sys", "exit"  # as pickle finds them
         _exit.__module__, _exit.__qualname__ = "os", "_exit"
         sys.exit, os._exit = exit, _exit
 
-    def _watch_signals(self) -> None:
-        """Have the handler in C write the number of each signal that the program handles into a memory file."""
-        import _signal  # type: ignore[import-not-found]  # the built-in part of signal, which imports enum
-        import fcntl
+    def _watch_handler_of_sigterm(self) -> None:
+        import _signal  # type: ignore[import-not-found]  # whose functions those of signal call
 
-        low = os.memfd_create("elastic-signals")
-        self._signals = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
-        os.close(low)
-        os.set_blocking(self._signals, False)  # or the interpreter refuses it
-        _signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=lambda: _signal.set_wakeup_fd(-1))
-        os.kill, os.killpg = self._uncounted(os.kill), self._uncounted(os.killpg)
+        set_handler, get_handler = _signal.signal, _signal.getsignal
 
-    def _uncounted(self, send: "Callable[[int, int], None]") -> "Callable[[int, int], None]":
-        """Return a function of :mod:`os` by which a program may send itself SIGTERM, which tells nothing of outside."""
+        def signal(signum: int, handler: "Any", /) -> "Any":
+            noted = signum == SIGTERM and callable(handler)
+            return _shown(set_handler(signum, _Noting(handler) if noted else handler))
 
-        def call(target: int, signum: int, /) -> None:
-            if signum == SIGTERM and self._is_mine and target in (os.getpid(), 0, os.getpgrp(), -os.getpgrp()):
-                self._signals = -1
-            send(target, signum)
+        def uncounted(send: "Any", module: str) -> "Any":
+            def call(*arguments: int) -> None:
+                before = _Noting.at
+                try:
+                    send(*arguments)
+                finally:
+                    _Noting.at = before
 
-        call.__module__, call.__qualname__ = "os", send.__name__  # as pickle finds it
-        return call
+            call.__module__, call.__qualname__ = module, send.__name__  # as pickle finds it
+            return call
 
-    def _was_terminated(self) -> bool:
-        """Whether the program has handled SIGTERM, and a signal not long ago."""
-        try:
-            file = os.fstat(self._signals)
-            recent = time.time() - file.st_mtime < SAVES_WITHIN_SECONDS
-            return recent and SIGTERM in os.pread(self._signals, file.st_size, 0)
-        except OSError:
-            return False
+        _signal.signal, _signal.getsignal = signal, lambda signum, /: _shown(get_handler(signum))
+        os.kill, os.killpg = uncounted(os.kill, "os"), uncounted(os.killpg, "os")  # by which it signals itself
+        _signal.raise_signal = uncounted(_signal.raise_signal, "signal")
 
     @property
     def _is_mine(self) -> bool:
@@ -198,18 +188,8 @@ class FailureRecorder:
         if self._failed:
             self._end_if_requested()
         else:
-            self._end_without_exception()
-        self._process, self._recorded, self._exit = 0, None, None  # frames: objects of the program are destroyed now
-
-    def _end_without_exception(self) -> None:
-        status, handled, stack = self._exit or (None, None, [])
-        if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
-            pass  # the process ends by SIGINT, unless an import here has Python forget that
-        elif isinstance(status, int) and status & 0xFF:
-            self._write(EXIT, handled, code=status & 0xFF, stack=stack)
-        elif status is not None and not isinstance(status, int):
-            self._write(EXIT, handled, code=1, text=_text(status), stack=stack)
-        self._report(TERMINATED if self._was_terminated() else OVER)
+            self._report(TERMINATED if _Noting.just_now() else OVER)
+        self._process, self._recorded = 0, None  # frames: objects of the program are destroyed now
 
     def _put_off_requests_to_end(self) -> None:
         """Let ``atexit`` functions finish, such as a tracker's, although the agent stops the round at once."""
@@ -229,14 +209,11 @@ class FailureRecorder:
 
     def _report(self, packet: bytes) -> None:
         """Send the agent a packet, without waiting. A script may have closed the descriptor, or may use its number."""
-        import select
-
         try:
             if self._channel is not None and os.fstat(self._channel[0]).st_ino == self._channel[1]:
-                poll = select.poll()
-                poll.register(self._channel[0], select.POLLOUT)
-                if poll.poll(0):
-                    os.write(self._channel[0], packet)
+                os.set_blocking(self._channel[0], False)
+                os.write(self._channel[0], packet)
+                os.set_blocking(self._channel[0], True)
         except OSError:
             return
 
@@ -257,6 +234,28 @@ class FailureRecorder:
                 os.rename(scratch, self._path)
         except Exception:
             return
+
+
+class _Noting:
+    """Calls the program's handler of SIGTERM."""
+
+    at = -SAVES_WITHIN_SECONDS  # when it last did, on the monotonic clock
+
+    def __init__(self, handler: "Callable[[int, FrameType | None], Any]") -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: "FrameType | None") -> "Any":
+        _Noting.at = time.monotonic()
+        return self.handler(number, frame)
+
+    @classmethod
+    def just_now(cls) -> bool:
+        """Whether the program may have ended because of the signal."""
+        return time.monotonic() - cls.at < SAVES_WITHIN_SECONDS
+
+
+def _shown(handler: "Any") -> "Any":
+    return handler.handler if isinstance(handler, _Noting) else handler
 
 
 def prepare() -> None:
@@ -297,22 +296,23 @@ def _record(
         return {**before, MEMBER: {**before[MEMBER], "by": how, "code": code}}
     chain = list(_chain(error))
     found = [_describe(one) for one in chain]
-    member = {"by": how, "code": code, "text": text[:MOST_CHARACTERS], "exceptions": found, "paths": _paths(chain)}
-    message = before.get("message")
-    if error is None or not _is_of(message, type(error).__name__):
-        callstack = (
-            "" if error is None else "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        )
-        line = text if error is None else f"{_name(type(error))}: {_text(error)}".removesuffix(": ")
-        extra = {"py_callstack": callstack[-CALLSTACK_CHARACTERS:], "timestamp": str(int(time.time()))}
-        message = {"message": line[:MOST_CHARACTERS], "errorCode": code, "extraInfo": extra}
+    paths = _paths(chain, [one["text"] for one in found])
+    member = {"by": how, "code": code, "text": text[:MOST_CHARACTERS], "exceptions": found, "paths": paths}
+    message = {} if MEMBER in before else before.get("message")
+    if error is None or not _is_of(message, type(error).__name__, found[0]["text"]):
+        lines = () if error is None else traceback.format_exception(type(error), error, error.__traceback__)
+        said = f"{found[0]['type']}: {found[0]['text']}".removesuffix(": ") if found else text
+        extra = {"py_callstack": "".join(lines)[-CALLSTACK_CHARACTERS:], "timestamp": str(int(time.time()))}
+        message = {"message": said[:MOST_CHARACTERS], "errorCode": code, "extraInfo": extra}
     return {"message": message, MEMBER: member}
 
 
-def _is_of(message: object, name: str) -> bool:
-    """Whether the message of an error file is that of an exception of this type."""
+def _is_of(message: object, name: str, text: str) -> bool:
+    """Whether the message of an error file, which a decorator has written, is that of an exception."""
     said = message.get("message") if isinstance(message, dict) else message
-    return (isinstance(said, str) and name in said.partition("\n")[0]) or (name == "ChildFailedError" and bool(said))
+    return isinstance(said, str) and (
+        said.startswith(f"{name}: {text}"[:MOST_CHARACTERS]) or name == "ChildFailedError"
+    )
 
 
 def _chain(error: "BaseException | None") -> "Iterator[BaseException]":
@@ -356,9 +356,10 @@ def _with_source(calls: "Iterable[Call]") -> "list[list[object]]":
 def _free_descriptor() -> None:
     """Close stdin if no descriptor is left for the error file."""
     try:
-        os.close(os.dup(2))
-    except OSError:
-        os.close(0)
+        os.close(os.dup(1))
+    except OSError as exc:
+        if exc.errno == errno.EMFILE:
+            os.close(0)
 
 
 def _frames(error: BaseException) -> "Iterator[tuple[FrameType, int]]":
@@ -368,7 +369,7 @@ def _frames(error: BaseException) -> "Iterator[tuple[FrameType, int]]":
         trace = trace.tb_next
 
 
-def _paths(chain: "list[BaseException]") -> "list[str]":
+def _paths(chain: "list[BaseException]", texts: "list[str]") -> "list[str]":
     """Return the paths that these exceptions name, or that the library functions hold which have raised them.
 
     The variables of the program's own functions are left out: they name files that the failure has nothing to do with.
@@ -376,32 +377,26 @@ def _paths(chain: "list[BaseException]") -> "list[str]":
     import re
 
     found: dict[str, None] = {}
-    types = _path_types()
-    for error in chain:
-        named = [getattr(error, "filename", None), getattr(error, "filename2", None)]
-        held: list[object] = []
+    for error, text in zip(chain, texts):  # noqa: B905  (of one length)
+        values = [getattr(error, "filename", None), getattr(error, "filename2", None)]
         for frame, _ in reversed(list(_frames(error))):
             if not _is_library(frame.f_code.co_filename):
                 break
-            held += frame.f_locals.values()
-        for value in [*named, *error.args, *held, *re.findall(r"[^\s'\"<>:,;()\[\]]+", _text(error)[:MOST_CHARACTERS])]:
-            if isinstance(value, io.IOBase):
-                value = getattr(value, "name", None)
-            path = str(value) if isinstance(value, types) else ""
-            if 0 < len(path) < MOST_PATH_CHARACTERS and path.isprintable() and (os.sep in path or path in named):
+            values += frame.f_locals.values()
+        for value in [*values, *re.findall(r"[^\s'\"<>:,;()\[\]]+", text)]:
+            try:
+                kind = type(value)
+                value = value.name if issubclass(kind, io.IOBase) else value
+                path = str(value) if isinstance(value, str) or kind.__module__.startswith("pathlib") else ""
+            except Exception:  # of a detached file, or of a type of the program's own
+                continue
+            if os.sep in path and len(path) < MOST_PATH_CHARACTERS and path.isprintable():
                 found[os.path.abspath(path)] = None
-            if len(found) == MOST_PATHS:
-                return list(found)
-    return list(found)
+    return list(found)[:MOST_PATHS]
 
 
 def _is_library(file: str) -> bool:
     return file.startswith(("<", os.path.dirname(os.__file__))) or "-packages" + os.sep in file
-
-
-def _path_types() -> "tuple[type, ...]":
-    pathlib = sys.modules.get("pathlib")
-    return (str,) if pathlib is None else (str, pathlib.PurePath)
 
 
 def _name(kind: type) -> str:
@@ -431,7 +426,6 @@ def _read(path: str) -> "dict[str, Any]":
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            pass
+            stream.flush()
+        except Exception:  # there is none, or it is a stream of the program's own
+            continue

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from elastic_core.incidents import Action, Failure, History, Incident, Verdict
-from elastic_core.known_failures import FailureClass, classify
 from elastic_core.protocol.counters import as_record
 from elastic_policies.durations import parse_count
 from elastic_policies.past import MAX_FAILURES
@@ -24,8 +23,12 @@ NAME = "torn_checkpoint"
 FORM = "N, such as 2: the N-th failure in a row to load one checkpoint ends the job, or has it set aside"
 FILES_MAX = 1000  # of a checkpoint, that are looked at
 ASIDE = "torn-"  # before the name of a checkpoint that was moved aside, so that no program takes it for one
-OUTSIDE = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.PEER, FailureClass.PREEMPTION})
-"""Classes of failures that a whole checkpoint has as well: a file system that lost a file, a peer that was lost."""
+TYPES = frozenset(
+    ("BadZipFile", "EOFError", "FileNotFoundError", "JSONDecodeError", "SafetensorError", "UnpicklingError", "error")
+)
+"""Exceptions of readers that meet a part of a file, or a folder without one; ``error`` is that of zlib and struct."""
+TEXTS = ("pytorchstreamreader failed", "deserializing header", "invalid load key", "pickle data was truncated")
+"""What torch and safetensors say in an exception of another type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,10 @@ def judge(incident: Incident, history: History, given: TornCheckpoint) -> Verdic
 
     A life that fails to load makes no step, and leaves the checkpoint as it was. One that fails to save it does not.
     """
-    newest = as_record(incident)
-    if not newest.checkpoint or history.new_checkpoint or history.moved or classify(incident) in OUTSIDE:
+    newest, place = as_record(incident), os.path.abspath(given.place)
+    if history.new_checkpoint or history.moved or not (newest.checkpoint and _is_of_reader(incident)):
+        return None
+    if given.place and os.path.commonpath([place, incident.checkpoint]) != place:
         return None
     lives = [newest, *takewhile(_is_barren, reversed(history.failures))]
     alike = [*takewhile(lambda life: life.checkpoint == newest.checkpoint, lives)]
@@ -62,6 +67,8 @@ def judge(incident: Incident, history: History, given: TornCheckpoint) -> Verdic
         return None
     what = f"{len(alike)} lives in a row failed to load {incident.checkpoint} (torn_checkpoint={given.failures})"
     unchanged = _seconds_unchanged(incident.checkpoint)
+    if unchanged is None and newest.exception == FileNotFoundError.__name__:
+        return None  # there is no checkpoint of this name
     if not given.place or unchanged is None:
         return Verdict(Action.RESTART, f"{what}: if it is torn, move it away", policy=NAME)
     if unchanged < incident.after + (alike[1].after or 0.0) / 2:  # half: the disk's host may have another clock
@@ -73,6 +80,12 @@ def judge(incident: Incident, history: History, given: TornCheckpoint) -> Verdic
         why = f"{', '.join(earlier)} could not be loaded either, so the program may be wrong"
         return Verdict(Action.GIVE_UP, f"{what}; {why}", policy=NAME)
     return _set_aside(incident.checkpoint, what)
+
+
+def _is_of_reader(incident: Incident) -> bool:
+    """Whether a failure is that of a reader which meets a part of a checkpoint: no lack of memory, no other program."""
+    text = f"{incident.message}\n{incident.text}".lower()
+    return incident.exception.rpartition(".")[2] in TYPES or any(said in text for said in TEXTS)
 
 
 def _is_barren(failure: Failure) -> bool:
