@@ -71,7 +71,11 @@ def test_without_a_checkpoint_path_it_is_only_told(torn: Path) -> None:
 
 
 def test_a_checkpoint_that_this_host_does_not_have_is_only_told(torn: Path) -> None:
-    verdict = judge(newest(torn.with_name("checkpoint-20")), history(earlier(checkpoint="checkpoint-20")), given(torn))
+    verdict = judge(
+        newest(torn.with_name("checkpoint-20"), exception="EOFError"),
+        history(earlier(checkpoint="checkpoint-20")),
+        given(torn),
+    )
     assert verdict is not None
     assert verdict.action is Action.RESTART
 

@@ -17,7 +17,6 @@ process, so it imports nothing but what is loaded anyway, ``threading``, and mor
 """
 
 import atexit
-import errno
 import io
 import os
 import sys
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variables
 RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
 TERMINATED = b'{"type": "over", "terminated": true}'
-SIGTERM = 15
+SIGTERM, EMFILE = 15, 24
 SAVES_WITHIN_SECONDS = 600.0  # a program that ends later than this after SIGTERM has not ended because of it
 MEMBER = "elastic"  # of the error file
 EXCEPTION, EXIT, THREAD = "exception", "exit", "thread"
@@ -358,7 +357,7 @@ def _free_descriptor() -> None:
     try:
         os.close(os.dup(1))
     except OSError as exc:
-        if exc.errno == errno.EMFILE:
+        if exc.errno == EMFILE:
             os.close(0)
 
 
