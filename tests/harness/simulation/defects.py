@@ -505,8 +505,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "what follows from a peer's loss is judged at once",
         "_decide_failure",
-        "if distance_to_cause(first):",
-        "if False:",
+        "distance_to_cause(first)",
+        "False",
         "causes",
     ),
     Defect(
