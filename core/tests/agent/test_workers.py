@@ -511,7 +511,8 @@ def test_a_worker_whose_program_was_over_before_its_peer_failed_has_left_early(
     over, gate = node.folder / "over", node.folder / "gate"
     for path in (over, gate):
         os.mkfifo(path)
-    says_over = f"{sys.executable} -c 'from elastic_core.worker.channel import report; report(\"over\")'"
+    reports = "; ".join(f'report("{what}")' for what in ("recording", "over"))
+    says_over = f"{sys.executable} -c 'from elastic_core.worker.channel import report; {reports}'"
     ends = f"{says_over}; echo > {over}; read line < {gate}; {end}"
     node.start(f"if test $RANK = 1; then read line < {over}; {PEER_FAILS}; fi; {ends}", TWO)
     peer = node.failure()

@@ -511,7 +511,8 @@ class WorkerGroup:
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
         self._read_steps()  # a program reports its end before its connections are closed, and its peers fail
-        over = [worker for tag, worker in self._workers.items() if tag in self.reports.ending()]
+        ended = self.reports.ending() & self.reports.recording()  # without an exception
+        over = [worker for tag, worker in self._workers.items() if tag in ended]
         for worker in over:
             worker.over = True
         return [worker.pid for worker in over if worker.pid is not None and worker.exit_code is None]

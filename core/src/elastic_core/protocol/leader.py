@@ -283,13 +283,14 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     if all(view.has_finished(old, member.node_id) for member in old.members):
         return leader_entries.close_as_succeeded(view, old)
     # After a failure the members probe each other; their answers may show that one cannot be reached (L5).
+    suspected_at = [view.member_suspected_at(i) for i in members.busy]
     if (until := probes_awaited_until(view, old, halt, members.fit)) is not None:
-        return LookAgain(view.next_look_at(until, nodes=view.node_views(old)))
+        return LookAgain(view.next_look_at(until, *suspected_at, nodes=view.node_views(old)))
     if (ending := _close_after_halt(view, old, halt, members)) is not None:
         return ending
     # A member that stays has not stopped yet: wait until it has, or is suspected.
     if members.busy:
-        return LookAgain(view.next_look_at(*map(view.member_suspected_at, members.busy), nodes=view.node_views(old)))
+        return LookAgain(view.next_look_at(*suspected_at, nodes=view.node_views(old)))
     # Without proof that the old round is over, wait until the fences of its members have stopped all workers (S4).
     fence = max([ledger.halted_at, *(node.sign_at for node in view.node_views(old))]) + view.timing.fence_after
     if view.now < fence and not _is_round_over(view, old):

@@ -23,8 +23,8 @@ SUSPICION_FACTOR = 3.0
 CAUSE_PATIENCE_SECONDS = 0.1
 """How long the leader waits for the root cause if no reported failure has one of its own, and members are missing."""
 PEER_PATIENCE_SECONDS = 0.5
-"""How long it waits if all reported failures follow from the loss of a peer: a rank that closes its connections ends a
-moment later. Workers go on meanwhile."""
+"""How long it waits if all members report failures that follow from the loss of a peer: the rank that closed its
+connections may be about to end. Workers go on meanwhile."""
 LAST_CHANCE_SECONDS = 0.1  # how long a node that has already been suspected once gets to show that it is alive
 
 
@@ -202,12 +202,12 @@ class LeaderView:
         must judge the cause.
         """
         incidents = self.incidents(current)
-        follows = incidents[0].follows_peer
-        if distance_to_cause(incidents[0]) == 0 or (len(incidents) == len(current.members) and not follows):
+        all_report = len(incidents) == len(current.members)
+        if distance_to_cause(incidents[0]) == 0 or (all_report and not incidents[0].follows_peer):
             return -math.inf
         reports = [(node.row.incident, node.reported_at) for node in self.node_views(current)]
         reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)
-        return reported_at + (PEER_PATIENCE_SECONDS if follows else CAUSE_PATIENCE_SECONDS)
+        return reported_at + (PEER_PATIENCE_SECONDS if all_report else CAUSE_PATIENCE_SECONDS)
 
     def members_behind(self, current: Round, index: int) -> list[str]:
         """Members that have not shown that they read ledger entry ``index``; a member that leaves need not."""

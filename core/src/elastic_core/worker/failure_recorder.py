@@ -34,6 +34,7 @@ ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variabl
 RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
 TERMINATED = b'{"type": "over", "terminated": true}'
 SIGTERM, EMFILE = 15, 24
+COLLECTIVES = "gloo", "nccl", "tcpstore"  # what follows from the loss of a peer has nothing to finish: others wait
 SAVES_WITHIN_SECONDS = 600.0  # a program that ends later than this after SIGTERM has not ended because of it
 MEMBER = "elastic"  # of the error file
 EXCEPTION, EXIT, THREAD = "exception", "exit", "thread"
@@ -54,7 +55,7 @@ class FailureRecorder:
         self._path = ""
         self._thread = 0
         self._before_threads: Callable[[Callable[[], None]], object] | None = None
-        self._recorded: object = None  # the exception whose record was written
+        self._recorded: BaseException | None = None  # the exception whose record was written
         self._failed = False  # whether the failure was reported
         self._requested = False  # whether SIGTERM came since
         atexit.register(self._end)
@@ -167,7 +168,7 @@ class FailureRecorder:
         if not self._is_mine or not ends_program(error):
             return False
         if self._recorded is not error:
-            self._recorded = error
+            self._recorded = error  # type: ignore[assignment]  # as ends_program has found
             self._write(EXCEPTION, error, code=1)
         return True
 
@@ -176,7 +177,8 @@ class FailureRecorder:
         if not self._failed and self._record_main(getattr(sys, "last_value", None)):
             self._failed = True
             _flush()  # as is done before the process ends
-            self._put_off_requests_to_end()
+            if not any(library in _text(error).lower() for error in _chain(self._recorded) for library in COLLECTIVES):
+                self._put_off_requests_to_end()
             self._report(FAILED)
 
     def _end(self) -> None:
@@ -323,9 +325,17 @@ def _chain(error: "BaseException | None") -> "Iterator[BaseException]":
             continue
         seen.add(id(one))
         yield one
-        inner = getattr(one, "exceptions", ())
-        waiting[:0] = [each for each in inner if isinstance(each, BaseException)] if isinstance(inner, tuple) else []
+        waiting[:0] = [each for each in _members(one) or () if isinstance(each, BaseException)]
         waiting.append(one.__cause__ if one.__cause__ is not None or one.__suppress_context__ else one.__context__)
+
+
+def _members(error: BaseException) -> "tuple[object, ...] | None":
+    """Return the members of an exception group; None for another exception."""
+    try:
+        inner = getattr(error, "exceptions", None)
+    except Exception:  # a property of the program's own class
+        return None
+    return inner if isinstance(inner, tuple) else None
 
 
 def _describe(error: BaseException) -> "dict[str, Any]":
@@ -333,8 +343,8 @@ def _describe(error: BaseException) -> "dict[str, Any]":
     frames = _with_source(calls[-MOST_FRAMES:])
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 0, "<module>", (error.text or "").strip()[:200]])
-    group = isinstance(getattr(error, "exceptions", None), tuple)
-    return {"type": _name(type(error)), "text": _text(error)[:MOST_CHARACTERS], "frames": frames, "group": group}
+    text, group = _text(error)[:MOST_CHARACTERS], _members(error) is not None
+    return {"type": _name(type(error)), "text": text, "frames": frames, "group": group}
 
 
 def _stack(frame: "FrameType | None") -> "list[Call]":
