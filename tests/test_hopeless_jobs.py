@@ -186,4 +186,5 @@ def test_an_exception_of_all_ranks_ends_the_job_whichever_was_the_first(
 
 def test_exits_without_a_word_end_the_job(stage: Stage) -> None:
     agents = run(stage, SILENT, "--nproc_per_node=2")
-    check_ends(agents, 5, "a worker exited with code 1 in 5 rounds in a row, and no step or checkpoint (no_progress=5)")
+    why = "a worker exited with code 1 at train.py:19 in <module> in 5 rounds in a row, and no step or checkpoint"
+    check_ends(agents, 5, f"{why} (no_progress=5)")

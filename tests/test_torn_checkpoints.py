@@ -78,3 +78,36 @@ def test_without_a_checkpoint_path_it_is_only_told(stage: Stage) -> None:
     assert f"the job is restarted: 2 lives in a row failed to load {kept}/checkpoint-15 " in told
     assert "(no_progress=5)" in told
     assert (kept / "checkpoint-15").is_dir()
+
+
+READS = """
+import json, sys
+
+json.load(open(sys.argv[2]))
+"""
+"""It reads a file, which the test has torn."""
+
+
+def run_reader(stage: Stage, torn: str) -> Agent:
+    train, kept = stage.folder / "train.py", stage.folder / "kept"
+    train.write_text(READS)
+    for folder in (kept, stage.folder / "checkpoint-data"):
+        folder.mkdir()
+    (stage.folder / torn).write_text('{"step": 1')
+    flags = [f"--checkpoint_path={kept}", "--set_aside_torn_checkpoints", "--max_restarts=9"]
+    return stage.run("--standalone", *flags, train, kept, stage.folder / torn, env=COLD)
+
+
+@pytest.mark.parametrize("torn", ["data.json", "checkpoint-data/checkpoint-5.json", "kept-checkpoint-5.json"])
+def test_what_lies_outside_the_checkpoint_path_is_never_moved(stage: Stage, torn: str) -> None:
+    agent = run_reader(stage, torn)
+    assert agent.exit_code() == ExitCode.JOB_FAILED
+    assert (stage.folder / torn).read_text() == '{"step": 1'
+    assert "set aside" not in agent.output
+
+
+def test_a_file_below_the_checkpoint_path_is_a_checkpoint_whatever_its_name(stage: Stage) -> None:
+    agent = run_reader(stage, "kept/latest.json")
+    assert agent.exit_code() == ExitCode.JOB_FAILED, "the file is gone then, which no restart mends"
+    assert f"it was set aside as {stage.folder}/kept/torn-latest.json" in agent.output
+    assert (stage.folder / "kept" / "torn-latest.json").read_text() == '{"step": 1'
