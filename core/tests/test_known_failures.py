@@ -461,6 +461,17 @@ SAMPLES = [
         "Traceback (most recent call last):\n  ...\nsocket.gaierror: [Errno -2] Name or service not known\n",
     ),
     Sample(
+        "a host or a service cannot be reached",
+        GITHUB + "huggingface/huggingface_hub/issues/2060",
+        "requests.exceptions.HTTPError: 503 Server Error: Service Temporarily Unavailable for url: "
+        "https://huggingface.co/timm/vit_large_patch16_384.augreg_in21k_ft_in1k/resolve/main/model.safetensors\n",
+    ),
+    Sample(
+        "a host or a service cannot be reached",
+        GITHUB + "MIC-DKFZ/TractSeg/issues/105",
+        "urllib.error.HTTPError: HTTP Error 503: Service Unavailable\n",
+    ),
+    Sample(
         "the connection to another rank broke",
         GITHUB + "pytorch/pytorch/issues/75512",
         "    pg.recv([tensor], src, tag).wait()\n"
@@ -621,6 +632,10 @@ TRAINING = "".join(
         ("KeyError: 'labels'", FailureClass.SCRIPT),
         ("MyError: the third stage did not converge", FailureClass.UNKNOWN),
         ("AssertionError", FailureClass.FRAMEWORK),
+        ("requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://a/503", FailureClass.UNKNOWN),
+        ("http.client.RemoteDisconnected: Remote end closed without response", FailureClass.INFRASTRUCTURE),
+        ("google.api_core.exceptions.ServiceUnavailable: 503 of bucket b", FailureClass.INFRASTRUCTURE),
+        ("aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected", FailureClass.INFRASTRUCTURE),
     ],
 )
 def test_an_ordinary_exception_is_not_recognized(message: str, failure_class: FailureClass) -> None:

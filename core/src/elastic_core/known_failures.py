@@ -349,7 +349,8 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "a host or a service cannot be reached",
         FailureClass.INFRASTRUCTURE,
         r"temporary failure in name resolution|name or service not known|no route to host|network is unreachable"
-        r"|connection refused|connection timed out|max retries exceeded with url",
+        r"|connection refused|connection timed out|max retries exceeded with url"
+        r"|50[0-4] server error: |http error 50[0-4]: |server error '50[0-4] ",
         "Check name resolution, routes and proxies of this host; trackers such as wandb also work offline.",
         "https://github.com/wandb/server/issues/83",
     ),
@@ -387,9 +388,11 @@ _EXCEPTIONS: Mapping[FailureClass, str] = {
         AcceleratorError ArithmeticError AssertionError AttributeError BrokenPipeError FloatingPointError MemoryError
         OutOfMemoryError OverflowError RecursionError RuntimeError StopIteration ValueError ZeroDivisionError""",
     FailureClass.INFRASTRUCTURE: """
-        ConnectionAbortedError ConnectionError ConnectionRefusedError ConnectionResetError
-        ConnectTimeout DistBackendError DistError DistNetworkError DistStoreError ReadTimeout TimeoutError URLError
-        gaierror""",
+        ClientConnectorError ClientOSError ConnectError ConnectTimeout ConnectTimeoutError ConnectionAbortedError
+        ConnectionError ConnectionRefusedError ConnectionResetError DeadlineExceeded DistBackendError DistError
+        DistNetworkError DistStoreError EndpointConnectionError MaxRetryError ProxyError ReadTimeout ReadTimeoutError
+        RemoteDisconnected RemoteProtocolError SSLEOFError ServerDisconnectedError ServerTimeoutError
+        ServiceUnavailable TimeoutError URLError gaierror""",
 }
 """The class of an exception whose text is not known, by its type without the module."""
 _BY_EXCEPTION: Mapping[str, FailureClass] = {
