@@ -668,7 +668,6 @@ signal.pause()
         outside=signal.SIGTERM,
         what="was killed by SIGTERM",
         error="",
-        exit_code=WORTH_RUNNING_AGAIN,
     ),
     "segv-thread": Story(  # the thread that crashed is not the first that faulthandler shows, or the main one
         script=alone("""\

@@ -306,10 +306,11 @@ OUTSIDE = HANDLES + "import subprocess\nsubprocess.run(['kill', '-TERM', str(os.
             id="a fork",
         ),
         pytest.param(
-            HANDLES + "import multiprocessing\npool = multiprocessing.get_context('fork').Pool(2)\n"
-            "pool.terminate()\npool.join()",
+            HANDLES + "import multiprocessing, time\n"
+            "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(1,))\n"
+            "child.start()\nchild.terminate()\nchild.join()",
             False,
-            id="a pool that is terminated",
+            id="a child that is terminated",
         ),
         pytest.param(
             "import asyncio, os, signal, subprocess\nasync def main():\n"

@@ -32,17 +32,15 @@ from elastic_core.incidents import (
 def is_worth_requeueing(incident: Incident, past: Sequence[Failure] = ()) -> bool:
     """Whether the job that an incident ends may succeed elsewhere: its text names a GPU, a node, the network, storage.
 
-    A worker that SIGKILL ended without a word may be killed again for the same reason, so its job is not. Neither is a
-    job that the same failure has ended at the same step before, unless that was twice, by the fault of one host.
+    A worker that was killed without a word may be killed again for the same reason, so its job is not. Neither is a job
+    that the same failure has ended at the same step before, unless that was twice, by the fault of one host.
     """
     from elastic_core.known_failures import FailureClass, classify, is_hosts_fault  # only a job that fails needs them
     from elastic_core.protocol.counters import as_record
 
     found = classify(incident)
-    if found is FailureClass.PREEMPTION:
-        return True
-    if not incident.message:
-        return False
+    if not incident.message or found is FailureClass.PREEMPTION:
+        return bool(incident.message)
     own = as_record(incident)
     again = [one for one in past if one.signature == own.signature and is_same_step(one.step, own.step)]
     on_host = is_hosts_fault(incident) and all(one.host == own.host for one in again)
