@@ -23,7 +23,7 @@ LINE_MAX_BYTES = 2000  # of a line, its end; built-in expressions take linear ti
 LINES_PER_SECOND = 25.0  # of one stream that are matched
 LINES_AT_ONCE = 25.0
 MATCHES_TO_CHOOSE = 3  # with growing steps, until a pattern is chosen
-_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re.IGNORECASE)
 
 
@@ -113,7 +113,7 @@ def _has_any(data: bytes, needles: Collection[bytes] | None) -> bool:
 
 def _text(line: bytes) -> str:
     text = line[-LINE_MAX_BYTES:].decode(errors="replace")
-    return _STYLE.sub("", text) if "\x1b" in text else text
+    return STYLE.sub("", text) if "\x1b" in text else text
 
 
 # Values ---------------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ MAIN = ("/home/me/train.py", 60, "<module>", "step()")
         ({"message": "two\nlines", "extraInfo": {"timestamp": "1"}}, "two", "", "two\nlines"),
         ({"message": "KeyError: 'lr'", "extraInfo": None}, "KeyError: 'lr'", "KeyError", "KeyError: 'lr'"),
         ({"message": "\n  \n  late  \n", "extraInfo": {"py_callstack": ""}}, "late", "", "the end of stderr"),
-        ("bell\a and \x1b[31mred", "bell  and  [31mred", "", "bell\a and \x1b[31mred"),
+        ("bell\a and \x1b[31mred", "bell  and red", "", "bell\a and \x1b[31mred"),
         ("half a pair: \ud800.", "half a pair:  .", "", "half a pair: ?."),
     ],
 )

@@ -92,6 +92,7 @@ class FailureRecorder:
                 before(kind, error, trace)  # the program has called the hook, to print what it survives
                 return
             self._record_main(error)
+            _drop_own_frames(error.__traceback__)
             before(kind, error, trace)
             if sys.excepthook is excepthook:
                 self._look()
@@ -327,6 +328,15 @@ def _chain(error: "BaseException | None") -> "Iterator[BaseException]":
         yield one
         waiting[:0] = [each for each in _members(one) or () if isinstance(each, BaseException)]
         waiting.append(one.__cause__ if one.__cause__ is not None or one.__suppress_context__ else one.__context__)
+
+
+def _drop_own_frames(trace: "TracebackType | None") -> None:
+    """Drop the frames of this module, as of ``raise_signal(SIGINT)``, which the program has not written."""
+    own = _drop_own_frames.__code__.co_filename
+    while trace is not None:
+        while (after := trace.tb_next) is not None and after.tb_frame.f_code.co_filename == own:
+            trace.tb_next = after.tb_next
+        trace = trace.tb_next
 
 
 def _members(error: BaseException) -> "tuple[object, ...] | None":
