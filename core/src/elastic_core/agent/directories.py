@@ -54,7 +54,7 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
 
 
 def remove_round(directory: Path, *, temporary: bool) -> None:
-    """Remove the directory of a round that is over: all of it if it is temporary, else only what is empty."""
+    """Remove the directory of a round that is over. Where logs are kept, remove only its empty directories."""
     if temporary:
         shutil.rmtree(directory, ignore_errors=True)
         return

@@ -278,7 +278,7 @@ class Reports:
                 self._later(self._clock() + LINGERING, told)
             channel.over, channel.terminated = True, told.terminated
             return _Served()
-        if isinstance(told, Failed):  # if it could not write its record, because a disk is full, what it printed counts
+        if isinstance(told, Failed):  # its record may be missing, on a full disk: then its stderr is read
             channel.over, channel.records = True, False
         if isinstance(told, Stepped):
             channel.newest = told

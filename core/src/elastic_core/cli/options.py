@@ -158,8 +158,8 @@ class Flags:
     )
     max_restarts: int | None = FAILURE.flag(
         "How many failures of workers the job survives; the loss of a node is none. With 0 the first one ends the "
-        "job, as under torchrun. A script that cannot be imported, or refuses its arguments, gets one restart; with "
-        "elastic-policies, a job that fails five times in a row alike at one step ends earlier, too.",
+        "job, as under torchrun. A script that cannot be imported, or refuses its arguments, gets one restart. "
+        "An installed failure policy may end a job earlier: see --failure_policy.",
         parse=parse.count_from_zero,
         metavar="N",
         unset=f"{MAX_RESTARTS}, or without a limit where --failure_policy has a budget",

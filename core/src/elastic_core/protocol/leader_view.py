@@ -21,7 +21,7 @@ SUSPICION_SECONDS = 1.0
 SUSPICION_FACTOR = 3.0
 """A node is suspected after at least this many times the longest delay that the job has seen (rule L2)."""
 CAUSE_PATIENCE_SECONDS = 0.1
-"""How long the leader waits for the root cause if no reported failure has one of its own, and members are missing."""
+"""How long the leader waits for more reports if each reported failure follows from another, and members are missing."""
 PEER_PATIENCE_SECONDS = 0.5
 """How long it waits if all members report failures that follow from the loss of a peer: the rank that closed its
 connections may be about to end. Workers go on meanwhile."""

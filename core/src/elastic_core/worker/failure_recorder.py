@@ -89,7 +89,7 @@ class FailureRecorder:
 
         def excepthook(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
             if error is not getattr(sys, "last_value", None):
-                before(kind, error, trace)  # the program has called the hook, to print what it survives
+                before(kind, error, trace)  # the program calls the hook to print an exception that it handles
                 return
             self._record_main(error)
             _drop_own_frames(error.__traceback__)
@@ -97,7 +97,7 @@ class FailureRecorder:
             if sys.excepthook is excepthook:
                 self._look()
             elif self._is_mine and self._before_threads is not None:  # another hook has called: it may still print
-                self._before_threads(self._look)  # once more, since what is registered last is called first
+                self._before_threads(self._look)  # again: the function registered last is called first
 
         # Both, so that a library that asks whether the hook is the usual one finds that it is.
         sys.excepthook = sys.__excepthook__ = excepthook
