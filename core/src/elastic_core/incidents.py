@@ -185,7 +185,7 @@ _COMPILED = re.compile(r"\.so\b")
 
 
 def repeats_after_restart(incident: Incident, failures: Sequence[Failure]) -> str | None:
-    """Return what is wrong with a program that could not begin, and that the first restart has not mended; else None.
+    """Return why a program cannot begin, if it failed alike before and after a restart; None otherwise.
 
     A first failure may be the fault of one rank, which imported a module before another had written it. In a later
     round, or after a while, the same program has started before, so its environment has changed, and may change again.

@@ -114,7 +114,7 @@ def _newest(*steps: int | None) -> int | None:
 
 
 def _with_failure(counters: Counters, view: LeaderView, old: Round, incident: Incident) -> Counters:
-    """Return the counters with the failure of round ``old`` as the newest one, and with what is known of all by now."""
+    """Return the counters with the failure of round ``old``, and with newer steps of the failures before it."""
     rows = [node.row for node in view.node_views(old)]
     spent = (*counters.failures, SpentRestart(failure=as_record(incident), age=round(view.age, 1)))[-MAX_FAILURES:]
     return replace(counters, failures=tuple(replace(one, failure=_with_progress(one.failure, rows)) for one in spent))
