@@ -189,7 +189,7 @@ def test_a_node_is_out_when_all_processes_of_it_get_sigterm(
 
 
 @pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
-@pytest.mark.parametrize("how", ["ends a pool", "ends", "signals itself"])
+@pytest.mark.parametrize("how", ["ends a child", "ends", "signals itself"])
 def test_a_healthy_job_that_handles_sigterm_is_done(stage: Stage, how: str, start: dict[str, str]) -> None:
     agent = stage.run("--standalone", "--nproc_per_node=2", WORKERS / "saves.py", f"--how={how}", env=start)
     assert agent.exit_code() == 0

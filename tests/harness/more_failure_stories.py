@@ -856,6 +856,7 @@ connection.request("GET", "/shard-17.tar")
 connection.getresponse()  # HERE
 """),
         error="http.client.RemoteDisconnected: Remote end closed connection without response",
+        exit_code=WORTH_RUNNING_AGAIN,
     ),
     "tracker": Story(  # the server of a tracker
         script=alone("""\

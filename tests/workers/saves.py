@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing.synchronize import Event
 
 from report import report
 
@@ -21,6 +22,13 @@ def handle(_signum: int, _frame: object) -> None:
     raise Stopped
 
 
+def wait(ready: Event) -> None:
+    """Wait for the handler, also where the signal comes just before a system call."""
+    ready.set()
+    while True:
+        time.sleep(0.01)
+
+
 def main(how: str) -> None:
     """Wait, and end."""
     number = int(os.environ["ELASTIC_ROUND"])
@@ -28,9 +36,14 @@ def main(how: str) -> None:
     report("started", round=number, worker=os.getpid())
     if how == "signals itself":
         os.kill(os.getpid(), signal.SIGTERM)
-    if how == "ends a pool":
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            pool.map(abs, [1, 2])
+    if how == "ends a child":
+        context = multiprocessing.get_context("fork")
+        ready = context.Event()
+        child = context.Process(target=wait, args=(ready,))
+        child.start()
+        ready.wait()
+        child.terminate()
+        child.join()
     if how == "waits" and number == 1:
         time.sleep(1000)
     report("finished", round=number)
