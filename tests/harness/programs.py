@@ -11,7 +11,7 @@ from pathlib import Path
 from wardens import PATIENCE, Listener
 
 from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, find_cause
+from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, Reported, find_cause
 from elastic_core.agent.stream_pump import TAIL
 from elastic_core.agent.worker_channels import Failed, Report, Reports
 from elastic_core.warden.client import Warden
@@ -64,12 +64,12 @@ class Programs:
     def run(self, program: str, argv: Sequence[str] = (), *, warm: bool = False, args: Sequence[str] = ()) -> Ended:
         """Run a program, by another command where ``argv`` is given."""
         self.script.write_text(program)
-        error_file, tag = self.folder / "error.json", self.listener.tag()
+        error_file, tag, reported = self.folder / "error.json", self.listener.tag(), Reported()
         error_file.unlink(missing_ok=True)
         command = [*argv] if argv else [*PYTHON, str(self.script), *args]
         out, err = self.folder / "stdout", self.folder / "stderr"
         env = {**self.env, "TORCHELASTIC_ERROR_FILE": str(error_file)}
-        with self.reports.open(tag) as control, out.open("wb") as stdout, err.open("wb") as stderr:
+        with self.reports.open(tag, reported) as control, out.open("wb") as stdout, err.open("wb") as stderr:
             self.listener.warden.spawn(
                 tag,
                 command,
@@ -85,14 +85,9 @@ class Programs:
         assert not (warm and fresh), fresh
         told: list[Report] = self.reports.receive()
         failed = Failed(tag) in told
-        records, over = tag in self.reports.recording(), tag in self.reports.ending()
         self.reports.clear()
         stderr_text = err.read_bytes()[-TAIL:].decode(errors="replace")
-        cause = find_cause(
-            EXCEPTION_EXIT_CODE if failed else code,
-            error_file_data(error_file),
-            stderr_text,
-            records=records,
-            over=over,
-        )
-        return Ended(code, out.read_text(), err.read_text(), cause, failed, over and not failed, records or failed)
+        ended_with = EXCEPTION_EXIT_CODE if failed else code
+        cause = find_cause(ended_with, error_file_data(error_file), stderr_text, reported)
+        over, records = reported.over and not failed, reported.records or failed
+        return Ended(code, out.read_text(), err.read_text(), cause, failed, over, records)

@@ -12,6 +12,7 @@ from elastic_core.agent.failure_cause import (
     MESSAGE_MAX_CHARACTERS,
     TEXT_MAX_CHARACTERS,
     Cause,
+    Reported,
     find_cause,
     headline,
     named_cause,
@@ -253,16 +254,16 @@ OWN = raised("ValueError", "x", STEP)
 def test_a_record_counts_if_it_explains_the_end(
     code: int, content: dict[str, Any], reported: tuple[bool, bool], message: str
 ) -> None:
-    records, over = reported
+    told = Reported(*reported)
     stderr = LOGGED if code != -9 or not content else "[W] retry\n"
-    assert find_cause(code, content, stderr, records=records, over=over).message == message
+    assert find_cause(code, content, stderr, told).message == message
 
 
 def test_a_text_of_system_exit_is_the_last_line() -> None:
-    assert find_cause(1, {}, LOGGED + "FATAL: no data\n\n", records=True, over=True) == Cause(
+    assert find_cause(1, {}, LOGGED + "FATAL: no data\n\n", Reported(records=True, over=True)) == Cause(
         message="FATAL: no data", detail=LOGGED + "FATAL: no data\n\n"
     )
-    assert find_cause(3, {}, "FATAL: no data\n", records=True, over=True).message == ""
+    assert find_cause(3, {}, "FATAL: no data\n", Reported(records=True, over=True)).message == ""
 
 
 def test_of_native_code_that_aborts_the_last_word_counts() -> None:

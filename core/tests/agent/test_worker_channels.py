@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from elastic_core.agent.failure_cause import Reported
 from elastic_core.agent.worker_channels import (
     LINGERING,
     OWN_SIGNAL_SECONDS,
@@ -241,10 +242,11 @@ def test_that_a_program_is_over_is_heard_of_again_much_later_and_once(agent: Age
 
 @pytest.mark.parametrize("end", ["over", "failed"])
 def test_a_worker_whose_program_has_ended_is_ending(agent: Agent, end: str) -> None:
-    with agent.reports.open(1) as worker, agent.reports.open(2):
+    reported = Reported()
+    with agent.reports.open(1, reported) as worker:
         worker.send(b'{"type": "%s"}' % end.encode())
         agent.hears()
-        assert agent.reports.ending() == {1}
+        assert reported.over
 
 
 @pytest.mark.parametrize(
@@ -260,14 +262,16 @@ def test_a_worker_whose_program_has_ended_is_ending(agent: Agent, end: str) -> N
 def test_a_worker_whose_program_handled_sigterm_and_ended_was_terminated(
     agent: Agent, packet: bytes, terminated: bool
 ) -> None:
-    with agent.reports.open(1) as worker, agent.reports.open(2):
+    reported = Reported()
+    with agent.reports.open(1, reported) as worker:
         worker.send(packet)
         agent.hears()
-        agent.delivered.clear()
-        assert agent.reports.was_terminated(1) is terminated
-        assert agent.delivered == ([(agent.time + OWN_SIGNAL_SECONDS, Terminated(1))] if terminated else [])
-        assert not agent.reports.was_terminated(2)
-        assert not agent.reports.was_terminated(3), "there is no such worker"
+        assert reported.terminated is terminated
+
+
+def test_the_agent_gets_a_second_for_a_signal_of_its_own(agent: Agent) -> None:
+    agent.reports.note_terminated(1)
+    assert agent.delivered == [(agent.time + OWN_SIGNAL_SECONDS, Terminated(1))]
 
 
 def test_a_notice_goes_to_the_worker_that_it_is_for(agent: Agent) -> None:

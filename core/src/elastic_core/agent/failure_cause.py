@@ -37,6 +37,15 @@ _INNER = re.compile(r"\bgot (?P<line>\w+(?:Error|Exception)\(.{0,400}\))\s*$", r
 """The exception that ``torch.compile`` caught while it traced an operation: ``got RuntimeError('…')``."""
 
 
+@dataclass(slots=True)
+class Reported:
+    """Reports of a worker about its end, over its channel."""
+
+    records: bool = False  # it records the exception that ends it
+    over: bool = False  # its program has ended, by an exception or otherwise
+    terminated: bool = False  # the program had handled SIGTERM before that
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """Why a worker failed; fields as of :class:`~elastic_core.incidents.Incident`, and ``paths``.
@@ -80,23 +89,21 @@ def named_cause(exception: str, text: str) -> Cause:
     return Cause(message=f"{exception}: {text}", exception=exception)
 
 
-def find_cause(
-    exit_code: int, error_file: Mapping[str, Any], stderr: str, *, records: bool = False, over: bool = False
-) -> Cause:
+def find_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str, told: Reported | None = None) -> Cause:
     """Return why a worker failed.
 
     Args:
         exit_code: As of :class:`subprocess.Popen`.
         error_file: The contents of its error file; empty for none.
         stderr: The end of its stderr.
-        records: Whether it records exceptions.
-        over: Whether it has reported that its program has ended.
+        told: What it has reported; None where nothing can be.
     """
-    if _ends(error_file.get(MEMBER), exit_code, over) and (recorded := recorded_cause(error_file, stderr)) is not None:
+    told = told or Reported()
+    if _ends(error_file.get(MEMBER), exit_code, told.over) and (recorded := recorded_cause(error_file, stderr)) is not None:
         return recorded
     if exit_code < 0:
         return _of_signal(exit_code, stderr)
-    if not records or not over:  # no Python; or Python that was replaced by another program, or ended by native code
+    if not told.records or not told.over:  # no Python; or Python that was replaced by another program, or ended by native code
         return printed_cause(stderr)
     # ``raise SystemExit("the reason")``, whose text the interpreter prints last.
     spoken = exit_code == EXCEPTION_EXIT_CODE and printed_exception(stderr, within=0) is None

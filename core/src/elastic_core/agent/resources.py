@@ -72,8 +72,7 @@ class Resources:
 
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
         """Find out where the workers are, on another thread, which posts a Located."""
-        ending, step = self.group.reports.ending(), self.group.newest_step()
-        ranks = [stacks.LocalRank.of(worker, ending=worker.tag in ending) for worker in self.group.workers]
+        step, ranks = self.group.newest_step(), [stacks.LocalRank.of(worker) for worker in self.group.workers]
         advances = self.group.hangs is not None and self.group.hangs.advances()
 
         def run() -> None:
@@ -91,7 +90,7 @@ class Resources:
         group, explain = self.group, self.plugins.explain_hang
         if explain is None or not group.workers:
             return False
-        living = [worker for worker in group.workers if worker.pid is not None and worker.exit_code is None]
+        living = [worker for worker in group.workers if worker.is_running]
         ranks = {worker.assignment.rank: worker.pid or 0 for worker in living}
         world_size, directory = group.workers[0].assignment.world_size, round_directory(group.workers[0].assignment)
 

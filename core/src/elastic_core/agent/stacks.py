@@ -199,9 +199,9 @@ class LocalRank:
     finished: bool = False
 
     @classmethod
-    def of(cls, worker: Worker, *, ending: bool) -> LocalRank:
-        """Return the rank of a worker; ``ending``: it has reported that its program has ended."""
-        return cls(worker.assignment.rank, worker.pid, ending or worker.exit_code is not None)
+    def of(cls, worker: Worker) -> LocalRank:
+        """Return the rank of a worker."""
+        return cls(worker.assignment.rank, worker.pid, worker.reported.over or worker.exit_code is not None)
 
 
 Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalStacks]"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
+from elastic_core.agent.failure_cause import Reported
 from elastic_core.agent.output import WorkerStreams
 from elastic_core.assignment import Assignment
 from elastic_core.config.run import RunConfig
@@ -27,9 +28,16 @@ class Worker:
     leaves: bool = False  # whether it has reported that it stops, after a notice
     terminated: bool = False  # whether it has exited with 0 because of SIGTERM by an unknown hand
     tag: int = 0  # its name in events
+    reported: Reported = field(default_factory=Reported)  # kept up to date by its channel
+    raised: bool = False  # whether an exception was ending it when the stop of a broken round began
     over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
     told_to_end: bool = False  # whether the warden has sent it SIGTERM or SIGKILL
     failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has started and has not ended."""
+        return self.pid is not None and self.exit_code is None
 
     @property
     def has_left_early(self) -> bool:

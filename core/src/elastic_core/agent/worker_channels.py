@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from elastic_core.agent.failure_cause import Reported
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.progress import LARGEST_STEP, Progress, check_report
 from elastic_core.protocol.node_events import Notice
@@ -129,12 +130,10 @@ class _Channel:
 
     tag: int
     end: socket.socket
+    reported: Reported
     since: float = 0.0  # when the current window began
     count: int = 0  # packets since then
     complained: bool = False  # whether it was reported that it brought something else than a report
-    records: bool = False  # whether the worker records the exception that ends it
-    over: bool = False  # whether the worker has reported that its program has ended, by an exception or otherwise
-    terminated: bool = False  # as of Lingers
     newest: Stepped | None = None
     advanced: Advanced | None = None  # the newest
 
@@ -158,15 +157,19 @@ class Reports:
         """Return a descriptor that is readable when :meth:`receive` has something to read."""
         return self._ready.fileno()
 
-    def open(self, tag: int) -> socket.socket:
+    def open(self, tag: int, reported: Reported | None = None) -> socket.socket:
         """Open a channel to the worker ``tag``; return the worker's end, which the caller passes on and closes.
+
+        Args:
+            tag: The worker.
+            reported: What it reports of its end is written here.
 
         Raises:
             OSError: No descriptor is left.
         """
         ours, theirs = socket.socketpair(*KIND)
         ours.setblocking(False)
-        self._channels[ours.fileno()] = _Channel(tag, ours)
+        self._channels[ours.fileno()] = _Channel(tag, ours, reported or Reported())
         self._ready.register(ours, select.EPOLLIN)
         return theirs
 
@@ -184,19 +187,9 @@ class Reports:
                     return channel.end.send(data, flags) == len(data)
         return False
 
-    def ending(self) -> set[int]:
-        """Return the workers that have reported that their program has ended."""
-        return {channel.tag for channel in self._channels.values() if channel.over}
-
-    def recording(self) -> set[int]:
-        """Return the workers that record the exception that ends them."""
-        return {channel.tag for channel in self._channels.values() if channel.records}
-
-    def was_terminated(self, tag: int) -> bool:
-        """Return whether a worker that has just exited with 0 handled SIGTERM before; Terminated comes then."""
-        if found := any(channel.terminated for channel in self._channels.values() if channel.tag == tag):
-            self._later(self._clock() + OWN_SIGNAL_SECONDS, Terminated(tag))
-        return found
+    def note_terminated(self, tag: int) -> None:
+        """Deliver Terminated, unless the agent gets a signal of its own, for a worker that has just exited with 0."""
+        self._later(self._clock() + OWN_SIGNAL_SECONDS, Terminated(tag))
 
     def drain(self) -> list[Stepped | Advanced] | None:
         """Read all reports that have arrived, and return the newest progress of each worker.
@@ -271,15 +264,15 @@ class Reports:
         except ValueError as exc:
             return NotUnderstood(channel.tag, str(exc))
         if isinstance(told, Records):
-            channel.records = True
+            channel.reported.records = True
             return _Served()
         if isinstance(told, Lingers):
-            if not channel.over:
+            if not channel.reported.over:
                 self._later(self._clock() + LINGERING, told)
-            channel.over, channel.terminated = True, told.terminated
+            channel.reported.over, channel.reported.terminated = True, told.terminated
             return _Served()
         if isinstance(told, Failed):  # its record may be missing, on a full disk: then its stderr is read
-            channel.over, channel.records = True, False
+            channel.reported.over, channel.reported.records = True, False
         if isinstance(told, Stepped):
             channel.newest = told
         if isinstance(told, Advanced):

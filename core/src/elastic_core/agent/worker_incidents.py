@@ -92,8 +92,6 @@ def exit_incident(
     timer: Timer | None,
     *,
     oom: OomCounter | None = None,
-    records: bool = False,
-    over: bool = False,
     checkpoint_path: str | None = None,
 ) -> Incident:
     """Return the incident of a worker that ended with an exit code.
@@ -105,11 +103,9 @@ def exit_incident(
         exit_code: As of :class:`subprocess.Popen`.
         timer: The timer that expired in it, if one did.
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
-        records: Whether the worker records the exception that ends it.
-        over: Whether it has reported that its program has ended.
         checkpoint_path: ``--checkpoint_path``.
     """
-    cause = cause_of(worker, exit_code, records=records, over=over)
+    cause = cause_of(worker, exit_code)
     if line := wrong_address(f"{cause.text}\n{cause.detail}", worker.assignment):
         detail = f"{cause.detail.rstrip()}\n{line}"
         cause = replace(cause, text=f"{line}\n{cause.text}", detail=detail, follows_peer=False)
@@ -134,15 +130,15 @@ def exit_incident(
     return replace(incident, checkpoint=named_checkpoint(cause.paths, checkpoint_path))
 
 
-def cause_of(worker: Worker, exit_code: int, *, records: bool = False, over: bool = False) -> Cause:
-    """Return why a worker failed; arguments as of :func:`exit_incident`."""
+def cause_of(worker: Worker, exit_code: int) -> Cause:
+    """Return why a worker failed, with an exit code as of :class:`subprocess.Popen`."""
     recorded = error_file_data(Path(worker.assignment.error_file))
-    return find_cause(exit_code, recorded, worker.streams.tail(), records=records, over=over)
+    return find_cause(exit_code, recorded, worker.streams.tail(), worker.reported)
 
 
-def has_raised(worker: Worker, *, records: bool) -> bool:
+def has_raised(worker: Worker) -> bool:
     """Whether a living worker is ending: it has recorded why, or records nothing and has printed an exception last."""
-    if records:
+    if worker.reported.records:
         member = error_file_data(Path(worker.assignment.error_file)).get(MEMBER)
         return isinstance(member, dict) and member.get("by") in (EXCEPTION, EXIT)
     return bool(cause_of(worker, EXCEPTION_EXIT_CODE).exception)
@@ -184,7 +180,7 @@ def wrong_address(text: str, place: Assignment) -> str:
     return ""
 
 
-def failed_alike(worker: Worker, failure: Incident, *, records: bool, over: bool) -> bool:
+def failed_alike(worker: Worker, failure: Incident) -> bool:
     """Whether a worker that has ended failed with the exception of ``failure``, or else with its message."""
     if not (code := worker.exit_code):
         return False
@@ -193,7 +189,7 @@ def failed_alike(worker: Worker, failure: Incident, *, records: bool, over: bool
         return usage and code == failure.exit_code
     if not failure.message:
         return False
-    cause = cause_of(worker, code, records=records, over=over)
+    cause = cause_of(worker, code)
     if failure.exception:
         return (cause.exception, cause.where) == (failure.exception, failure.where)
     return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message

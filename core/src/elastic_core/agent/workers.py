@@ -98,8 +98,6 @@ class WorkerGroup:
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
-    _raised: set[int] = field(default_factory=set)
-    """The workers, by tag, that an exception was ending when the stop began."""
     _prepared: bool = False  # whether the reader of their output was prepared
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
@@ -112,7 +110,6 @@ class WorkerGroup:
         self._oom_kills = self.oom.read()
         self._killed.clear()
         self._expired.clear()
-        self._raised.clear()
         self._notice = None
         self._recovered, self._initialized = None, False
         self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
@@ -135,9 +132,9 @@ class WorkerGroup:
                 directory=directory,
                 prefix=line_prefix(self.config.line_prefix, assignment),
             )
-            self._workers[tag] = Worker(assignment, streams, tag=tag)
+            self._workers[tag] = worker = Worker(assignment, streams, tag=tag)
             cpus = self.cpus[assignment.local_rank] if self.cpus else None
-            with contextlib.closing(streams), self.reports.open(tag) as control:
+            with contextlib.closing(streams), self.reports.open(tag, worker.reported) as control:
                 out, err = streams.stdout, streams.stderr
                 self.warden.spawn(
                     tag, argv, env, stdout=out, stderr=err, control=control.fileno(), cpus=cpus, warm=self.warm
@@ -161,8 +158,7 @@ class WorkerGroup:
         """
         if self.hangs is None or self._over:
             return 0.0
-        ending, every = self.reports.ending(), self._workers.items()
-        living = [worker for tag, worker in every if worker.pid and worker.exit_code is None and tag not in ending]
+        living = [worker for worker in self.workers if worker.is_running and not worker.reported.over]
         try:
             return self.hangs.look(living)
         except OSError:  # no descriptor is left
@@ -192,7 +188,7 @@ class WorkerGroup:
     def end_hung(self, report: Stacks) -> node_events.WorkerFailed | None:
         """Kill the rank for which the others wait, if it is here, and report that as its failure."""
         for tag, worker in self._workers.items():
-            if worker.assignment.rank == report.culprit and worker.exit_code is None and worker.pid and not self._over:
+            if worker.assignment.rank == report.culprit and worker.is_running and worker.pid and not self._over:
                 where = report.report.partition("\n")[0]
                 cause = named_cause("Hang", f"no progress for {report.window:g} s; {where}")
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -253,10 +249,12 @@ class WorkerGroup:
                     self._recovery = Recovery(began=at, detected=self.now())
                 if code != 0:
                     self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
-                    return self._fail(tag, self._exit_incident(tag, worker, code))
+                    return self._fail(tag, self._exit_incident(worker, code))
                 self._read_steps()  # the worker's end may be known before its last report is read
                 told = self._over or self._notice is not None
-                worker.terminated = not told and self.reports.was_terminated(tag)
+                if not told and worker.reported.terminated:
+                    worker.terminated = True
+                    self.reports.note_terminated(tag)
                 if all(other.exit_code == 0 and not other.terminated for other in self._workers.values()):
                     self._drain_streams()
                     left = any(other.leaves for other in self._workers.values())
@@ -339,10 +337,7 @@ class WorkerGroup:
             self._recovery.stopped = self.now()
         self._drain_streams()
         self._tell_saved()
-        alike, records, over = 0, self.reports.recording(), self.reports.ending()
-        if failure is not None:
-            every = self._workers.items()
-            alike = sum(failed_alike(one, failure, records=tag in records, over=tag in over) for tag, one in every)
+        alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self.workers)
         self._workers.clear()
         self.reports.clear()
         return alike
@@ -390,23 +385,13 @@ class WorkerGroup:
         """Return the seconds since the start of the round."""
         return round(self.now() - self.started_at, 6)
 
-    def _exit_incident(self, tag: int, worker: Worker, exit_code: int) -> Incident:
+    def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
         self._read_steps()  # the worker's end may be known before its last report is read
         timer = None if worker.pid is None else self._expired.get(worker.pid)
         killed_for_memory = worker.pid not in self._killed and self.oom.read() > self._oom_kills
         oom = self.oom if killed_for_memory else None
-        records, over = tag in self.reports.recording(), tag in self.reports.ending()
-        return exit_incident(
-            self.info,
-            worker,
-            self._after(),
-            exit_code,
-            timer,
-            oom=oom,
-            records=records,
-            over=over,
-            checkpoint_path=self.config.checkpoint_path,
-        )
+        place = self.config.checkpoint_path
+        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, checkpoint_path=place)
 
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), self._after()
@@ -473,7 +458,7 @@ class WorkerGroup:
         """Fail the round for a worker that reports that an exception has ended its program, and that still lives."""
         self._recovery = self._recovery or Recovery(began=self.now(), detected=self.now())
         self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
-        return self._fail(tag, self._exit_incident(tag, worker, EXCEPTION_EXIT_CODE))
+        return self._fail(tag, self._exit_incident(worker, EXCEPTION_EXIT_CODE))
 
     def _end_for(self, timer: Timer) -> None:
         """Send a process the signal that its expired timer names."""
@@ -488,7 +473,7 @@ class WorkerGroup:
 
     def _fail_stuck(self, watchdog: Watchdog) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that has waited in the kernel for too long, where SIGKILL does not reach it."""
-        living = {worker.pid: tag for tag, worker in self._workers.items() if worker.pid and worker.exit_code is None}
+        living = {worker.pid: tag for tag, worker in self._workers.items() if worker.pid and worker.is_running}
         for pid, seconds in watchdog.stuck(living).items():
             tag = living[pid]
             message = f"has waited in the kernel, in {waits_in(pid) or 'an unknown place'}, for {seconds:.0f} s"
@@ -511,19 +496,18 @@ class WorkerGroup:
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
         self._read_steps()  # a program reports its end before its connections are closed, and its peers fail
-        ended = self.reports.ending() & self.reports.recording()  # without an exception
-        over = [worker for tag, worker in self._workers.items() if tag in ended]
+        over = [one for one in self.workers if one.reported.over and one.reported.records]  # without an exception
         for worker in over:
             worker.over = True
-        return [worker.pid for worker in over if worker.pid is not None and worker.exit_code is None]
+        return [worker.pid for worker in over if worker.pid is not None and worker.is_running]
 
     def _want_cause(self) -> None:
         """From now on, look for a failure here that has its cause in the worker."""
         self._cause_wanted = True
-        living = {tag: worker for tag, worker in self._workers.items() if worker.exit_code is None}
-        self.output.catch_up([worker.streams for worker in living.values()], DRAIN_MAX_SECONDS)
-        recording = self.reports.recording()
-        self._raised = {tag for tag, worker in living.items() if has_raised(worker, records=tag in recording)}
+        living = [worker for worker in self.workers if worker.exit_code is None]
+        self.output.catch_up([worker.streams for worker in living], DRAIN_MAX_SECONDS)
+        for worker in living:
+            worker.raised = has_raised(worker)
 
     def _is_cause(self, tag: int, incident: Incident) -> bool:
         """Return whether a worker that ends during the stop failed by itself, and so caused the failure.
@@ -533,8 +517,8 @@ class WorkerGroup:
         """
         if not self._cause_wanted or incident.exit_code is None or distance_to_cause(incident):
             return False
-        raised = tag in self._raised or self._workers[tag].over
-        own = incident.pid not in self._killed if incident.exit_code < 0 else raised
+        worker = self._workers[tag]
+        own = incident.pid not in self._killed if incident.exit_code < 0 else worker.raised or worker.over
         self._cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
         return not self._cause_wanted
 
