@@ -93,7 +93,7 @@ if __name__ == "__main__":
 """
 
 PROCESSES = """
-from elastic_core.api.multiprocessing import Std, start_processes
+from elastic_torchrun.multiprocessing import Std, start_processes
 
 def add(a, b=1):
     if a == 3:
@@ -412,7 +412,7 @@ def test_what_cannot_be_meant_is_refused_in_words(tmp_path: Path, script: str, s
         "import elastic_core as elastic\n"
         "from elastic_core.api.agent import LocalElasticAgent, WorkerSpec\n"
         "from elastic_core.api.launch import LaunchConfig, elastic_launch\n"
-        "from elastic_core.api.multiprocessing import Std, start_processes\n"
+        "from elastic_torchrun.multiprocessing import Std, start_processes\n"
         f"class Odd:\n    __reduce__ = lambda self: (int, ('x',))\n{script}\n"
     )
     done = python("script.py", folder=tmp_path)

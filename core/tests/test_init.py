@@ -21,11 +21,13 @@ def test_every_public_name_is_there_and_every_lazy_one_is_public() -> None:
     assert dir(elastic_core) == sorted([*elastic_core.__all__, *elastic_core._SUBMODULES, *libraries])
 
 
-@pytest.mark.parametrize(("name", "module"), elastic_core._SUBMODULES.items())
+@pytest.mark.parametrize(
+    ("name", "module"), [item for item in elastic_core._SUBMODULES.items() if item[1].startswith("elastic_core.")]
+)
 def test_a_submodule_is_reached_by_attribute(name: str, module: str) -> None:
     script = f"import elastic_core as elastic; print(elastic.{name}.__name__)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said == f"elastic_core.{module}\n"
+    assert said == f"{module}\n"
 
 
 def test_a_public_name_is_the_thing_itself() -> None:

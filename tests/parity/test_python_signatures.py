@@ -18,7 +18,8 @@ import torch.distributed.elastic.multiprocessing as torchs_multiprocessing
 import torch.distributed.launcher.api as torchs_launcher
 from stage import free_port
 
-from elastic_core.api import agent, launch, multiprocessing
+from elastic_core.api import agent, launch
+from elastic_torchrun import multiprocessing
 
 LAUNCHES = """
 import dataclasses

@@ -108,12 +108,12 @@ _HOME = {
 }  # the module of each public name
 
 _SUBMODULES = {
-    "agent": "agent",
-    "errors": "errors",
-    "hookspecs": "hookspecs",
-    "launch": "api.launch",
-    "multiprocessing": "api.multiprocessing",
-    "rendezvous": "rendezvous",
+    "agent": "elastic_core.agent",
+    "errors": "elastic_core.errors",
+    "hookspecs": "elastic_core.hookspecs",
+    "launch": "elastic_core.api.launch",
+    "multiprocessing": "elastic_torchrun.multiprocessing",
+    "rendezvous": "elastic_core.rendezvous",
 }  # the modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``
 _OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")
 """Names that need an installed library (``worker.library``), and are not in ``__all__``, so that ``import *`` works."""
@@ -123,7 +123,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _SUBMODULES:
-        return import_module(f"{__name__}.{_SUBMODULES[name]}")
+        return import_module(f"{__name__}.worker.library").import_for(name, _SUBMODULES[name])
     if name in _OF_LIBRARY:
         return getattr(import_module(f"{__name__}.worker.library"), name)
     if name not in _HOME:

@@ -12,7 +12,6 @@ import pytest
 from elastic_core.api.agent import LocalElasticAgent, WorkerSpec
 from elastic_core.api.launch import elastic_launch
 from elastic_core.api.launch_config import LaunchConfig, configure
-from elastic_core.api.multiprocessing import start_processes
 from elastic_core.cli.options import FLAGS
 from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS
 from elastic_core.errors import UsageError
@@ -150,15 +149,6 @@ def job(**given: Any) -> Any:
         (
             lambda: elastic_launch(untyped({}), print)(),
             "The configuration is of the type builtins.dict,",
-        ),
-        (
-            lambda: start_processes("p", untyped(5), {0: ()}, {0: {}}),
-            "The entrypoint 5 is neither a function nor a command.",
-        ),
-        (lambda: start_processes("p", "true", untyped([()]), {0: {}}), "p: args is of the type list"),
-        (
-            lambda: start_processes("p", "true", {0: ()}, untyped(None)),
-            "p: envs is of the type NoneType",
         ),
     ],
 )

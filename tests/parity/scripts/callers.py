@@ -156,7 +156,7 @@ def processes() -> dict[str, Any]:
     """``start_processes``, with functions and commands."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-    api = module("torch.distributed.elastic.multiprocessing", "elastic_core.api.multiprocessing")
+    api = module("torch.distributed.elastic.multiprocessing", "elastic_torchrun.multiprocessing")
     std: Any = api.Std
 
     def start(entrypoint: Any, *args: tuple[Any, ...], filters: list[str] | None = None, **logs: Any) -> Any:

@@ -99,11 +99,12 @@ def find_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str, told:
         told: What it has reported; None where nothing can be.
     """
     told = told or Reported()
-    if _ends(error_file.get(MEMBER), exit_code, told.over) and (recorded := recorded_cause(error_file, stderr)) is not None:
+    explains = _ends(error_file.get(MEMBER), exit_code, told.over)
+    if explains and (recorded := recorded_cause(error_file, stderr)) is not None:
         return recorded
     if exit_code < 0:
         return _of_signal(exit_code, stderr)
-    if not told.records or not told.over:  # no Python; or Python that was replaced by another program, or ended by native code
+    if not told.records or not told.over:  # no Python, or a process that Python did not end
         return printed_cause(stderr)
     # ``raise SystemExit("the reason")``, whose text the interpreter prints last.
     spoken = exit_code == EXCEPTION_EXIT_CODE and printed_exception(stderr, within=0) is None
@@ -130,21 +131,19 @@ def printed_cause(stderr: str) -> Cause:
         return Cause(text=_last_line(stderr), detail=detail)
     name, lines, frames = printed
     raised = _Raised(name, lines.partition(": ")[2], tuple(frames), group=False)
-    where = innermost(frames)
     return Cause(
         message=headline(lines),
         exception=name,
         follows_peer=raised.is_peer_loss,
         text=lines[:TEXT_MAX_CHARACTERS],
         detail=detail,
-        where="" if where is None else str(where),
+        where=_where(frames),
     )
 
 
 def _of_signal(exit_code: int, stderr: str) -> Cause:
     """Return the cause of a process that a signal has ended: what native code and faulthandler wrote before."""
     frames = crashed_thread(stderr)
-    where = innermost(frames) if frames is not None else None
     aborted, crash = exit_code == -signal.SIGABRT, ""
     message = last_abort_line(stderr) if aborted else ""
     if frames is not None:  # of all stacks, that of the thread that crashed comes last
@@ -161,7 +160,7 @@ def _of_signal(exit_code: int, stderr: str) -> Cause:
         follows_peer=aborted and is_peer_loss(text),
         text=text,
         detail=stderr[-DETAIL_MAX_CHARACTERS:],
-        where="" if where is None else str(where),
+        where=_where(frames or ()),
     )
 
 
@@ -181,14 +180,13 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
     if not raised:  # of torch's @record alone, or of an exit on purpose
         text = said if not isinstance(member, dict) else str(member.get("text", ""))
         name = "" if isinstance(member, dict) else _leading_name(said)
-        where = innermost(parse_frames(callstack) if stack is None else stack)
         return Cause(
             message=headline(text),
             exception=name,
             follows_peer=is_peer_loss(text, callstack),
             text=text[:TEXT_MAX_CHARACTERS],
             detail=detail,
-            where="" if where is None else str(where),
+            where=_where(parse_frames(callstack) if stack is None else stack),
         )
     first = raised[0]
     frames: Sequence[Frame] = first.frames
@@ -210,15 +208,14 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
         message = f"{message[:ROOT_MAX_CHARACTERS]} (after {headline(raised[-1].line)[:ROOT_MAX_CHARACTERS]})"
     if isinstance(member, dict) and (own := member.get("text")) and isinstance(own, str):
         message = headline(own)  # ``sys.exit("the reason")`` while the exception was handled
-    every = [frames, *(one.frames for one in raised)]
-    where = next((found for found in map(_users, every) if found is not None), None) or innermost(first.frames)
+    of_user = (each for each in (frames, *(one.frames for one in raised)) if any(not one.is_library for one in each))
     return Cause(
         message=message[:MESSAGE_MAX_CHARACTERS],
         exception=exception,
         follows_peer=any(one.is_peer_loss for one in raised),
         text="\n".join(one.line for one in raised)[:TEXT_MAX_CHARACTERS],
         detail=detail,
-        where="" if where is None else str(where),
+        where=_where(next(of_user, first.frames)),
         paths=paths,
     )
 
@@ -299,6 +296,5 @@ def _leading_name(text: str) -> str:
     return name if colon and re.fullmatch(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*", name) else ""
 
 
-def _users(frames: Iterable[Frame]) -> Frame | None:
-    own = [frame for frame in frames if not frame.is_library]
-    return own[-1] if own else None
+def _where(frames: Sequence[Frame]) -> str:
+    return "" if (found := innermost(frames)) is None else str(found)

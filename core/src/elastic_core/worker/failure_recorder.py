@@ -12,8 +12,9 @@ handled. An exception that ends another thread is recorded too, but ends nothing
 A program that handles SIGTERM may save, and exit with 0, as if it had finished. So the report of its end says whether
 that was just before: its handler is called by one that notes the time, and that the program does not see.
 
-``forkserver/startup`` executes this file by its path, before the program's own modules: what it imports stays in the
-process, so it imports nothing but what is loaded anyway, ``threading``, and more only once the program has failed.
+A fresh worker executes this file before its program, by the file's path (``forkserver/startup``). Every module that is
+imported here would stay in the worker. So only modules that the interpreter has loaded by itself, and ``threading``,
+are imported at first; the others once the program has failed.
 """
 
 import atexit
@@ -24,11 +25,10 @@ import time
 
 TYPE_CHECKING = False  # typing's: see the last paragraph above
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
+    from traceback import StackSummary
     from types import FrameType, TracebackType
-    from typing import Any, NoReturn, TypeAlias
-
-    Call: TypeAlias = tuple[str, int, str]  # file, line, function
+    from typing import Any, NoReturn
 
 ERROR_FILE, CONTROL = "TORCHELASTIC_ERROR_FILE", "ELASTIC_CONTROL_FD"  # variables
 RECORDING, FAILED, OVER = b'{"type": "recording"}', b'{"type": "failed"}', b'{"type": "over"}'  # ``channel`` has more
@@ -121,13 +121,13 @@ class FailureRecorder:
             code = status & 0xFF if isinstance(status, int) else 1 if status is not None else 0
             if code and self._is_mine and thread() == self._thread:
                 text = "" if isinstance(status, int) else _text(status)
-                self._write(EXIT, sys.exc_info()[1], code=code, text=text, stack=_stack(sys._getframe(1)))
+                self._write(EXIT, sys.exc_info()[1], code=code, text=text, frame=sys._getframe(1))
             raise SystemExit(status)
 
         def _exit(status: int) -> "NoReturn":
             """Exit to the system with specified status, without normal exit processing."""
             if status and self._is_mine and not self._record_main(getattr(sys, "last_value", None)):
-                self._write(EXIT, sys.exc_info()[1], code=status, stack=_stack(sys._getframe(1)))
+                self._write(EXIT, sys.exc_info()[1], code=status, frame=sys._getframe(1))
             if not status and self._is_mine:
                 self._report(TERMINATED if _Noting.just_now() else OVER)
             leave(status)
@@ -219,17 +219,20 @@ class FailureRecorder:
         except OSError:
             return
 
-    def _write(self, how: str, error: object, *, code: int = 0, text: str = "", stack: "Sequence[Call]" = ()) -> None:
-        """Write the error file. Nothing that goes wrong here may hide the failure."""
+    def _write(
+        self, how: str, error: object, *, code: int = 0, text: str = "", frame: "FrameType | None" = None
+    ) -> None:
+        """Write the error file; ``frame`` is the caller of an exit. Nothing that fails here may hide the failure."""
         try:
             if self._path:
                 if how != THREAD:
                     _free_descriptor()
                 import json
+                import traceback
 
                 raised = error if isinstance(error, BaseException) else None
                 data = _record(how, raised, code, text, _read(self._path))
-                data[MEMBER].setdefault("frames", _with_source(stack))
+                data[MEMBER].setdefault("frames", _rows(traceback.extract_stack(frame, MOST_FRAMES)) if frame else [])
                 scratch = f"{self._path}.{self._process}"
                 with open(scratch, "w", encoding="utf-8") as file:
                     json.dump(data, file)
@@ -349,27 +352,17 @@ def _members(error: BaseException) -> "tuple[object, ...] | None":
 
 
 def _describe(error: BaseException) -> "dict[str, Any]":
-    calls = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in _frames(error)]
-    frames = _with_source(calls[-MOST_FRAMES:])
+    import traceback
+
+    frames = _rows(traceback.extract_tb(error.__traceback__, -MOST_FRAMES))
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 0, "<module>", (error.text or "").strip()[:200]])
     text, group = _text(error)[:MOST_CHARACTERS], _members(error) is not None
     return {"type": _name(type(error)), "text": text, "frames": frames, "group": group}
 
 
-def _stack(frame: "FrameType | None") -> "list[Call]":
-    """Return the calls that led to a frame, outermost first; a frame itself would keep objects of the program alive."""
-    calls: list[Call] = []
-    while frame is not None and len(calls) < MOST_FRAMES:
-        calls.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return calls
-
-
-def _with_source(calls: "Iterable[Call]") -> "list[list[object]]":
-    import linecache
-
-    return [[file, line, name, linecache.getline(file, line).strip()[:200]] for file, line, name in calls]
+def _rows(stack: "StackSummary") -> "list[list[object]]":
+    return [[call.filename, call.lineno or 0, call.name, (call.line or "")[:200]] for call in stack]
 
 
 def _free_descriptor() -> None:
@@ -381,24 +374,18 @@ def _free_descriptor() -> None:
             os.close(0)
 
 
-def _frames(error: BaseException) -> "Iterator[tuple[FrameType, int]]":
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
-
-
 def _paths(chain: "list[BaseException]", texts: "list[str]") -> "list[str]":
     """Return the paths that these exceptions name, or that the library functions hold which have raised them.
 
     The variables of the program's own functions are left out: they name files that the failure has nothing to do with.
     """
     import re
+    import traceback
 
     found: dict[str, None] = {}
     for error, text in zip(chain, texts):  # noqa: B905  (of one length)
         values = [getattr(error, "filename", None), getattr(error, "filename2", None)]
-        for frame, _ in reversed(list(_frames(error))):
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
             if not _is_library(frame.f_code.co_filename):
                 break
             values += frame.f_locals.values()

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from elastic_core.errors import did_you_mean
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from elastic_core.plugins.manager import Plugins
 
     ElasticDistributedSampler: Any
@@ -75,12 +77,22 @@ def from_elastic_torch(name: str) -> Any:
     Raises:
         ImportError: It is not installed, or torch is not.
     """
+    return getattr(import_for(name, "elastic_torch"), name)
+
+
+def import_for(name: str, module: str) -> ModuleType:
+    """Return the module of another distribution that ``elastic_core``'s attribute ``name`` needs.
+
+    Raises:
+        ImportError: It is not installed, or cannot be imported.
+    """
     try:
-        library = import_module("elastic_torch")
+        return import_module(module)
     except ModuleNotFoundError as exc:
-        if exc.name != "elastic_torch":
+        package = module.partition(".")[0]
+        if exc.name != package:
             raise
+        distribution = package.replace("_", "-")
         raise ImportError(
-            f"elastic.{name} needs elastic-torch, which is not installed here. Install that distribution."
+            f"elastic.{name} needs {distribution}, which is not installed here. Install that distribution."
         ) from None
-    return getattr(library, name)

@@ -10,12 +10,13 @@ import sys
 import threading
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from elastic_core.api.multiprocessing import PContext, start_processes
 from elastic_core.config.run import Stream
 from elastic_core.errors import ElasticError, UsageError
+from elastic_torchrun.multiprocessing import PContext, start_processes
 
 ENDS_WHEN_TOLD = """
 import signal, sys
@@ -36,7 +37,7 @@ DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 WAITS = "import signal; signal.pause()"
 STARTER = f"""
 import signal, sys
-from elastic_core.api.multiprocessing import start_processes
+from elastic_torchrun.multiprocessing import start_processes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 context = start_processes("p", sys.executable, {{0: ("-c", {WAITS!r})}}, {{0: {{}}}})
 context.pids()
@@ -152,3 +153,19 @@ def test_nothing_is_left_of_a_starter_that_a_signal_has_ended(tmp_path: Path, si
         assert starter.stdout.read() == ""  # until the last process that could write there is gone
     assert starter.returncode == -signum
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "envs", "message"),
+    [
+        (5, {0: ()}, {0: {}}, "The entrypoint 5 is neither a function nor a command."),
+        ("true", [()], {0: {}}, "p: args is of the type list"),
+        ("true", {0: ()}, None, "p: envs is of the type NoneType"),
+    ],
+)
+def test_malformed_arguments_are_refused_before_anything_starts(
+    entrypoint: Any, args: Any, envs: Any, message: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        start_processes("p", entrypoint, args, envs)
+    assert refused.value.message.startswith(message)
