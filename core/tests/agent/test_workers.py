@@ -885,6 +885,15 @@ def test_a_worker_that_floods_its_channel_keeps_the_agent_from_nothing(node: Nod
             Event("workers_signalled", "sent SIGKILL to 7", Level.INFO, {"signal": "SIGKILL", "pids": "7"}),
         ),
         (
+            Signalled(9, (7, 8), ("sh", "rclone")),
+            Event(
+                "workers_signalled",
+                "sent SIGKILL to 7 (sh), 8 (rclone), which the workers had started",
+                Level.INFO,
+                {"signal": "SIGKILL", "pids": "7 (sh), 8 (rclone)"},
+            ),
+        ),
+        (
             Stuck(7, "python", "nfs_wait"),
             Event(
                 "worker_stuck",

@@ -11,12 +11,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from wardens import PATIENCE, Listener, gone
+from wardens import PATIENCE, Listener, gone, wait_until
 
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import REQUESTS_TO_END, become_subreaper, subreaping
@@ -380,9 +382,8 @@ def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> 
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(StopCompleted)
     gone(helper)
-    killed = listener.all_of(Signalled)[-1]
-    assert killed.signum == signal.SIGKILL
-    assert helper in killed.pids, "and perhaps the process between, which may just be about to exit"
+    [told] = [event for event in listener.all_of(Signalled) if helper in event.pids]
+    assert (told.signum, told.names[told.pids.index(helper)]) == (signal.SIGTERM, "sleep")
 
 
 def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(listener: Programs) -> None:
@@ -395,6 +396,107 @@ def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(lis
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(StopCompleted)
     gone(helper)
+
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    fifo = open(sys.argv[1])  # opens once somebody writes
+    print(fifo.read(), flush=True)
+    os._exit(0)
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, save if sys.argv[2] == "saves" else signal.SIG_IGN)
+    print(os.getpid(), flush=True)
+    os.write(writing, b".")
+    while True:
+        time.sleep(0.01)
+os.read(reading, 1)
+"""
+"""Leaves a helper in a session of its own that on SIGTERM prints what comes out of a FIFO, or ignores it."""
+
+
+@pytest.fixture(name="fifo")
+def make_fifo(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+def test_a_helper_gets_sigterm_and_saves_beside_the_next_round(listener: Programs, fifo: Path) -> None:
+    reading, writing = os.pipe()
+    listener.end(listener.spawn(*PYTHON, SAVES, str(fifo), "saves", stdout=writing))
+    os.close(writing)
+    with open(reading) as output:
+        helper = int(output.readline())
+        listener.warden.stop(grace=HUNDRED_YEARS)
+        listener.wait(StopCompleted)
+        assert listener.end(listener.spawn("true")).returncode == 0
+        fifo.write_text("saved")
+        assert output.readline() == "saved\n"
+    gone(helper)
+
+
+@pytest.mark.parametrize("end", ["the deadline", "a stop without grace", "the fence", "the end of the agent"])
+def test_a_helper_that_ignores_sigterm_is_killed(listener: Programs, fifo: Path, end: str) -> None:
+    reading, writing = os.pipe()
+    listener.end(listener.spawn(*PYTHON, SAVES, str(fifo), "ignores", stdout=writing))
+    os.close(writing)
+    with open(reading) as output:
+        helper = int(output.readline())
+    listener.warden.stop(grace=0.2 if end == "the deadline" else HUNDRED_YEARS)
+    listener.wait(StopCompleted)
+    if end == "a stop without grace":
+        listener.warden.stop(grace=0)
+    elif end == "the fence":
+        listener.warden.fence(0)
+    elif end == "the end of the agent":
+        listener.warden.close(PATIENCE)
+    gone(helper)
+
+
+def gone_from_memory(name: str) -> bool:
+    return not Path("/dev/shm", name).exists()
+
+
+def test_a_tracker_of_shared_memory_removes_that_of_a_killed_worker(listener: Programs) -> None:
+    share = (
+        "import os, signal, sys; from multiprocessing import resource_tracker, shared_memory\n"
+        "segment = shared_memory.SharedMemory(create=True, size=8)\n"
+        "pid = resource_tracker._resource_tracker._pid\n"
+        "while b'tracker' not in open(f'/proc/{pid}/cmdline', 'rb').read(): pass\n"
+        "print(segment.name, flush=True); signal.pause()"
+    )
+    for _ in range(5):
+        since = len(listener.heard)
+        reading, writing = os.pipe()
+        tag = listener.spawn(sys.executable, "-c", share, stdout=writing)
+        os.close(writing)
+        with open(reading) as output:
+            name = output.readline().strip()
+        os.kill(listener.wait(Spawned, since=since).pid, signal.SIGKILL)
+        listener.end(tag)
+        listener.warden.stop(grace=HUNDRED_YEARS)
+        listener.wait(StopCompleted, since=since)
+        assert wait_until(partial(gone_from_memory, name))
+
+
+def test_what_successful_workers_have_left_has_a_while_to_end(listener: Programs, fifo: Path) -> None:
+    reading, writing = os.pipe()
+    listener.end(listener.spawn("sh", "-c", 'echo started; (cat "$0") & exit 0', str(fifo), stdout=writing))
+    os.close(writing)
+    with open(reading) as output:
+        assert output.readline() == "started\n"
+        threading.Thread(target=fifo.write_text, args=("sent",)).start()
+        listener.warden.finish(HUNDRED_YEARS)
+        assert output.readline() == "sent"
+
+
+def test_what_successful_workers_have_left_for_ever_is_named_and_killed(listener: Programs) -> None:
+    listener.end(listener.spawn("sh", "-c", "trap '' TERM; sleep 1000 & exit 0"))
+    events = listener.warden.finish(0.5)
+    signals = [event for event in events if isinstance(event, Signalled)]
+    assert [(event.signum, event.names) for event in signals] == [(15, ("sleep",)), (9, ("sleep",))]
 
 
 def test_a_shell_workers_child_does_not_outlive_it(listener: Programs) -> None:

@@ -38,7 +38,7 @@ GROWN = {
         (SPAWNED, Spawned(3, 40, warm=True, unlearned=2)),
         ({"event": "spawn_failed", "tag": 1, "error": "no such file"}, SpawnFailed(1, "no such file")),
         ({"event": "exited", "tag": 1, "pid": 40, "returncode": -9, "at": 2.0}, Exited(1, 40, -9, 2.0)),
-        ({"event": "signalled", "signum": 15, "pids": [40, 41]}, Signalled(15, (40, 41))),
+        ({"event": "signalled", "signum": 15, "pids": [40], "names": ["sh"]}, Signalled(15, (40,), ("sh",))),
         ({"event": "fenced"}, Fenced()),
         ({"event": "warden_signalled", "signum": 15}, WardenSignalled(15)),
         (GROWN, ForkServerGrown(9, 1.5, ("json",), 1, {"a": "b"})),

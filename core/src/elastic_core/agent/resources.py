@@ -45,6 +45,7 @@ from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
 
+HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
 WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes after the second signal
 
 
@@ -159,6 +160,12 @@ def stop_workers(
         return early
     group.stop(config.shutdown_timeout, signum=signal.SIGTERM if received is None else received)
     return None
+
+
+def finish_helpers(resources: Resources) -> None:
+    """Give what the workers have left running some seconds to end, after all workers have succeeded; blocks."""
+    for event in resources.warden.finish(min(HELPERS_MAX_SECONDS, resources.config.shutdown_timeout)):
+        resources.group.handle(event)  # it names what was killed
 
 
 def kill_workers(resources: Resources, now: float) -> None:

@@ -16,7 +16,7 @@ from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, O
 from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
-from elastic_core.agent.resources import Resources, handle_warden_death, stop_workers
+from elastic_core.agent.resources import Resources, finish_helpers, handle_warden_death, stop_workers
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.shutdown import Departure, settle_exit
 from elastic_core.agent.start_gate import StartAnswer, StartDue
@@ -113,6 +113,8 @@ class Supervisor:
         while self._exit is None:
             for event in self._loop.take():
                 self._handle(event)
+        if self.closed is not None and self.closed.success:
+            finish_helpers(self._resources)
         ending = self._conclude(self._exit)
         return replace(ending, recorded=self._group.error_record(ending.incident))
 

@@ -267,13 +267,17 @@ class WorkerGroup:
                 self._recovery = self._recovery or Recovery(began=worker.ended_at, detected=self.now())
                 after = round(worker.ended_at - self.started_at, 6)
                 return self._fail(tag, worker_incident(self.info, worker, after, cause=Cause(), exit_code=0))
-            case messages.Signalled(signum, pids):
+            case messages.Signalled(signum, pids, names):
                 self._killed.update(pids if signum == signal.SIGKILL else ())
                 for worker in self._workers.values():
                     worker.told_to_end |= worker.pid in pids
-                name, who = signal_name(signum), ", ".join(map(str, pids))
+                name, named = signal_name(signum), itertools.zip_longest(pids, names)
+                who = ", ".join(f"{pid} ({program})" if program else str(pid) for pid, program in named)
                 level = Level.DEBUG if signum == signal.SIGTERM else Level.INFO
-                self.publish(Event("workers_signalled", f"sent {name} to {who}", level, {"signal": name, "pids": who}))
+                own = not names or any(worker.pid in pids for worker in self.workers)
+                started = "" if own else ", which the workers had started"
+                fields = {"signal": name, "pids": who}
+                self.publish(Event("workers_signalled", f"sent {name} to {who}{started}", level, fields))
             case WatchdogEvent.TIMERS_DUE if self.watchdog is not None:
                 for timer in self.watchdog.take_expired():
                     self._end_for(timer)

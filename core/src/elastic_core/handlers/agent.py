@@ -24,6 +24,7 @@ from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import (
     Resources,
+    finish_helpers,
     handle_warden_death,
     kill_workers,
     leave_signals,
@@ -182,6 +183,8 @@ class HandlerAgent:
             for event in self._loop.take():
                 self._handle(event)
         assert self._ending is not None
+        if self._ending.exit_code == 0:
+            finish_helpers(self._resources)
         return replace(self._ending, recorded=self._group.error_record(self._ending.incident))
 
     def leaves_others(self) -> bool:

@@ -1,7 +1,7 @@
 """The agent's side of the warden: starts it, sends requests, receives events. ``process.py`` is the process itself.
 
-Nothing here blocks but :meth:`Warden.close`; all of it is called from one thread. A launch waits for the imports of
-this module, so ``messages``, which only events need, is imported when the first of them comes.
+Nothing here blocks but :meth:`Warden.finish` and :meth:`Warden.close`; all of it is called from one thread. A launch
+waits for the imports of this module, so ``messages``, which only events need, is imported when the first of them comes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -182,17 +183,34 @@ class Warden:
         """Kill a service, and the group that it leads."""
         self._send({"do": "end_service", "tag": tag})
 
-    def stop(self, *, grace: float, signum: int = signal.SIGTERM, ending: Collection[int] = ()) -> None:
+    def stop(
+        self, *, grace: float, signum: int = signal.SIGTERM, ending: Collection[int] = (), patient: bool = False
+    ) -> None:
         """Stop all: ``signum`` to the workers' process groups, SIGKILL to whatever is left after ``grace`` seconds.
 
         The workers ``ending`` get no ``signum``: their programs have ended, and their exit codes are of interest.
         SIGTERM follows another ``signum`` in the last fifth of the grace, at most 5 s before its end.
-        Processes that outlive the last worker are killed at once, except services. One StopCompleted answers all stops
-        under way, of which the earliest deadline holds.
+        Processes that outlive the last worker are killed at once, except services; those in sessions of their own get
+        SIGTERM and the rest of the grace, for which the answer does not wait. With ``patient`` all have the grace, and
+        the answer waits. One StopCompleted answers all stops under way, of which the earliest deadline holds.
         """
         self._stops += 1
         self._unanswered = self._stops
-        self._send({"do": "stop", "signum": int(signum), "grace": grace, "serial": self._stops, "ending": [*ending]})
+        request: Message = {"signum": int(signum), "grace": grace, "ending": [*ending], "patient": patient}
+        self._send({"do": "stop", "serial": self._stops, **request})
+
+    def finish(self, seconds: float) -> list[WardenEvent]:
+        """Let the processes that the workers have left run for ``seconds`` at most; block, and return the events."""
+        from elastic_core.warden.messages import StopCompleted  # see the top
+
+        self.stop(grace=seconds, signum=0, patient=True)
+        events, deadline = [], time.monotonic() + seconds + CLOSING
+        while not self._died and (left := deadline - time.monotonic()) > 0:
+            select.select([self], [], [], left)
+            events += self.receive()
+            if any(isinstance(event, StopCompleted) and self.is_over(event) for event in events):
+                break
+        return events
 
     def fence(self, seconds: float | None) -> None:
         """Kill all workers ``seconds`` from now, unless called again before; Fenced will come. None: never."""

@@ -129,8 +129,8 @@ def descendants(root: int, without: Collection[int] = ()) -> list[Process]:
     return found
 
 
-def kill(process: Process) -> bool:
-    """Send SIGKILL to exactly this process and to none that has its number now; whether it was there to receive it.
+def kill(process: Process, signum: int = signal.SIGKILL) -> bool:
+    """Send a signal to exactly this process and to none that has its number now; whether it was there to receive it.
 
     Raises:
         OSError: No descriptor is left, not even a spare one, to look at the process.
@@ -142,9 +142,9 @@ def kill(process: Process) -> bool:
         if (stat := _stat(pid)) is None or stat[1:] != (start, True):
             return False
         if pidfd is not None:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, signum)
         else:
-            os.kill(pid, signal.SIGKILL)  # verified a moment ago, which is the best that is left
+            os.kill(pid, signum)  # verified a moment ago, which is the best that is left
     except (ProcessLookupError, PermissionError):
         return False
     finally:
@@ -168,6 +168,19 @@ def signal_group(leader: int, signum: int) -> None:
 def name_of(pid: int) -> str:
     """Return the short name of a process, or ''."""
     return _read(pid, "comm").strip()
+
+
+def session_of(pid: int) -> int:
+    """Return the session of a process; 0 of one that is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def command_of(pid: int) -> str:
+    """Return the beginning of the command line of a process, its arguments separated by spaces, or ''."""
+    return _read(pid, "cmdline").replace("\0", " ")
 
 
 def waits_in(pid: int) -> str:

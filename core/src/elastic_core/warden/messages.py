@@ -55,10 +55,11 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """One step of a stop: the workers whose process groups got a signal, or every process that got SIGKILL."""
+    """One step of a stop: the workers whose process groups got a signal, or the single processes that got one."""
 
     signum: int
     pids: tuple[int, ...]
+    names: tuple[str, ...] = ()  # of these processes, where they are no workers or are killed
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from signal import SIGKILL
 
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.fork_server import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, ForkServerClient
+from elastic_core.warden.helpers import Helpers
 from elastic_core.warden.linux import (
     REQUESTS_TO_END,
     Process,
@@ -32,6 +33,7 @@ from elastic_core.warden.linux import (
     kill,
     name_of,
     open_standard_streams,
+    session_of,
     signal_group,
     waits_in,
 )
@@ -52,6 +54,8 @@ class WardenProcess:
         self._fork_server = ForkServerClient(self._send_event)
         self._childless = True
         self._stopping: StopInProgress | None = None
+        self._helpers = Helpers()
+        self._ended: set[int] = set()  # the children that have ended since the last stop was completed
         self._fence_at = math.inf
         self._fences = 0
         self._directories: list[str] = []
@@ -96,6 +100,7 @@ class WardenProcess:
             if child.pipe is not None:
                 poll.register(child.pipe, select.POLLIN)
         deadlines = [self._fence_at, self._fork_server.next_deadline(), *map(self._fork_deadline, self._unforked())]
+        deadlines.append(self._helpers.next_deadline(time.monotonic()))
         if self._stopping:
             deadlines.append(self._stopping.next_deadline())
         seconds = min(max(0.0, min(deadlines) - time.monotonic()), POLL_MAX_SECONDS)
@@ -113,7 +118,7 @@ class WardenProcess:
             case "stop":
                 self._reap()  # a worker that has ended before is not among those that get a signal
                 stop = self._stop(message["signum"], message["grace"], ending=message["ending"])
-                stop.serial = message["serial"]
+                stop.serial, stop.patient = message["serial"], message["patient"]
             case "fence":
                 seconds = message["seconds"]
                 self._fence_at = math.inf if seconds is None else time.monotonic() + seconds
@@ -261,14 +266,24 @@ class WardenProcess:
                 child.close_pipe()
                 self._handle_failed_start(child, "the preloaded process does not answer")
         self._reap()
+        now = time.monotonic()  # the fence's stop has begun since
+        if expired := self._helpers.take_expired(now):
+            self._kill_expired(expired)
         stop = self._stopping
         if stop is None:
             return
         if now >= stop.sigterm_at and stop.is_sigterm_due():
             stop.signum = signal.SIGTERM
             self._signal_workers(self._workers(), signal.SIGTERM)
+            if stop.patient:
+                self._signal(self._find_killable(), signal.SIGTERM)
+        if stop.killed is None and now < stop.deadline and not (stop.patient or self._workers() or self._unforked()):
+            helpers = self._helpers.admit(self._find_killable(), self._ended, now, stop.deadline)
+            self._signal(helpers, signal.SIGTERM)
+            stop.killed = {}
         if not self._has_workers_left():
             self._stopping = None
+            self._ended.clear()
             if stop.fenced:
                 self._send_event("fenced")
             if stop.serial is not None:
@@ -276,7 +291,7 @@ class WardenProcess:
             if self._channel.closed:  # only services are left; the next stop finds the processes that they have started
                 for pid in self._services():
                     signal_group(pid, SIGKILL)
-        elif stop.killed is not None or not (self._workers() or self._unforked()) or now >= stop.deadline:
+        elif stop.killed is not None or now >= stop.deadline:
             self._kill_all(stop, now)
 
     def _reap(self) -> None:
@@ -293,6 +308,7 @@ class WardenProcess:
             for child in self._starting[:]:  # a forked worker may have died before its pid was read
                 self._read_start(child)
             if pid in self._children:
+                self._ended.add(pid)
                 self._report_end(self._children.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _report_end(self, child: Child, returncode: int) -> None:
@@ -312,16 +328,20 @@ class WardenProcess:
         return {pid for pid, child in self._children.items() if child.kind is not Kind.WORKER}
 
     def _has_workers_left(self) -> bool:
-        """Return whether any descendant is left besides services and their descendants.
+        """Return whether any descendant is left besides services, helpers and their descendants.
 
         Every descendant has an ancestor among our children, since a subreaper inherits them all.
         """
         if self._workers() or any(child.kind is Kind.WORKER for child in self._unforked()):
             return True
-        return not self._childless and not self._services().issuperset(children())
+        others = [] if self._childless else [pid for pid in children() if pid not in self._services()]
+        now = time.monotonic()
+        return not all(self._helpers.outlives_stop(pid, now) for pid in others)
 
     def _stop(self, signum: int, grace: float, *, fenced: bool = False, ending: Sequence[int] = ()) -> StopInProgress:
         """Begin a stop: signal every worker's group; kill what is left at the deadline or after the last worker.
+
+        Helpers live on until the deadline (``helpers``). With a ``grace`` of 0 all processes are killed.
 
         The workers ``ending`` end by themselves, and are only killed.
 
@@ -329,6 +349,8 @@ class WardenProcess:
         saving its state.
         """
         now = time.monotonic()
+        if grace == 0:
+            self._helpers.clear()
         if self._stopping is None:
             self._stopping = StopInProgress(signum, grace, now, fenced)
             for child in self._fork_server.drop_waiting_workers():
@@ -344,16 +366,27 @@ class WardenProcess:
             signal_group(pid, signum)
             signal_group(pid, signal.SIGCONT)  # a stopped process handles nothing
         if workers:
-            self._send_event("signalled", signum=signum, pids=workers)
+            self._send_event("signalled", signum=signum, pids=workers, names=[])
+
+    def _signal(self, processes: list[Process], signum: int) -> None:
+        names = {pid: name_of(pid) for pid, _ in processes}
+        if pids := [process[0] for process in processes if kill(process, signum)]:
+            self._send_event("signalled", signum=int(signum), pids=pids, names=[names[pid] for pid in pids])
+
+    def _kill_expired(self, numbers: set[int]) -> None:
+        """Send SIGKILL to these processes, and to all of these sessions, until no new one is found."""
+        killed: list[Process] = []
+        while fresh := [process for process in self._find_killable(numbers) if process not in killed]:
+            self._signal(fresh, SIGKILL)
+            killed += fresh
 
     def _kill_all(self, stop: StopInProgress, now: float) -> None:
         """Send SIGKILL to every descendant, until no new one is found. Each death leads to a new search."""
         alive = self._find_killable()
         stop.killed = stop.killed or {}
         while fresh := [process for process in alive if process not in stop.killed]:
-            pids = [process[0] for process in fresh if kill(process)]
+            self._signal(fresh, SIGKILL)
             stop.killed.update(dict.fromkeys(fresh, now))
-            self._send_event("signalled", signum=int(SIGKILL), pids=pids)
             for pid in self._workers():  # at once, so that its group cannot fork faster
                 signal_group(pid, SIGKILL)
             alive = self._find_killable()
@@ -362,8 +395,8 @@ class WardenProcess:
         for pid, _ in stop.take_stuck(now):
             self._send_event("stuck", pid=pid, name=name_of(pid), wchan=waits_in(pid))
 
-    def _find_killable(self) -> list[Process]:
-        """Return every descendant except services and their descendants."""
+    def _find_killable(self, numbers: Collection[int] = ()) -> list[Process]:
+        """Return every descendant but services, theirs, and helpers that have time; of ``numbers`` if given."""
         searched = False
         while not searched:
             known = self._workers()
@@ -371,7 +404,10 @@ class WardenProcess:
             for child in self._starting[:]:  # the pid of a service forked just now is still in its pipe
                 self._read_start(child)
             searched = known == self._workers()  # else a worker was forked after the search, and nothing tells of it
-        return [process for process in found if process[0] not in self._services()]
+        found = [one for one in found if one[0] not in self._services()]
+        if numbers:
+            return [one for one in found if one[0] in numbers or session_of(one[0]) in numbers]
+        return [one for one in found if not self._helpers.has_time(one[0])]
 
     def _send_event(self, event: str, **facts: object) -> None:
         self._channel.send({"event": event, **facts})

@@ -22,6 +22,7 @@ class StopInProgress:
         self.sigterm_at = self.deadline - min(TERM_SHARE * grace, TERM_MAX_SECONDS)
         self.serial: int | None = None  # the agent's number of the stop, if the agent requested it
         self.fenced = fenced  # whether the dead-man's switch went off
+        self.patient = False  # whether all processes have the grace, also once the workers are gone
         self.killed: dict[Process, float] | None = None
         """The processes that were sent SIGKILL and still exist, with the time; None before the first SIGKILL."""
         self.reported: set[Process] = set()  # the killed processes that were reported as stuck
