@@ -131,8 +131,8 @@ WHEN = {
     "store_died": "The process that held the workers' store is gone.",
     "workers_done": "All local workers have exited with 0.",
     "worker_failed": "The first failure of a round on this node.",
-    "workers_signalled": "The warden has sent a signal to workers, or to processes that they had started; `pids` has the "
-    "names of the latter.",
+    "workers_signalled": "The warden has sent a signal to workers, or to processes that they had started; `pids` has "
+    "the names of the latter.",
     "worker_lingers": "The script of a worker ended half a minute ago, and its interpreter has not. Only for workers "
     "that start warm.",
     "worker_stuck": "A worker outlives SIGKILL.",

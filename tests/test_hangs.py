@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Agent, Stage
+from stage import COLD, WARM, WORKERS, Agent, Stage
 
 HANG, WINDOW = WORKERS / "hang.py", 3
 LINES = {text: number for number, text in enumerate(HANG.read_text().splitlines(), 1)}
@@ -164,6 +164,55 @@ def test_a_worker_that_prints_past_its_agent_and_waits_is_not_ended(stage: Stage
     agent = stage.run("--standalone", "--hang_timeout=2", "--max_restarts=0", script)
     assert agent.exit_code() == 0, agent.output
     assert "no progress" not in agent.output
+
+
+ONE_WAITS = """\
+import os, time
+if os.environ["RANK"] == "1":
+    time.sleep(8)  # for the others, in one call
+else:
+    for episode in range(24):
+        time.sleep(0.33)
+        print("episode", episode, flush=True)
+"""
+ONE_COMPUTES = """\
+import hashlib, os, time
+import elastic_core
+
+for step in range(4):
+    elastic_core.report(step=step)
+if os.environ["RANK"] == "0":
+    hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 25_000_000)
+    open("done", "w").close()
+while not os.path.exists("done"):
+    time.sleep(0.1)
+"""
+TWO_PLACES = """\
+import os, time
+if os.environ["RANK"] == "1":
+    time.sleep(1000)
+while not os.path.exists("go"):
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.parametrize("program", [ONE_WAITS, ONE_COMPUTES], ids=["prints while another waits", "one native call"])
+def test_a_rank_that_may_be_working_is_not_ended(stage: Stage, program: str) -> None:
+    Path(stage.folder, "train.py").write_text(program)
+    flags = ["--standalone", "--nproc_per_node=2", "--hang_timeout=2", "--max_restarts=0"]
+    agent = stage.run(*flags, "train.py", env=WARM)
+    assert agent.exit_code() == 0, agent.output
+    assert "Hang" not in agent.output
+
+
+@pytest.mark.parametrize("start_workers", [WARM, COLD], ids=["warm", "fresh"])
+def test_no_rank_is_blamed_where_none_stands_out(stage: Stage, start_workers: dict[str, str]) -> None:
+    Path(stage.folder, "train.py").write_text(TWO_PLACES)
+    agent = stage.run("--nproc_per_node=2", "--hang_window=2", "train.py", env=start_workers)
+    agent.wait_for("round 1: no progress for 2 s:")
+    agent.wait_for("it cannot be told which rank the others wait for:")
+    agent.wait_for(r"rank 0 is in <module> \(train.py:5\)")
+    agent.wait_for(r"rank 1 is in <module> \(train.py:3\)")
 
 
 def test_elastic_stacks_of_a_job_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -315,13 +315,29 @@ BEFORE = replace(ASKS, answers=3, still=True, step=7)
     ],
 )
 def test_it_is_a_hang_if_nothing_moves(answers: list[LocalStacks], before: Stacks | None, hang: bool) -> None:
-    assert is_hang(answers, before) is hang
+    assert is_hang(answers, before, {0: LOADS, 1: LOADS}) is hang
+
+
+@pytest.mark.parametrize(
+    ("places", "report", "hang"),
+    [
+        pytest.param({0: WAITS, 1: LOADS, 2: WAITS}, None, True, id="the others wait, as they did a window ago"),
+        pytest.param({0: WAITS, 1: LOADS, 2: WAITS}, "", False, id="it was elsewhere a window ago"),
+        pytest.param({0: LOADS, 1: LOADS, 2: WAITS}, None, False, id="one waits"),
+        pytest.param({0: LOADS}, None, False, id="there is no other"),
+    ],
+)
+def test_without_steps_a_busy_rank_hangs_if_all_others_wait_twice(
+    places: dict[int, str], report: str | None, hang: bool
+) -> None:
+    before = "\n".join(summarize(places)) if report is None else report
+    assert is_hang([STILL, BUSY], replace(BEFORE, step=None, report=before), places) is hang
 
 
 @pytest.mark.parametrize(
     ("places", "rank"),
     [
-        ({}, 0),
+        ({}, -1),
         ({0: WAITS, 1: WAITS}, 0),
         ({0: WAITS, 1: LOADS}, 1),
         ({0: "finished", 1: WAITS, 2: WAITS}, 1),
@@ -340,14 +356,33 @@ def test_it_is_a_hang_if_nothing_moves(answers: list[LocalStacks], before: Stack
     ],
 )
 def test_the_rank_to_end_is_the_one_that_the_others_wait_for(places: dict[int, str], rank: int) -> None:
-    assert culprit(places) == rank
+    assert culprit([STILL], places) == rank
+
+
+def test_a_rank_that_may_be_working_is_not_ended() -> None:
+    assert culprit([STILL, BUSY], {0: WAITS, 1: LOADS}) == -1
+
+
+@pytest.mark.parametrize(
+    ("places", "line"),
+    [
+        ({0: LOADS, 1: "in sleep (train.py:3)"}, "it cannot be told which rank the others wait for:"),
+        ({0: LOADS, 1: "in sleep (train.py:3)", 2: WAITS}, "it cannot be told which rank the others wait for:"),
+        ({0: WAITS, 1: WAITS.replace("all_reduce", "all_gather")}, "the ranks wait in different collectives:"),
+        ({0: LOADS, 1: WAITS}, f"rank 0 is {LOADS}"),
+        ({0: LOADS, 1: LOADS, 2: "in sleep (train.py:3)"}, "rank 2 is in sleep (train.py:3)"),
+        ({0: WAITS, 1: WAITS}, f"ranks 0-1 are {WAITS}"),
+    ],
+)
+def test_the_first_line_says_where_no_rank_stands_out(places: dict[int, str], line: str) -> None:
+    assert summarize(places)[0] == line
 
 
 def test_the_ranks_at_the_rarest_place_come_first() -> None:
     places = dict.fromkeys(range(8), WAITS) | {3: LOADS, 9: "the process is gone", 10: "finished"}
     assert summarize(places) == [
-        f"rank 3 is {LOADS}",
         "rank 9: the process is gone",
+        f"rank 3 is {LOADS}",
         f"ranks 0-2, 4-7 are {WAITS}",
         "rank 10 has finished",
     ]

@@ -7,6 +7,7 @@ are, and what they answer shows whether anything moves.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -162,6 +163,11 @@ class HangWatch:
         """Whether a worker here came to a new step lately, so that the job does not hang."""
         ages = [age for reached, age in self.progress.newest().values() if reached.position is not None]
         return bool(ages) and steps_advance(min(ages), self.window, self.progress.longest_interval())
+
+    def prints(self) -> bool:
+        """Whether a worker here has printed since long before the end of the window."""
+        age = self.now() - max((seen.printed_at for seen in self._seen.values()), default=-math.inf)
+        return steps_advance(age, self.window, self.progress.longest_interval())
 
     def _signs(self, worker: Worker, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]) -> Signs:
         rank, pid = worker.assignment.rank, worker.pid or 0

@@ -279,7 +279,7 @@ def hang(report: Stacks) -> Event:
         "why": report.why,
         "stacks": report.report,
         "step": report.step,
-        "rank": report.culprit if report.hang else None,
+        "rank": report.culprit if report.hang and report.culprit >= 0 else None,
         "window_s": report.window,
     }
     if report.hang:

@@ -74,12 +74,13 @@ class Resources:
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
         """Find out where the workers are, on another thread, which posts a Located."""
         step, ranks = self.group.newest_step(), [stacks.LocalRank.of(worker) for worker in self.group.workers]
-        advances = self.group.hangs is not None and self.group.hangs.advances()
+        watch = self.group.hangs
+        moved, busy = (False, False) if watch is None else (watch.advances(), watch.prints())
 
         def run() -> None:
             try:
                 found = self.locate(asked, ranks, step)
-                found = replace(found, moved=found.moved or advances)
+                found = replace(found, moved=found.moved or moved, busy=found.busy or busy)
             except OSError:  # no descriptor is left
                 found = LocalStacks(answers=asked.index, places={})
             self.loop.post(Located(found))

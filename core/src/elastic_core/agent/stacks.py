@@ -26,7 +26,7 @@ from elastic_core.agent.worker import Worker
 from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
 from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.roster import LocalStacks
-from elastic_core.protocol.stacks import FINISHED, NO_STACK
+from elastic_core.protocol.stacks import FINISHED, NO_STACK, waits_for_peers
 from elastic_core.warden.linux import pauses, run_nanoseconds, state_of, used_by_trees, waits_in
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
@@ -234,7 +234,11 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: 
         answers=asked.index,
         places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
         moved=moved,
-        busy=any(uses_cpu(used[pid][0] - before[pid][0], elapsed, CPU_SHARE_ASKED) for pid in used),
+        busy=any(
+            uses_cpu(used[pid][0] - before[pid][0], elapsed, CPU_SHARE_ASKED)
+            for pid in used
+            if not waits_for_peers(first[pid].place)
+        ),
         step=step,
         texts={rank: clip(text, FULL_STACKS_BYTES // len(texts)) for rank, text in texts.items()},
     )

@@ -265,7 +265,7 @@ class Stacks:
     report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
     still: bool = False  # whether no stack changed within a second, on any node that has answered
     hang: bool = False  # whether the job hangs
-    culprit: int = 0  # the rank that ``--hang_timeout`` ends
+    culprit: int = 0  # the rank that ``--hang_timeout`` ends; -1 for none
     step: int | None = None  # the newest step that any rank is known to have reached
 
 

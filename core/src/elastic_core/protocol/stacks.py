@@ -25,6 +25,7 @@ FINISHED = "finished"  # the place of a rank whose program has ended
 NO_STACK = "no Python stack"  # the beginning of the place of a process that does not answer
 _COLLECTIVE = "(torch/distributed/"  # in the place of a rank that waits for its peers
 _DEVICE_WAITS = "(torch/autograd/", "(torch/cuda/", "(torch/_tensor.py"  # where NCCL's collectives are often waited for
+_STANDS_OUT = f"{NO_STACK}: stopped", "the process"  # the beginning of the place of a process that cannot go on
 MOST_DOUBLINGS = 3  # of the time between two questions
 
 
@@ -60,12 +61,21 @@ def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -
 def summarize(places: Mapping[int, str]) -> list[str]:
     """Return one line for each place, from where each rank is. The rank that the others wait for comes first.
 
-    That is one outside of torch's collectives; among several places, the one with the fewest ranks.
+    That is one outside of torch's collectives; among several places, the one with the fewest ranks. Where that leaves
+    several ranks, the first line says so.
     """
-    ranks_at: dict[str, list[int]] = {}
-    for rank, where in sorted(places.items()):
-        ranks_at.setdefault(where, []).append(rank)
-    return [_describe(where, ranks) for where, ranks in sorted(ranks_at.items(), key=_suspicion)]
+    order = _by_suspicion(places)
+    lines = [_describe(where, ranks) for where, ranks in order]
+    if len(order) < 2 or _suspicion(order[0])[:-1] != _suspicion(order[1])[:-1]:
+        return lines
+    if waits_for_peers(order[0][0]):
+        return ["the ranks wait in different collectives:", *lines]
+    return ["it cannot be told which rank the others wait for:", *lines]
+
+
+def waits_for_peers(where: str) -> bool:
+    """Whether a rank at this place waits for others, or for a device on which collectives run."""
+    return any(place in where for place in (_COLLECTIVE, *_DEVICE_WAITS))
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
@@ -85,16 +95,20 @@ def is_still(answers: Iterable[LocalStacks]) -> bool:
     return bool(every) and not any(answer.moved for answer in every)
 
 
-def is_hang(answers: Sequence[LocalStacks], before: Stacks | None) -> bool:
-    """Whether nothing moves; ``before`` is the last report of a suspicion in this round.
+def is_hang(answers: Sequence[LocalStacks], before: Stacks | None, places: Mapping[int, str]) -> bool:
+    """Whether nothing moves; ``before`` is the last report of a suspicion in this round, ``places`` are all ranks'.
 
-    A rank that uses a CPU may be computing in one line for long. So it counts as hanging only if steps are known, and
-    it was found in the same state, at the same step, a window ago.
+    A rank that prints, or uses a CPU, may be working in one line for long. So it counts as hanging only if it was found
+    in the same state a window ago: at the same step, or at the same place while all others wait for it.
     """
     if not is_still(answers) or not any(answer.busy for answer in answers):
         return is_still(answers)
-    step = newest_step(answers)
-    return step is not None and before is not None and before.still and before.step == step
+    if before is None or not before.still:
+        return False
+    if (step := newest_step(answers)) is not None:
+        return before.step == step
+    others = sum(not waits_for_peers(where) for where in places.values())
+    return others == 1 < len(places) and before.report == _fit_lines(summarize(places))
 
 
 def newest_step(answers: Iterable[LocalStacks]) -> int | None:
@@ -120,8 +134,8 @@ def report_alone(answer: LocalStacks, number: int, window: float, last: Stacks |
         nth=1 if last is None or advanced else last.nth + 1,
         report=_fit_lines(summarize(places)),
         still=is_still([answer]),
-        hang=bool(places) and is_hang([answer], last),
-        culprit=culprit(places),
+        hang=bool(places) and is_hang([answer], last, places),
+        culprit=culprit([answer], places),
         step=answer.step,
     )
 
@@ -145,10 +159,10 @@ def describe_hang(report: Stacks) -> str:
     return "\n".join([f"round {report.round}: {what}:", *(f"  {line}" for line in report.report.splitlines())])
 
 
-def _suspicion(item: tuple[str, list[int]]) -> tuple[bool, bool, bool, int, int]:
+def _suspicion(item: tuple[str, list[int]]) -> tuple[bool, bool, bool, int, bool, int]:
     where, ranks = item
     waits = any(place in where for place in _DEVICE_WAITS)
-    return where == FINISHED, _COLLECTIVE in where, waits, len(ranks), ranks[0]
+    return where == FINISHED, _COLLECTIVE in where, waits, len(ranks), not where.startswith(_STANDS_OUT), ranks[0]
 
 
 def _describe(where: str, ranks: Sequence[int]) -> str:
@@ -222,18 +236,26 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
         answers=view.ledger.stacks_index,
         report=_fit_lines(lines),
         still=is_still(answers),
-        hang=asked.window > 0 and complete and is_hang(answers, last),
-        culprit=culprit(places),
+        hang=asked.window > 0 and complete and is_hang(answers, last, places),
+        culprit=culprit(answers, places),
         step=step,
     )
 
 
-def culprit(places: Mapping[int, str]) -> int:
-    """Return the rank to end after a hang: the first one at the place that comes first in :func:`summarize`; else 0."""
+def culprit(answers: Iterable[LocalStacks], places: Mapping[int, str]) -> int:
+    """Return the rank to end after a hang: the first one at the place that comes first in :func:`summarize`.
+
+    -1 for none: a rank that may be working is reported, and not ended.
+    """
+    order = _by_suspicion(places)
+    return -1 if not order or any(answer.busy for answer in answers) else order[0][1][0]
+
+
+def _by_suspicion(places: Mapping[int, str]) -> list[tuple[str, list[int]]]:
     ranks_at: dict[str, list[int]] = {}
     for rank, where in sorted(places.items()):
         ranks_at.setdefault(where, []).append(rank)
-    return min(ranks_at.items(), key=_suspicion)[1][0] if ranks_at else 0
+    return sorted(ranks_at.items(), key=_suspicion)
 
 
 def _fit_lines(lines: Sequence[str]) -> str:

@@ -66,7 +66,7 @@ def _prepare_worker() -> None:
 
 def _prepare(name: str) -> None:
     """Run a module of ours and its ``prepare``, without an import: that would leave our package in ``sys.modules``."""
-    path = os.path.join(os.path.abspath(os.path.dirname(__file__)), "..", "..", "worker", f"{name}.py")
+    path = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "worker", f"{name}.py"))
     name = f"elastic_core.worker.{name}"
     module = type(sys)(name)
     try:
