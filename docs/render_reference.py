@@ -95,7 +95,6 @@ WHEN = {
     "start_waited": "They start, as it has happened.",
     "started_regardless": "They start although it has not, after 10 s.",
     "gpu_shared": "Processes that are no run of Elastic's hold memory of this node's GPUs; nothing waits for them.",
-    "gpu_use_unknown": "`nvidia-smi` failed three times in a row: the use of a GPU is no sign of progress any more.",
     "gpu_silent": "The GPUs did not say three times in a row who holds their memory, and are not asked any more.",
     "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
     "round_started": "A round begins. `verdict` is the policy that allowed a restart, and its reason. `cause` is "

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
-from elastic_core.agent.gpu_use import Use
 from elastic_core.agent.hangs import (
     HangWatch,
     Signs,
@@ -106,18 +104,6 @@ class Assigned:
     local_rank: int = 0
 
 
-@dataclass
-class Gpus:
-    """Tells that a process uses a GPU."""
-
-    pid: int | None = None
-    looks: int = 0
-
-    def look(self, interval: float) -> tuple[Use, ...]:
-        self.looks += 1
-        return () if self.pid is None else (Use(0, self.pid), Use(1, os.getpid()))
-
-
 def worker(rank: int = 0, pid: int = 10) -> Any:
     return Worker(cast("Any", Assigned(rank)), cast("Any", Streams()), pid)
 
@@ -128,11 +114,9 @@ class TestWatch:
         self.progress = ProgressReader(now=self.clock)
         self.progress.begin(1)
         self.written = 0
-        self.gpus = Gpus()
-        watch = HangWatch(
+        self.watch = HangWatch(
             10.0, self.progress, cpu=lambda pid: self.used[pid], written=lambda pid: self.written, now=self.clock
         )
-        self.watch = replace(watch, gpus=cast("Any", self.gpus))
 
     def look(self, at: float, *workers: Any) -> float:
         self.clock.at = at
@@ -142,15 +126,16 @@ class TestWatch:
         one = worker()
         assert [self.look(at, one) for at in (0.0, 5.0, 9.9, 10.0)] == [0.0, 0.0, 0.0, 10.0]
 
-    def test_a_worker_that_uses_a_gpu_is_not_suspected_and_nothing_is_asked_before_half_the_window(self) -> None:
+    def test_a_worker_prints_if_its_last_output_is_younger_than_the_window(self) -> None:
         one = worker()
-        for at in range(5):
-            self.look(float(at), one)
-        assert self.gpus.looks == 0
-        self.gpus.pid = 10
-        assert [self.look(float(at), one) for at in range(5, 31)] == [0.0] * 26
-        self.gpus.pid = 11
-        assert [self.look(at, one) for at in (39.0, 41.0)] == [0.0, 10.0]
+        self.look(0.0, one)
+        one.streams.out.tail = b"episode 1"
+        self.look(8.0, one)
+        printed = []
+        for at in (8.0, 16.0, 18.0):
+            self.clock.at = at
+            printed.append(self.watch.prints())
+        assert printed == [True, True, False]
 
     def test_output_counts_also_if_it_is_the_same_again(self) -> None:
         one = worker()

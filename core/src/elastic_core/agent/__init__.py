@@ -14,8 +14,8 @@ General layout:
 * ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why it failed: from what the
   worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` and
   ``python_traceback`` read these texts. ``watchdog``: the two limits of torch's agent for a hung worker.
-* ``hangs``: notices workers without progress; ``gpu_use`` is one sign of it. ``stacks``: where the workers are, which
-  they say themselves, or ``py_spy`` reads from outside.
+* ``hangs``: notices workers without progress. ``stacks``: where the workers are, which they say themselves, or
+  ``py_spy`` reads from outside.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines, ``console``
   writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_reader`` reads from them how far the
   workers are, and ``checkpoint_files`` looks for their newest checkpoint.

@@ -1,4 +1,4 @@
-"""Notices that a worker makes no progress (rule L14): from its steps, its output and its use of CPUs and GPUs.
+"""Notices that a worker makes no progress (rule L14): from its steps, its output and its use of CPUs.
 
 Everything here is read from outside, so it works for any program: an agent looks at its workers once in a fiftieth of
 the window, at a cost of some 20 µs each. A suspicion ends nothing. It has the leader ask all nodes where their ranks
@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elastic_core.agent.event_loop import EventLoop
-from elastic_core.agent.gpu_use import GpuUse, users
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.worker import Worker
 from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Stacks
-from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, state_of
+from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
 LOOKS_PER_WINDOW = 50
 LOOK_SECONDS = 0.2, 5.0  # the least and the greatest interval between two looks
 LOOK_EARLY_SHARE = 0.3  # of an interval, by which a look may come sooner if the agent is awake, as at each heartbeat
-QUIET_SHARE = 0.5  # of a window without another sign, after which it is found out whether GPUs are used
 CPU_SHARE = 0.01  # of a core: a process that uses less waits
 CPU_SHARE_ASKED = 0.03  # the same while it is asked for its stacks, which takes some CPU time too
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
@@ -52,13 +50,13 @@ class Signs:
 
     stepped_at: float | None  # when its step last changed; None if no step is known
     printed_at: float  # when it last wrote anything; its start before that
-    computed_at: float  # when it was last seen to use a CPU or a GPU; its start before that
+    computed_at: float  # when it was last seen to use a CPU; its start before that
 
 
 def makes_progress(signs: Signs, now: float, window: float) -> bool:
     """Whether a worker has shown progress within the window.
 
-    A worker whose steps are known must come to a new one, or print. Any other must print, or use a CPU or a GPU.
+    A worker whose steps are known must come to a new one, or print. Any other must print, or use a CPU.
     """
     other = signs.computed_at if signs.stepped_at is None else signs.stepped_at
     return now - max(signs.printed_at, other) < window
@@ -120,7 +118,6 @@ class HangWatch:
         written: Returns how many bytes a process has written, to anything. Counts as output of a worker that has the
             agent's own stdout, whose text the agent does not read.
         now: Seconds, monotonic.
-        gpus: Finds out which workers use a GPU; asked once a worker has shown no other sign for half a window.
     """
 
     given: float | None
@@ -128,7 +125,6 @@ class HangWatch:
     cpu: Callable[[int], float] = cpu_seconds_wanted
     written: Callable[[int], int] = bytes_written
     now: Callable[[], float] = time.monotonic
-    gpus: GpuUse = field(default_factory=GpuUse)
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = 0.0
 
@@ -145,19 +141,8 @@ class HangWatch:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
         now, window, newest = self.now(), self.window, self.progress.newest()
         elapsed, self._looked_at = now - self._looked_at, now
-        living = tuple(workers)
-        signs = [self._signs(worker, now, elapsed, newest) for worker in living]
-        if not all(makes_progress(sign, now, window * QUIET_SHARE) for sign in signs):
-            self._note_gpu_use(living, now, (1.0 - LOOK_EARLY_SHARE) * window / LOOKS_PER_WINDOW)
+        signs = [self._signs(worker, now, elapsed, newest) for worker in workers]
         return 0.0 if all(makes_progress(sign, now, window) for sign in signs) else window
-
-    def _note_gpu_use(self, workers: Iterable[Worker], now: float, interval: float) -> None:
-        if uses := self.gpus.look(interval):
-            local_ranks = {worker.pid: worker.assignment.local_rank for worker in workers if worker.pid}
-            using = users(uses, local_ranks, lambda pid: state_of(pid) != "")
-            for seen in self._seen.values():
-                if seen.pid in using:
-                    seen.computed_at = now
 
     def advances(self) -> bool:
         """Whether a worker here came to a new step lately, so that the job does not hang."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastic_core.agent.gpu_use import MOST_FAILURES
 from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
 from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.config.run import RunConfig, describe_limit
@@ -301,14 +300,6 @@ def worker_lingers(rank: int, pid: int | None) -> Event:
         "a script whose last line is os._exit(0) does not come there"
     )
     return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})
-
-
-def gpu_use_unknown(why: str) -> Event:
-    """Return the event of an nvidia-smi that has failed too often to be run again."""
-    message = (
-        f"nvidia-smi failed {MOST_FAILURES} times in a row, so that GPU use is no sign of progress any more: {why}"
-    )
-    return Event("gpu_use_unknown", message, Level.WARNING, {"why": why})
 
 
 def round_halted(halt: Halt) -> Event:

@@ -18,12 +18,11 @@ from elastic_core.agent import probing, stacks
 from elastic_core.agent.directories import log_directory, marked
 from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
-from elastic_core.agent.gpu_use import GpuUse
 from elastic_core.agent.hangs import HangExplained, HangWatch
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.py_spy import PySpy
-from elastic_core.agent.report import Publish, gpu_use_unknown, hang_explained
+from elastic_core.agent.report import Publish, hang_explained
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartGate
@@ -259,8 +258,7 @@ def open_resources(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
         group.progress = progress
-        gpus = GpuUse(give_up=lambda why: publish(gpu_use_unknown(why)))
-        group.hangs = None if window == 0 else HangWatch(window, progress, gpus=gpus)
+        group.hangs = None if window == 0 else HangWatch(window, progress)
         pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
         if pipe is not None or limit is not None:
             group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, loop.at, warden.pid)))
