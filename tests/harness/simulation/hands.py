@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from elastic_core.agent.progress_reader import ProgressReader
@@ -41,7 +41,6 @@ class Hands:
     hangs = None
     """The supervisor does not look for hangs: a fault says that there is one (``questions``)."""
     workers = ()
-    reports = SimpleNamespace(ending=frozenset)
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
@@ -157,6 +156,10 @@ class Hands:
         """Nothing is measured here."""
 
     # The warden
+
+    def finish(self, seconds: float) -> Sequence[object]:
+        """Nothing is left of workers that have succeeded."""
+        return ()
 
     def fence(self, seconds: float | None) -> None:
         """Set the dead-man's switch (rule S4), by the host's clock."""
