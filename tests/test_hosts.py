@@ -12,7 +12,7 @@ import pytest
 from hosts import Host, hosts
 from live_rounds import live_spans, lives, two_alive
 from redis_servers import Daemon, running
-from stage import WORKERS, Agent, Stage
+from stage import WARM, WORKERS, Agent, Stage
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -218,3 +218,26 @@ def test_a_host_that_its_peers_lose_sight_of_is_left_out_until_it_is_needed(
         (tmp_path / "done").touch()
         assert [agent.exit_code() for agent in (first, lone)] == [0, 0]
         assert one_after_the_other(tmp_path, least=3)
+
+
+@pytest.mark.parametrize("case", ["no default route", "a name of loopback"])
+def test_workers_meet_by_the_addresses_of_their_agents(stage: Stage, tmp_path: Path, case: str) -> None:
+    """Over gloo, which would look up the name of the host: on Debian that is 127.0.1.1, or it does not resolve."""
+    with hosts(2, default_route=case != "no default route") as two:
+        text = f"127.0.0.1 localhost\n{'127.0.1.1 ' + os.uname().nodename if case != 'no default route' else ''}\n"
+        (tmp_path / "hosts").write_text(text)
+        mount = f'mount --bind {tmp_path / "hosts"} /etc/hosts && exec "$@"'
+        program = [sys.executable, "-m", "elastic_core", "run", "--nnodes=2", "--rdzv_backend=file"]
+        job = [f"--rdzv_endpoint={tmp_path}", WORKERS / "allreduce.py", "--until", tmp_path / "done"]
+        env = {**WARM, "PET_PRELOAD": "torch"}
+        agents = [
+            stage.start(
+                ["unshare", "--mount", "sh", "-c", mount, "sh", *host.command(*program, *map(str, job))], env=env
+            )
+            for host in two
+        ]
+        for agent in agents:
+            agent.wait_for_report("training", world_size=2)
+        (tmp_path / "done").touch()
+        assert [agent.exit_code() for agent in agents] == [0, 0]
+        assert not any("starts fresh" in agent.output for agent in agents)

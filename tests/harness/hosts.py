@@ -45,7 +45,7 @@ class Host:
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
+def hosts(count: int, *, default_route: bool = True) -> Iterator[list[Host]]:
     """So many hosts that reach each other, over IPv4 and IPv6, and nobody else."""
     label = f"el{os.getpid() % 100000}n{next(_serial)}"
     switch = f"{label}s"
@@ -64,7 +64,8 @@ def hosts(count: int) -> Iterator[list[Host]]:
             _ip("-n", name, "addr", "add", f"{host.ipv4}/24", "dev", "eth0")
             _ip("-n", name, "addr", "add", f"{host.ipv6}/64", "dev", "eth0", "nodad")
             _ip("-n", name, "link", "set", "eth0", "up")
-            _ip("-n", name, "route", "add", "default", "via", f"10.77.0.{number}")
+            if default_route:
+                _ip("-n", name, "route", "add", "default", "via", f"10.77.0.{number}")
             found.append(host)
         yield found
     finally:

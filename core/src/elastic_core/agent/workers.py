@@ -40,6 +40,7 @@ from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
+from elastic_core.host.addresses import collective_interfaces
 from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
 from elastic_core.plugins.manager import Plugins
@@ -551,7 +552,8 @@ class WorkerGroup:
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:
         told = {} if self.watchdog is None else self.watchdog.environment
         environment = self.plugins.worker_environment(self.config.program, assignment)
-        return {**inheritable(os.environ), **told, **environment}
+        defaults = collective_interfaces(self.info.address) if assignment.group_world_size > 1 else {}
+        return {**defaults, **inheritable(os.environ), **told, **environment}
 
     def _drain_streams(self) -> None:
         """Read what is left in the pipes of the ended workers."""

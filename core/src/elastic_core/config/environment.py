@@ -69,6 +69,8 @@ VARIABLES = (
     *_variables(
         Use.DEFAULTED,
         TORCH_NCCL_ASYNC_ERROR_HANDLING="1: a collective that fails ends its process.",
+        GLOO_SOCKET_IFNAME="The interface that has the node's address, for gloo; where a job has several nodes.",
+        NCCL_SOCKET_IFNAME="The same for NCCL, where the host has one interface that other hosts may reach.",
         OMP_NUM_THREADS="1, where a node has several workers: else each would use every core.",
     ),
     *_variables(

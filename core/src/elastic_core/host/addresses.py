@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
+import os
 import re
 import socket
+import struct
+import sys
 from urllib.parse import urlsplit
 
 from elastic_core.errors import RendezvousConnectionError
@@ -14,6 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 _FAR_AWAY = ("192.0.2.1", "2001:db8::1")
 """Addresses of no host (RFC 5737, RFC 3849), so the way to them is the default route."""
+_SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_UP = 0x8913, 0x8915, 1
 PROBE_PORT = 9  # any number: connecting a datagram socket chooses a route and sends nothing
 
 
@@ -66,7 +71,7 @@ def local_address(endpoint_host: str | None, local_addr: str | None, *, single_n
     ``local_addr`` wins. A single node needs no more than loopback. Otherwise it is the address from which this host
     reaches the endpoint; if that is loopback, all nodes that use this name are on this host. If only the hosts file
     of this host maps its name to loopback, as Debian's does, and without an endpoint's host, it is the address of the
-    default route.
+    default route; without such a route that of an interface, of several that of the host's name.
 
     Raises:
         RendezvousConnectionError: The endpoint's host cannot be looked up.
@@ -80,7 +85,51 @@ def local_address(endpoint_host: str | None, local_addr: str | None, *, single_n
             source = _source(target)
             if source is not None and (not ipaddress.ip_address(source).is_loopback or says_loopback(endpoint_host)):
                 return source
-    return next((source for target in _FAR_AWAY if (source := _source(target)) is not None), LOOPBACK)
+    if (default := next(filter(None, map(_source, _FAR_AWAY)), None)) is not None:
+        return default
+    found, named = interfaces(), list[str]()
+    if len(found) > 1:
+        with contextlib.suppress(RendezvousConnectionError):
+            named = _look_up(socket.gethostname())
+    return next((address for address in (*named, *found) if address in found), LOOPBACK)
+
+
+def interfaces() -> dict[str, str]:
+    """Return the interfaces at which other hosts may reach this one, by their addresses, those of IPv4 first.
+
+    Bridges are left out, such as Docker's, which has one address on all hosts.
+    """
+    names = [name for _, name in socket.if_nameindex() if not os.path.isdir(f"/sys/class/net/{name}/bridge")]
+    found: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        up = [name for name in names if int.from_bytes(_ask(asking, name, _SIOCGIFFLAGS)[:2], sys.byteorder) & _IFF_UP]
+        for name in up:
+            with contextlib.suppress(OSError):  # it has no address of IPv4
+                found[socket.inet_ntoa(_ask(asking, name, _SIOCGIFADDR)[4:8])] = name
+        with open("/proc/net/if_inet6", encoding="ascii") as table:
+            for address, *_, name in map(str.split, table):
+                if name in up:
+                    found[str(ipaddress.ip_address(bytes.fromhex(address)))] = name
+    usable = {address: ipaddress.ip_address(address) for address in found}
+    return {at: found[at] for at, ip in usable.items() if not (ip.is_loopback or ip.is_link_local)}
+
+
+def collective_interfaces(address: str) -> dict[str, str]:
+    """Return the variables by which gloo and NCCL use the interface that has this node's address.
+
+    gloo looks up the name of the host instead, which may not resolve, or only to loopback. NCCL chooses well among
+    several interfaces, so it is told of one only where there is no other.
+    """
+    found = interfaces()
+    if (name := found.get(address)) is None:
+        return {}
+    alone = {"NCCL_SOCKET_IFNAME": f"={name}"} if {*found.values()} == {name} else {}
+    return {"GLOO_SOCKET_IFNAME": name, **alone}
+
+
+def _ask(asking: socket.socket, name: str, request: int) -> bytes:
+    """Return what the kernel says of an interface (netdevice(7)), without its name."""
+    return fcntl.ioctl(asking, request, struct.pack("256s", name.encode()))[16:]
 
 
 def _look_up(host: str) -> list[str]:
