@@ -570,7 +570,9 @@ class TestBooks:
     @pytest.mark.parametrize(
         ("reached", "barren"),
         [
-            pytest.param(Reached(1, step=5, moved=True), 0, id="from one step to another, read after a worker had died"),
+            pytest.param(
+                Reached(1, step=5, moved=True), 0, id="from one step to another, read after a worker had died"
+            ),
             pytest.param(Reached(1, step=5), 5, id="one step, and nothing to compare it with"),
             pytest.param(Reached(2, step=31), 5, id="of another round"),
             pytest.param(Reached(1), 5, id="none"),
@@ -589,7 +591,8 @@ class TestBooks:
         past = SpentRestart(failure=as_record(replace(incident("a"), step=30)), age=1.0)
         ledger = with_counters(ledger, failures=(past,))
         ledger = then(ledger, Halt(round=2, reason=HaltReason.NODE_LEFT, why="a"), at=21.0)
-        decision = decide(view(ledger, stopped("a", number=2, head=4, offer=offer("a", 3), reached=Reached(2, step=step))))
+        node = stopped("a", number=2, head=4, offer=offer("a", 3), reached=Reached(2, step=step))
+        decision = decide(view(ledger, node))
         assert isinstance(decision, Append)
         assert decision.counters.barren == barren
 
