@@ -64,7 +64,8 @@ PATTERNS: Sequence[Pattern] = (
     ),
     Pattern(
         name="Megatron-LM",
-        expression=rf"\biteration +(?P<step>\d+)/ *\d+ \|(?=.* elapsed time per iteration)(?:.*? consumed samples: +(?P<samples>\d+) \|)?"
+        expression=rf"\biteration +(?P<step>\d+)/ *\d+ \|(?=.* elapsed time per iteration)"
+        rf"(?:.*? consumed samples: +(?P<samples>\d+) \|)?"
         rf"(?:.*? (?:lm|mtp_1)[ _]loss: +(?P<loss>{_NUMBER}))?",
         needles=("iteration ",),
         source="Megatron-LM, training_log (megatron/training/training.py)",
