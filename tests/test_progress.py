@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from stage import Agent, Stage
+from terminal import Terminal
 
 EVENTS = "--event_log_handler=console"
 
@@ -257,3 +259,59 @@ def test_flags_that_are_refused_before_anything_starts(stage: Stage, script: Pat
     assert agent.exit_code() == 2
     assert error in agent.output
     assert "started" not in agent.output
+
+
+RICH = """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    with Progress(TextColumn("Epoch 0/1"), BarColumn(), MofNCompleteColumn(), auto_refresh=False) as bars:
+        task = bars.add_task("train", total=50)
+        for step in range(1, 31):
+            bars.update(task, advance=1, refresh=True)
+    raise SystemExit(3)
+"""
+
+
+AT_STEP_30 = r"who     rank \d \(.*, at step 30"
+
+
+def test_a_bar_of_richs_own_under_a_pipe(stage: Stage, script: Path) -> None:
+    agent = stage.run("--nproc_per_node=2", write(script, RICH), env={"TTY_COMPATIBLE": "1"})
+    assert agent.exit_code() == 1
+    agent.wait_for(AT_STEP_30)
+
+
+def test_a_bar_of_richs_own_on_a_terminal(stage: Stage, script: Path) -> None:
+    command = [sys.executable, "-m", "elastic_core", "run", "--nproc_per_node=1", str(write(script, RICH))]
+    with Terminal(command, stage.folder, stage.environment(), (40, 120)) as terminal:
+        terminal.wait_for(AT_STEP_30)
+        assert terminal.exit_code() == 1
+
+
+GENERIC = """
+    for step in range(1, 21):
+        print(f"iter {step}: loss 2.34{step}, time 120.34ms, mfu 23.40%", flush=True)
+    raise SystemExit(3)
+"""
+
+
+def test_a_script_that_prints_a_step_and_its_loss(stage: Stage, script: Path) -> None:
+    agent = stage.run("--standalone", "--nproc_per_node=2", write(script, GENERIC))
+    assert agent.exit_code() == 1
+    agent.wait_for(r"as a step and its loss in one line .* says it: rank \d is at step \d+, loss 2.34\d+$")
+    agent.wait_for(r"who     rank \d \(.*, at step 20$")
+
+
+THREE_STEPS_A_ROUND = """
+    begin = 3 * int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    for step in range(begin + 1, begin + 4):
+        print(f"step: {step} loss: 1.0", flush=True)
+        time.sleep(0.02)  # the second and third line are read with what comes next, which is the end
+    raise SystemExit(3 if begin < 3 * 15 else 0)
+"""
+
+
+def test_a_job_that_comes_further_in_each_round_goes_on_however_short_they_are(stage: Stage, script: Path) -> None:
+    options = ["--max_restarts=1000", "--failure_policy=no_progress=off"]
+    agent = stage.run("--standalone", "--nproc_per_node=2", *options, write(script, THREE_STEPS_A_ROUND))
+    assert agent.exit_code() == 0
+    assert "without progress" not in agent.output

@@ -22,7 +22,7 @@ from elastic_core.progress_lines import (
 )
 from elastic_core.progress_patterns import PATTERNS
 
-HF, LIGHTNING, TITAN, MEGATRON, DEEPSPEED, TQDM = (pattern.name for pattern in PATTERNS)
+HF, LIGHTNING, TITAN, MEGATRON, DEEPSPEED, STEP_LINES, EPOCH_LINES, RICH, TQDM = (pattern.name for pattern in PATTERNS)
 
 
 def hf(loss: float, epoch: float) -> str:
@@ -142,6 +142,64 @@ LINES: Sequence[tuple[str, Sequence[str], Progress]] = [
 ]
 
 
+def grown(text: str, *numbers: int) -> list[str]:
+    """Return lines in which # is a number that grows."""
+    return [text.replace("#", str(number)) for number in numbers or (11, 12, 13)]
+
+
+OTHER_LINES: Sequence[tuple[str, Sequence[str], Progress]] = [
+    (STEP_LINES, grown("iter #: loss 2.3456, time 120.34ms, mfu 23.40%"), Progress(step=13, loss=2.3456)),  # nanoGPT
+    (STEP_LINES, grown("step #: train loss 1.7648, val loss 1.8857"), Progress(step=13, loss=1.7648)),
+    (STEP_LINES, grown("step: # loss: nan"), Progress(step=13, loss=math.nan)),  # not torchtitan's
+    (STEP_LINES, grown("global_step=#, loss=0.25, lr=0.1"), Progress(step=13, loss=0.25)),
+    (STEP_LINES, grown("Epoch [1/5], Step [#/600], Loss: 0.2143"), Progress(step=13, loss=0.2143)),
+    (STEP_LINES, grown("step # loss 0.167"), Progress(step=13, loss=0.167)),
+    (
+        EPOCH_LINES,  # examples/mnist
+        grown("Train Epoch: 2 [#/60000 (12%)]\tLoss: 2.300921"),
+        Progress(step=120013, loss=2.300921, epoch=2.0),
+    ),
+    (
+        EPOCH_LINES,  # examples/imagenet
+        grown("Epoch: [1][  #/5005]\tTime  0.512 (  1.1)\tData  0.0 (  0.2)\tLoss 6.9e+00 (6.9e+00)\tAcc@1   0.00"),
+        Progress(step=5018, loss=6.9, epoch=1.0),
+    ),
+    (
+        EPOCH_LINES,  # torchvision, references/classification
+        grown("Epoch: [0]  [  #/5005]  eta: 0:12:34  lr: 0.1  img/s: 123.4  loss: 6.9314 (7.0000)  acc1: 0.0000"),
+        Progress(step=13, loss=6.9314, epoch=0.0),
+    ),
+    (
+        EPOCH_LINES,  # timm, train.py
+        grown("Train: 3 [  #/1251 (  4%)]  Loss: 6.931 (6.93)  Time: 0.512s,  500.1/s  LR: 1.000e-05"),
+        Progress(step=13, loss=6.931),
+    ),
+    (
+        TQDM,  # MosaicML Composer's ProgressBarLogger
+        grown("train          Epoch   1:  50%|█████▌| #/62 [00:01<00:00, 40.05ba/s, loss/train/total=2.3]"),
+        Progress(step=75, loss=2.3, epoch=1.0),
+    ),
+    (TQDM, grown("#it [00:05,  2.31it/s]"), Progress(step=13)),  # without a total
+    (TQDM, grown("  2%|▏         | #.0k/50.0k [00:00<00:00, 33.3Mit/s]"), Progress(step=13000)),  # unit_scale
+    (
+        LIGHTNING,  # on an IterableDataset
+        grown("Epoch 0: |          | #/? [00:01<00:00,  9.10it/s, v_num=0, train_loss=0.5]"),
+        Progress(step=13, loss=0.5, epoch=0.0),
+    ),
+    (
+        RICH,  # Lightning 2.6
+        grown("Epoch 1/1 ━━━━━━━━━━━━━━━━━━━━━━━ #/50 0:00:27 • 0:00:03 7.04it/s train_loss: 0.135"),
+        Progress(step=63, loss=0.135, epoch=1.0),
+    ),
+    (
+        RICH,  # Ultralytics 8.4
+        grown("    1/5           0G       1.17        3.2        1.3      35    640: 14% ━╸────────── #/27 6.3it/s"),
+        Progress(step=13),
+    ),
+]
+LINES = [*LINES, *OTHER_LINES]
+
+
 def reader(expressions: Expressions | None = None) -> LineReader:
     return LineReader(Recognizer(expressions or Expressions()))
 
@@ -191,10 +249,39 @@ def test_other_lines_are_no_progress(line: str) -> None:
     assert read.recognizer.chosen is None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Test: [ #/196]\tTime  0.512 (  1.1)\tLoss 6.9e+00 (6.9e+00)",
+        "eval step # loss 0.25",
+        "validation: iter # loss 0.25",
+        "the model said: iteration #/ 20 | and no more",
+        "Step #: look at the loss of the whole batch",
+        "time per step: # loss 3",
+        "step #% loss 3",
+        "model.bin:  10%|█         | #.0M/50.0M [00:00<00:00, 912MB/s]",
+        "config.json:  10%|█         | #/570 [00:00<00:00, 1.2kB/s]",
+        "Generating train split: # examples [00:00, 981.2 examples/s]",
+        "   ━━━━━━━━━━━━━━━━━━━━━━━━ #/50 MB 7.04 MB/s eta 0:00:01",
+        "   ━━━━━━━━━━━━━━━━━━━━━━━━ #.1/50.2 MB 7.04 MB/s eta 0:00:01",
+        "Validation ━━━━━━━━━━━━━━━━━━━━━━━━ #/50 0:00:27 • 0:00:03 7.04it/s",
+        "                 Class     Images  Instances      Box(P          R      mAP50): 40% ━━━━──── #/25 6.3it/s",
+        "Capturing CUDA graphs:  91%|█████████▏| #/67 [00:05<00:00, 11.2it/s]",
+    ],
+)
+def test_growing_numbers_that_are_no_steps(line: str) -> None:
+    read = reader()
+    assert steps(read, grown(line, 11, 12, 13, 14, 15)) == [None] * 5
+    assert read.recognizer.chosen is None
+
+
 def test_steps_that_do_not_grow_are_none() -> None:
     read = reader()
     assert [read.read(titan(3, "1.0")) for _ in range(5)] == [None] * 5
     assert read.read(titan(2, "1.0")) is None
+
+
+UP = "\x1b[A"  # after each frame of a bar below one that is not closed (tqdm, std.py, moveto)
 
 
 def bar(n: int, total: int, title: str = "") -> str:
@@ -221,8 +308,8 @@ def test_a_bar_whose_title_is_an_epoch_is_counted_by_that() -> None:
 def test_bars_of_an_evaluation_do_not_take_the_place_of_the_trainings() -> None:
     read = reader()
     steps(read, [bar(n, 100) for n in (1, 2, 50)])
-    assert steps(read, [bar(n, 63) for n in range(5)]) == [None] * 5, "the training's bar is not full"
-    assert read.read(bar(5, 63)) == Progress(), "it moves all the same"
+    assert steps(read, [bar(n, 63) + UP for n in range(5)]) == [None] * 5, "the training's bar is not closed"
+    assert read.read(bar(5, 63) + UP) == Progress(), "it moves all the same"
     assert read.read(bar(3, 63, "Evaluating")) == Progress()
     assert steps(read, [bar(51, 100)]) == [51]
 
@@ -231,6 +318,27 @@ def test_a_full_bar_gives_its_place_to_the_next() -> None:
     read = reader()
     steps(read, [bar(n, 10000, "Stage A") for n in (9000, 9500, 10000)])
     assert steps(read, [bar(n, 500) for n in (1, 2, 3, 4)]) == [None, None, 3, 4]
+
+
+def test_a_bar_that_ends_early_gives_its_place_to_the_next() -> None:
+    read = reader()
+    steps(read, [bar(n, 67) for n in range(62)])
+    assert steps(read, [bar(n, 500) for n in range(5)])[-2:] == [3, 4]
+
+
+def test_the_last_evaluation_of_trainer_is_no_training() -> None:
+    read = reader()
+    steps(read, [bar(n, 40) for n in range(41)])
+    assert steps(read, [bar(n, 16) + UP for n in range(17)]) == [None] * 17
+
+
+def test_a_title_with_numbers_of_any_width_is_one_bar() -> None:
+    """As in Ultralytics, whose bars show the losses and the number of instances."""
+    read, lines = reader(), []
+    for n in range(2 * 27):
+        title = f"{n // 27 + 1:>5}/5         0G {1.0 / (n + 1):10.4g} {8 + 9 * (n % 27):10}        640"
+        lines.append(bar(n % 27 + 1, 27, title))
+    assert steps(read, lines)[2:] == list(range(3, 2 * 27 + 1))
 
 
 def test_trainers_logs_take_over_from_its_bar_and_both_are_read() -> None:
@@ -357,7 +465,7 @@ def scan(*chunks: bytes, needles: tuple[bytes, ...] | None = None) -> list[str]:
         ([b"\r 1/9 [x]", b"\r 2/9 [x]"], ["1/9 [x]", "2/9 [x]"]),  # not twice
         ([b"\r 1/9 [x]\r 2/9 [x]\r 3/", b"9 [x]\n"], ["1/9 [x]", "2/9 [x]", "3/9 [x]"]),
         ([b"\rstep 1", b"2\n"], ["step 12"]),  # no bracket: it may go on
-        ([b"\x1b[1mbold\x1b[0m\x1b[A\n"], ["bold"]),
+        ([b"\x1b[1mbold\x1b[0m\x1b[A\n"], ["bold\x1b[A"]),  # the cursor goes back to another bar
         ([b"\xff\0\n"], ["\ufffd\0"]),
         ([b"caf\xc3", b"\xa9\n"], ["café"]),
         ([b"\n\n \n"], []),
@@ -386,6 +494,27 @@ def test_of_a_flood_the_newest_lines_are_returned_and_a_limited_number_a_second(
     assert scanner.feed(b"1002\n", None, 0.02) == []
     assert scanner.feed(b"1003\n", None, 1.0) == ["1003"]
     assert scanner.take_waiting() == ([], 0.0), "a newer one was read"
+
+
+@pytest.mark.parametrize("rate", [24, 50, 100, 500])
+@pytest.mark.parametrize("chunk", [1, 10], ids=["line by line", "ten lines at once"])
+def test_no_line_of_a_checkpoint_is_lost_in_a_flood_of_steps(rate: int, chunk: int) -> None:
+    scanner, needles, found, flood = Scanner(), Recognizer().needles, 0, []
+    for n in range(10 * rate):
+        flood.append(titan(n, "3.2"))
+        flood += ["Finished saving the checkpoint in 0.60 seconds."] if n % rate == rate // 2 else []
+    for at in range(0, len(flood), chunk):
+        data = "".join(f"{line}\n" for line in flood[at : at + chunk]).encode()
+        lines = scanner.feed(data, needles, at / rate)
+        found += sum("checkpoint" in line for line in lines)
+    assert found == 10
+
+
+def test_of_many_lines_at_once_the_one_of_a_checkpoint_is_read() -> None:
+    flood = [titan(n, "3.2") for n in range(200)]
+    flood[3] = "Finished saving the checkpoint in 0.60 seconds."
+    lines = Scanner().feed("\n".join([*flood, ""]).encode(), Recognizer().needles, 0.0)
+    assert (lines[0], lines[-1], len(lines)) == (flood[3], flood[-1], LINES_AT_ONCE + 1)
 
 
 def test_a_traceback_after_a_flood_of_bars_hides_none() -> None:
@@ -436,11 +565,11 @@ def test_where_a_bar_began_is_remembered_from_before_its_pattern_is_chosen() -> 
 
 @pytest.mark.parametrize(
     ("line", "counts_on"),
-    [("step: 38 loss: 0.5", True), ("epoch 3 step: 38 loss: 0.5", False), (hf(0.5, 1.25), True)],
+    [("step: 38 loss: 0.5", True), ("epochs step: 38 loss: 0.5", False), (hf(0.5, 1.25), True)],
 )
 def test_a_step_beside_an_epoch_that_is_not_read_does_not_count_on(line: str, counts_on: bool) -> None:
     recognizer = Recognizer()
-    recognizer.choose(PATTERNS[0] if "'loss'" in line else PATTERNS[2])
+    recognizer.choose(PATTERNS[0] if "'loss'" in line else PATTERNS[5])
     reader = LineReader(recognizer)
     found = reader.read(line)
     assert found is not None

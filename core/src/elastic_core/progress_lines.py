@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from elastic_core.progress import BUILT_IN, LARGEST_STEP, Checkpoint, Expressions, Progress
-from elastic_core.progress_bars import BARS_MAX, Bar, Bars, read_bar
+from elastic_core.progress_bars import BARS_MAX, CURSOR_UP, Bar, Bars, read_bar
 from elastic_core.progress_expressions import USER_LINE_MAX_CHARACTERS, needle_of
 from elastic_core.progress_patterns import CHECKPOINT_NEEDLE, CHECKPOINT_PATTERNS, PATTERNS, Pattern
 
 LINE_MAX_BYTES = 2000  # of a line, its end; built-in expressions take linear time
 LINES_PER_SECOND = 25.0  # of one stream that are matched
 LINES_AT_ONCE = 25.0
+RESERVE = 5.0  # of these, lines only for lines with the last needle, that of checkpoints, which are rare
 MATCHES_TO_CHOOSE = 3  # with growing steps, until a pattern is chosen
 STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re.IGNORECASE)
@@ -40,18 +41,18 @@ class Scanner:
     def __init__(self) -> None:
         self._rest = b""
         self._follows_return = False
-        self._allowed, self._at = LINES_AT_ONCE, 0.0
+        self._allowed, self._at = LINES_AT_ONCE + RESERVE, 0.0
         self._waiting: tuple[bytes, float] | None = None
         """The newest line that there was no time for, and when it came."""
         self._shown = b""
         """The bar without an end that was returned already."""
 
-    def feed(self, data: bytes, needles: Collection[bytes] | None, now: float) -> list[str]:
+    def feed(self, data: bytes, needles: Sequence[bytes] | None, now: float) -> list[str]:
         """Return lines that ``data`` completes, oldest first.
 
         Args:
             data: What was read from the stream.
-            needles: Texts of which a line must have one; None for any line.
+            needles: Texts of which a line must have one; None for any line. Lines with the last one come first.
             now: Seconds, monotonic.
         """
         data = self._rest + data
@@ -62,7 +63,8 @@ class Scanner:
         self._rest = rest[-LINE_MAX_BYTES:]
         if not _has_any(whole, needles) and not (self._follows_return and _has_any(rest, needles)):
             return []
-        return self._pick(self._candidates(whole, needles), now)
+        rare = needles[-1] if needles and needles[-1] in whole else None
+        return self._pick(self._candidates(whole, needles, rare), rare, now)
 
     def take_waiting(self) -> tuple[list[str], float]:
         """Return the newest line for which there was no time, if none came after it, and when it came."""
@@ -74,7 +76,7 @@ class Scanner:
         last, self._rest = self._rest.strip(), b""
         return [_text(last)] if last and last != self._shown and _has_any(last, needles) else []
 
-    def _candidates(self, whole: bytes, needles: Collection[bytes] | None) -> list[bytes]:
+    def _candidates(self, whole: bytes, needles: Sequence[bytes] | None, rare: bytes | None) -> list[bytes]:
         """Return lines, newest first, as many as may be matched at all."""
         found: list[bytes] = []
         rest = self._rest.strip()
@@ -89,14 +91,19 @@ class Scanner:
             if line and _has_any(line, needles):
                 found.append(line[-LINE_MAX_BYTES:])
                 if len(found) > LINES_AT_ONCE:
-                    break
+                    if rare is None:
+                        break
+                    needles = (rare,)
         return found
 
-    def _pick(self, newest_first: list[bytes], now: float) -> list[str]:
-        self._allowed = min(LINES_AT_ONCE, self._allowed + (now - self._at) * LINES_PER_SECOND)
+    def _pick(self, newest_first: list[bytes], rare: bytes | None, now: float) -> list[str]:
+        self._allowed = min(LINES_AT_ONCE + RESERVE, self._allowed + (now - self._at) * LINES_PER_SECOND)
         self._at = now
-        picked = newest_first[: int(self._allowed)]
-        self._allowed -= len(picked)
+        picked = []
+        for line in newest_first if rare else newest_first[: max(0, int(self._allowed - RESERVE))]:
+            if self._allowed >= (1 if rare is not None and rare in line else 1 + RESERVE):
+                self._allowed -= 1
+                picked.append(line)
         if newest_first:
             self._waiting = None if picked else (newest_first[0], now)
         return [_text(line) for line in reversed(picked)]
@@ -113,7 +120,7 @@ def _has_any(data: bytes, needles: Collection[bytes] | None) -> bool:
 
 def _text(line: bytes) -> str:
     text = line[-LINE_MAX_BYTES:].decode(errors="replace")
-    return STYLE.sub("", text) if "\x1b" in text else text
+    return STYLE.sub("", text) + CURSOR_UP * text.endswith(CURSOR_UP) if "\x1b" in text else text
 
 
 # Values ---------------------------------------------------------------------------------------------------------------
@@ -179,7 +186,7 @@ class Recognizer:
         self.expressions = expressions
         self.chosen: Pattern | None = None
         self.needles: tuple[bytes, ...] | None = ()
-        """Texts of which a line must have one to be worth reading; None for any line."""
+        """Texts of which a line must have one to be worth reading, the last that of checkpoints; None for any line."""
         self._set_needles()
 
     def choose(self, pattern: Pattern) -> None:
@@ -209,7 +216,10 @@ class Recognizer:
             texts.append(needle_of(self.expressions.checkpoint.pattern))
         else:
             texts.append(CHECKPOINT_NEEDLE)
-        self.needles = tuple(dict.fromkeys(text.encode() for text in texts)) if all(texts) else None
+        # A text within which is another one finds no line that the other does not find.
+        *others, last = (text.encode() for text in texts)
+        found = [text for text in dict.fromkeys(others) if not any(one != text and one in text for one in others)]
+        self.needles = (*(text for text in found if text != last), last) if all(texts) else None
 
 
 @dataclass(slots=True)
@@ -296,7 +306,7 @@ class LineReader:
         if bar is None or step is None:
             return Progress()
         whole = self.recognizer.chosen is not None and not self.recognizer.chosen.is_generic
-        counts_on = whole or bar.epoch is not None or self._began.get((bar.title, bar.total), 0) > 0
+        counts_on = bar.counts_on or (whole and bar.total > 0) or self._began.get((bar.title, bar.total), 0) > 0
         epoch = read.epoch if bar.epoch is None else float(bar.epoch)
         return Progress(step=step, loss=read.loss, epoch=epoch, counts_on=counts_on)
 

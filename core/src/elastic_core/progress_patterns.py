@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _NUMBER = r"[+-]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?))"
-_BAR = r"(?<!\d)(?P<n>\d+)/(?P<total>\d+) \[\d[\d:]*<[^,\]]{1,24}, *[\d.?]+ ?[^\s,\]/]*/[^\s,\]]+"
-_BAR_NEEDLES = tuple(f"{digit}<" for digit in range(10))
+_BAR = (
+    r"(?<![\d.])(?P<n>\d[\d.]*[kMGT]?)(?:/(?P<total>\d[\d.]*[kMGT]?|\?)|it) "
+    r"\[\d[\d:]*(?:<[^,\]]{1,24})?, *(?![\d.?]+[kMGT]?i?B/)[\d.?]+ ?[^\s,\]/]*/[^\s,\]]+"
+)
+_BAR_NEEDLES = (*(f"{digit}<" for digit in range(10)), "it [")
 """Between the time that has passed and the time that is left. A traceback has many "<", as in "<module>"."""
-_BAR_LOSS = rf"(?:[^\]]*?\b(?:train_|training_|step_)?loss(?:_step|_epoch)?=(?P<loss>{_NUMBER}))?"
+_BAR_LOSS = rf"(?:[^\]]*?\b(?:train_|training_|step_)?loss(?:_step|_epoch|/train/total)?=(?P<loss>{_NUMBER}))?"
+_HAS_LOSS = rf"\A(?=.*?\b(?:train_|training_)?[Ll]oss(?:_step|_epoch)?['\"]?[ \t:=]{{1,6}}(?P<loss>{_NUMBER})(?![\w%]))"
+"""Looks for a loss anywhere in a line, once, so that the time stays linear."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +58,14 @@ PATTERNS: Sequence[Pattern] = (
     ),
     Pattern(
         name="torchtitan",
-        expression=rf"\bstep: +(?P<step>\d+)(?:/\d+ = [\d.]+%)? +loss: +(?P<loss>{_NUMBER})",
+        expression=rf"\bstep: +(?P<step>\d+)(?:/\d+ = [\d.]+%)? +loss: +(?P<loss>{_NUMBER})(?=.* memory: )",
         needles=("loss: ",),
         source="torchtitan, MetricsProcessor.log (components/metrics.py)",
     ),
     Pattern(
         name="Megatron-LM",
-        expression=rf"\biteration +(?P<step>\d+)/ *\d+ \|(?:.*? consumed samples: +(?P<samples>\d+) \|)?"
+        expression=rf"\biteration +(?P<step>\d+)/ *\d+ \|(?=.* elapsed time per iteration)"
+        rf"(?:.*? consumed samples: +(?P<samples>\d+) \|)?"
         rf"(?:.*? (?:lm|mtp_1)[ _]loss: +(?P<loss>{_NUMBER}))?",
         needles=("iteration ",),
         source="Megatron-LM, training_log (megatron/training/training.py)",
@@ -70,6 +76,29 @@ PATTERNS: Sequence[Pattern] = (
         needles=(", skipped=",),
         is_generic=True,
         source="DeepSpeed, DeepSpeedEngine._report_progress (runtime/engine.py), as often as steps_per_print says",
+    ),
+    Pattern(
+        name="a step and its loss in one line (nanoGPT and others)",
+        expression=_HAS_LOSS + r"(?:(?!(?i:eval|valid|\bval\b|test|predict|infer)).)*?(?:\b|_)(?<!per )"
+        r"(?:[Ss]tep|STEP|[Ii]ter(?:ation)?|ITER)[ \t:=#\[(]{1,6}(?P<step>\d+)(?![\w%]|\.\d)",
+        needles=("oss",),
+        is_generic=True,
+        source="nanoGPT, train.py, and many scripts",
+    ),
+    Pattern(
+        name="the batch of an epoch and its loss in one line (torchvision, timm and others)",
+        expression=rf"{_HAS_LOSS}.*?\b(?:[Ee]poch|[Tt]rain)\b[^%|<]{{0,40}}?\[ *(?P<n>\d+)/(?P<total>\d+)\b",
+        needles=("oss",),
+        is_generic=True,
+        source="torchvision, references/classification; examples/imagenet and mnist; timm, train.py",
+    ),
+    Pattern(
+        name="a rich bar (Lightning, Ultralytics and others)",
+        expression=r"[━─╸╺] +(?P<n>\d+)/(?P<total>\d+|\?|-+)(?![\d.,]|\s?[kKMGT]?i?B)"
+        rf"(?:.*?\b(?:train_|training_)?loss(?:_step|_epoch)?: *(?P<loss>{_NUMBER}))?",
+        needles=("━",),
+        is_generic=True,
+        source="rich, MofNCompleteColumn; Lightning, RichProgressBar; Ultralytics, TQDM (utils/tqdm.py)",
     ),
     Pattern(
         name="a tqdm bar (Accelerate, diffusers and others)",

@@ -12,13 +12,14 @@ from views import halted, incident, info, live, members, offer, seen, settings, 
 from elastic_core.config.run import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
-from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, HostLosses, Leader, Round
+from elastic_core.protocol.counters import as_record
+from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, HostLosses, Leader, Round, SpentRestart
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, restore_ledger
-from elastic_core.protocol.roster import Phase, Slots
+from elastic_core.protocol.roster import Phase, Reached, Slots
 
 NOW = 100.0
 RESTART = Verdict(Action.RESTART, "restarts are left")
@@ -563,6 +564,35 @@ class TestBooks:
     def test_rounds_without_progress_are_counted_in_a_row(self, progressed: bool, barren: int) -> None:
         ledger = with_counters(halted("a", HaltReason.NODE_LEFT), barren=4)
         decision = decide(view(ledger, stopped("a", progressed=progressed)))
+        assert isinstance(decision, Append)
+        assert decision.counters.barren == barren
+
+    @pytest.mark.parametrize(
+        ("reached", "barren"),
+        [
+            pytest.param(
+                Reached(1, step=5, moved=True), 0, id="from one step to another, read after a worker had died"
+            ),
+            pytest.param(Reached(1, step=5), 5, id="one step, and nothing to compare it with"),
+            pytest.param(Reached(2, step=31), 5, id="of another round"),
+            pytest.param(Reached(1), 5, id="none"),
+            pytest.param(Reached(0, step=3, moved=True), 1, id="of the round before, known too late"),
+        ],
+    )
+    def test_steps_that_a_row_tells_are_progress(self, reached: Reached, barren: int) -> None:
+        ledger = with_counters(halted("a", HaltReason.NODE_LEFT), barren=4)
+        decision = decide(view(ledger, stopped("a", reached=reached)))
+        assert isinstance(decision, Append)
+        assert decision.counters.barren == barren
+
+    @pytest.mark.parametrize(("step", "barren"), [(31, 0), (30, 5)])
+    def test_a_step_beyond_those_of_earlier_rounds_is_progress(self, step: int, barren: int) -> None:
+        ledger = then(with_counters(live("a"), barren=4), Round(number=2, offer=offer("a", 2), same_as=1), at=20.0)
+        past = SpentRestart(failure=as_record(replace(incident("a"), step=30)), age=1.0)
+        ledger = with_counters(ledger, failures=(past,))
+        ledger = then(ledger, Halt(round=2, reason=HaltReason.NODE_LEFT, why="a"), at=21.0)
+        node = stopped("a", number=2, head=4, offer=offer("a", 3), reached=Reached(2, step=step))
+        decision = decide(view(ledger, node))
         assert isinstance(decision, Append)
         assert decision.counters.barren == barren
 

@@ -158,9 +158,21 @@ def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
 
 
 def _barren_rounds(view: LeaderView, old: Round) -> int:
-    """Return the number of rounds in a row without progress, after ``old`` (rule L4)."""
-    progressed = any(node.row.progressed and node.row.round == old.number for node in view.node_views(old))
-    return 0 if progressed else view.ledger.counters.barren + 1
+    """Return the number of rounds in a row without progress, after ``old`` (rule L4).
+
+    The progress of the round before may have become known only after it was counted.
+    """
+    rows = [node.row for node in view.node_views(old)]
+    if any(row.progressed and row.round == old.number for row in rows) or _has_advanced(view, old.number, rows):
+        return 0
+    return 1 + (0 if _has_advanced(view, old.number - 1, rows) else view.ledger.counters.barren)
+
+
+def _has_advanced(view: LeaderView, number: int, rows: Sequence[NodeRow]) -> bool:
+    """Return whether a rank came from one step to another in a round, or beyond the steps of earlier rounds."""
+    reached = progress_of(number, rows)
+    before = _newest(*(one.failure.step for one in view.ledger.counters.failures if one.failure.round < number))
+    return reached.moved or (before is not None and reached.step is not None and reached.step > before)
 
 
 def _excluded_hosts(view: LeaderView, halt: Halt, unreachable: str | None) -> tuple[Exclusion, ...]:
