@@ -479,6 +479,15 @@ SAMPLES = [
         "[18.25.6.30]:28048\n",
     ),
     Sample(
+        "ranks are in different collectives",
+        GITHUB + "pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc",
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] "
+        "op.preamble.length <= op.nbytes. 1000 vs 12. Received data size doesn't match expected size. "
+        "Is there a distributed collective mismatch in your code?\n",
+        -6,
+    ),
+    Sample(
         "native code gave up",
         GITHUB + "pytorch/pytorch/issues/50137",
         "free(): double free detected in tcache 2\nAborted (core dumped)\n",

@@ -361,6 +361,13 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "Look for the rank that failed first; if none did, the network between the hosts broke.",
         "https://github.com/pytorch/pytorch/issues/75512",
     ),
+    KnownFailure(
+        "ranks are in different collectives",
+        FailureClass.SCRIPT,
+        r"is there a distributed collective mismatch in your code",
+        "All ranks must call the same collectives in the same order, with tensors of equal sizes and types.",
+        "https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc",
+    ),
     # Native code, whose message can have any other text in it ---------------------------------------------------------
     KnownFailure(
         "native code gave up",
