@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
 from elastic_core.warden.channel import Channel, Message
-from elastic_core.warden.linux import Process, descendants, kill
+from elastic_core.warden.linux import Process, descendants, kill, session_of
 
 if TYPE_CHECKING:
     from elastic_core.warden.messages import Fenced, StopCompleted, WardenEvent
@@ -302,12 +302,7 @@ class Warden:
 
     def _is_orphan(self, process: Process) -> bool:
         """Whether a descendant of this process was the warden's."""
-        if self._alone:
-            return True
-        try:
-            return os.getsid(process[0]) in self._workers
-        except ProcessLookupError:
-            return False
+        return self._alone or session_of(process[0]) in self._workers
 
     def _await_end(self, timeout: float) -> None:
         if self._process.poll() is not None:

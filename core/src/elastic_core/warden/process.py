@@ -341,9 +341,8 @@ class WardenProcess:
     def _stop(self, signum: int, grace: float, *, fenced: bool = False, ending: Sequence[int] = ()) -> StopInProgress:
         """Begin a stop: signal every worker's group; kill what is left at the deadline or after the last worker.
 
-        Helpers live on until the deadline (``helpers``). With a ``grace`` of 0 all processes are killed.
-
-        The workers ``ending`` end by themselves, and are only killed.
+        Helpers live on until the deadline (``helpers``). With a ``grace`` of 0 all processes are killed. The workers
+        ``ending`` end by themselves, and are only killed.
 
         A stop that is under way goes on with the nearer of the two deadlines, and keeps its signal: a worker may be
         saving its state.
