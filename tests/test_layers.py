@@ -69,7 +69,7 @@ OTHER_NAMES = {
 """What the layout of a package quotes that is no module of it, in lower case and without a dot."""
 MOST_LINES = 410  # of a module: "about 400" in CONTRIBUTING.md
 LONG = {
-    "elastic_core/warden/process.py": (431, "an event loop and all its effects"),
+    "elastic_core/warden/process.py": (432, "an event loop and all its effects"),
     "elastic_core/agent/workers.py": (580, "the workers of one round share their state; what is pure is elsewhere"),
     "elastic_core/handlers/agent.py": (491, "an event loop and all its effects"),
     "elastic_core/agent/progress_reader.py": (430, "one lock, and all that it guards"),

@@ -277,11 +277,13 @@ class WardenProcess:
             self._signal_workers(self._workers(), signal.SIGTERM)
             if stop.patient:
                 self._signal(self._find_killable(), signal.SIGTERM)
-        if stop.killed is None and now < stop.deadline and not (stop.patient or self._workers() or self._unforked()):
+        left = self._has_workers_left()
+        orphaned = left and not (stop.patient or self._workers() or self._unforked())
+        if orphaned and stop.killed is None and now < stop.deadline:
             helpers = self._helpers.admit(self._find_killable(), self._ended, now, stop.deadline)
             self._signal(helpers, signal.SIGTERM)
-            stop.killed = {}
-        if not self._has_workers_left():
+            stop.killed, left = {}, self._has_workers_left()
+        if not left:
             self._stopping = None
             self._ended.clear()
             if stop.fenced:
