@@ -100,16 +100,16 @@ def interfaces() -> dict[str, str]:
     Bridges are left out, such as Docker's, which has one address on all hosts.
     """
     names = [name for _, name in socket.if_nameindex() if not os.path.isdir(f"/sys/class/net/{name}/bridge")]
-    found: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
-        up = [name for name in names if int.from_bytes(_ask(asking, name, _SIOCGIFFLAGS)[:2], sys.byteorder) & _IFF_UP]
-        for name in up:
-            with contextlib.suppress(OSError):  # it has no address of IPv4
-                found[socket.inet_ntoa(_ask(asking, name, _SIOCGIFADDR)[4:8])] = name
-        with open("/proc/net/if_inet6", encoding="ascii") as table:
-            for address, *_, name in map(str.split, table):
-                if name in up:
-                    found[str(ipaddress.ip_address(bytes.fromhex(address)))] = name
+    found, up = dict[str, str](), set[str]()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for name in names:
+            with contextlib.suppress(OSError):  # it is gone, or has no address of IPv4
+                if int.from_bytes(_ask(asking, name, _SIOCGIFFLAGS)[:2], sys.byteorder) & _IFF_UP:
+                    up.add(name)
+                    found[socket.inet_ntoa(_ask(asking, name, _SIOCGIFADDR)[4:8])] = name
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:
+        entries = map(str.split, table)
+        found |= {str(ipaddress.ip_address(bytes.fromhex(at))): name for at, *_, name in entries if name in up}
     usable = {address: ipaddress.ip_address(address) for address in found}
     return {at: found[at] for at, ip in usable.items() if not (ip.is_loopback or ip.is_link_local)}
 

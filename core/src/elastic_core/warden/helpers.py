@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 
 from elastic_core.warden.linux import Process, command_of, session_of
 
-TRACKERS = "multiprocessing.resource_tracker", "torch_shm_manager"  # in their command lines
+TRACKERS = "resource_tracker", "torch_shm_manager"  # in their command lines
 TRACKERS_MAX_SECONDS = 0.2  # for which a stop waits for them
 
 
