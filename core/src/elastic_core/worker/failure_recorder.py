@@ -197,16 +197,14 @@ class FailureRecorder:
         """Let ``atexit`` functions finish, such as a tracker's, although the agent stops the round at once."""
         import signal
 
-        def note(_number: int, _frame: "FrameType | None") -> None:
-            self._requested = True
-
-        signal.signal(signal.SIGTERM, note)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_requested", True))
 
     def _end_if_requested(self) -> None:
         import signal
 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._requested:
+            _flush()  # what atexit functions have printed
             os.kill(self._process, signal.SIGTERM)
 
     def _report(self, packet: bytes) -> None:
