@@ -82,6 +82,7 @@ def test_the_advice_names_the_address_that_would_be_found() -> None:
 
 def test_without_a_network_others_cannot_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_source", lambda target: None)
+    monkeypatch.setattr(addresses, "interfaces", dict)
     assert address("store.example:1").state is State.WRONG
     assert address("/shared/rdzv", form="DIRECTORY").state is State.WARNING
 
