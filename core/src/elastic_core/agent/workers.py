@@ -190,7 +190,7 @@ class WorkerGroup:
         """Kill the rank for which the others wait, if it is here, and report that as its failure."""
         for tag, worker in self._workers.items():
             if worker.assignment.rank == report.culprit and worker.is_running and worker.pid and not self._over:
-                where = report.report.partition("\n")[0]
+                where = report.report.partition("\n")[0].rstrip(":")
                 cause = named_cause("Hang", f"no progress for {report.window:g} s; {where}")
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(worker.pid, signal.SIGKILL)
