@@ -11,8 +11,6 @@ from views import halted, incident, info, live, offer, seen, then, watch, with_c
 from elastic_core.incidents import Failure, Incident, IncidentKind, as_failure
 from elastic_core.protocol.counters import (
     LOSSES_KEPT_SECONDS,
-    SAME_CHANGE_SECONDS,
-    add_change,
     counters_after_halt,
     counters_after_restart,
     past_failures,
@@ -23,7 +21,7 @@ from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import MAX_CHANGES, MAX_FAILURES, MAX_HOSTS
+from elastic_core.protocol.limits import MAX_FAILURES, MAX_HOSTS
 from elastic_core.protocol.roster import LastCheckpoint, Phase, Reached
 
 AGE = 50_000.0
@@ -275,36 +273,6 @@ def test_a_restart_that_is_given_back_takes_its_failure_along() -> None:
 def test_the_age_of_a_run_is_that_of_its_newest_entry_and_the_time_since() -> None:
     ledger = live("a", at=10.0)
     assert [LeaderView(ledger=ledger, watch=watch(), now=now).age for now in (9.0, 10.0, 10.5)] == [10.0, 10.0, 10.5]
-
-
-# What ended rounds (rule L13) -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reason", list(HaltReason))
-def test_the_time_of_every_round_that_follows_a_loss_or_a_failure_is_remembered(reason: HaltReason) -> None:
-    ledger = halted("ab", reason, blame=incident("a"))
-    known = view(ledger, stopped("a"), stopped("b"))
-    assert ledger.round is not None
-    assert ledger.halt is not None
-    counters, _ = counters_after_halt(known, ledger.round, ledger.halt)
-    assert counters.changes == (() if reason is HaltReason.RESIZE else (NOW,))
-
-
-def test_a_restart_of_the_same_members_is_remembered_too() -> None:
-    ledger = live("ab")
-    assert ledger.round is not None
-    counters, _ = counters_after_restart(view(ledger, running("a"), running("b")), ledger.round, incident("a"))
-    assert counters.changes == (NOW,)
-
-
-def test_rounds_of_one_incident_count_once_and_the_newest_are_kept() -> None:
-    changes: tuple[float, ...] = ()
-    for at in range(MAX_CHANGES + 2):
-        for again in (0.0, 1.0, SAME_CHANGE_SECONDS - 0.1):
-            changes = add_change(changes, 100.0 * at + again)
-    assert changes == tuple(100.0 * at for at in range(2, MAX_CHANGES + 2))
-    assert add_change((100.0,), 100.04 + SAME_CHANGE_SECONDS) == (100.0, 130.0)
-    assert add_change((100.0,), 100.0 + SAME_CHANGE_SECONDS) == (100.0, 130.0)
 
 
 def test_the_ledger_hears_one_round_later_how_far_a_round_came() -> None:

@@ -44,7 +44,6 @@ from elastic_core.protocol.limits import (
     DETAIL_BYTES,
     FAILURE_TEXT_BYTES,
     HOSTS_BYTES,
-    MAX_CHANGES,
     MAX_FAILURES,
     MAX_HOSTS,
     MAX_KINDS,
@@ -327,7 +326,6 @@ def largest_counters() -> Counters:
         losses={f"{host:016x}": HostLosses(9999, 86_400_000.5) for host in range(MAX_HOSTS)},
         excluded=tuple(Exclusion(f"{host:016x}", 86_400_000) for host in range(MAX_HOSTS)),
         failures=MAX_FAILURES * (SpentRestart(failure=failed, age=86_400_000.5),),
-        changes=MAX_CHANGES * (86_400_000.5,),
     )
 
 
@@ -413,7 +411,6 @@ def test_the_documented_shares_of_a_resume_hold_its_parts_and_fit_into_a_value_t
         [counters["losses"]],
         [counters["excluded"]],
         [counters["failures"]],
-        [counters["changes?"]],
         texts,
         [halt["incident"]],
         [body["round"]["hosts"]],

@@ -166,32 +166,26 @@ def test_the_newest_checkpoint_of_the_round_is_in_the_row_by_the_age_of_the_run(
     node.hears(Checkpointed(1, 11.0, saved=False))
     assert checkpoint_of(node) == LastCheckpoint(11.0)
     node.hears(Checkpointed(1, 71.04))
-    assert checkpoint_of(node) == LastCheckpoint(71.0, 60.0, saved=True)
+    assert checkpoint_of(node) == LastCheckpoint(71.0, saved=True)
     node.hears(Checkpointed(1, 81.0, saved=False))
-    assert checkpoint_of(node) == LastCheckpoint(71.0, 60.0, saved=True), "it is known already"
+    assert checkpoint_of(node) == LastCheckpoint(71.0, saved=True), "it is known already"
     node.hears(Checkpointed(1, 171.0))
-    assert checkpoint_of(node) == LastCheckpoint(171.0, 100.0, saved=True)
+    assert checkpoint_of(node) == LastCheckpoint(171.0, saved=True)
     node.hears(Checkpointed(1, 181.0, newer=True), Checkpointed(1, 191.0))
-    assert checkpoint_of(node) == LastCheckpoint(191.0, 10.0, saved=True, newer=True), "one of the round was newer"
+    assert checkpoint_of(node) == LastCheckpoint(191.0, saved=True, newer=True), "one of the round was newer"
 
 
-def test_the_first_checkpoint_of_a_node_that_did_not_watch_tells_no_interval() -> None:
-    node = running()
-    node.hears(Checkpointed(1, 71.0))
-    assert checkpoint_of(node) == LastCheckpoint(71.0, 0.0, saved=True)
-
-
-def test_the_next_round_has_no_checkpoint_yet_and_the_interval_stays_known() -> None:
+def test_the_next_round_has_no_checkpoint_yet() -> None:
     node = running()
     node.hears(Checkpointed(1, 11.0, saved=False), Checkpointed(1, 71.0))
     node.reads(halt())
     node.hears(Checkpointed(1, 72.0))
-    assert checkpoint_of(node) == LastCheckpoint(71.0, 60.0, saved=True), "its workers are being stopped"
+    assert checkpoint_of(node) == LastCheckpoint(71.0, saved=True), "its workers are being stopped"
     node.hears(WorkersGone())
     node.reads(sealed(2))
     assert checkpoint_of(node) is None
     node.hears(Checkpointed(1, 80.0), Checkpointed(2, 90.0, saved=False))
-    assert checkpoint_of(node) == LastCheckpoint(90.0, 60.0)
+    assert checkpoint_of(node) == LastCheckpoint(90.0)
 
 
 # Failures ------------------------------------------------------------------------------------------------------------

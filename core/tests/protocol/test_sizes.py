@@ -124,7 +124,7 @@ def test_the_wait_for_a_resize_counts_from_when_the_size_could_be_reached() -> N
     second = replace(seen("d", head=2, now=later), arrived_at=later - 1)
     known = view(ledger, *nodes, first, second, now=later)
     assert known.ledger.round is not None
-    assert next_resize(known, known.ledger.round, resize_cost=0.0)[0] == later + 59
+    assert next_resize(known, known.ledger.round)[0] == later + 59
 
 
 def returning(*hosts: str, count: int = 1) -> dict[str, HostLosses]:

@@ -87,7 +87,7 @@ def _graceful(lots: random.Random) -> dict[str, Any]:
 
 
 def _resizes(lots: random.Random) -> dict[str, Any]:
-    wait, saves, last = lots.choice([(5.0, 0.0, 0), (8.0, 0.0, 0), (0.5, 8.0, 0), (1.0, 12.0, 0), (0.5, 8.0, 2)])
+    wait, saves, last = lots.choice([(5.0, 0.0, 0), (8.0, 0.0, 0), (1.0, 20.0, 0), (1.0, 25.0, 0), (1.0, 20.0, 2)])
     return {"resize_wait": wait, "saves": saves, "last_save": last, "min_nodes": 1, "work": 10_000.0, "thinking": 0.0}
 
 

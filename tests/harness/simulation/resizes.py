@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MOST_WAITS = 30.0
 """A node waits for at most this many times ``resize_wait``."""
-SETTLED = 2.0
-"""How old a checkpoint is that counts, in seconds."""
+FRESH = 10.0
+"""How old a checkpoint may be at a resize, in seconds, while no node has waited for as long as it must."""
 SLACK = 3.0
 """Seconds that may pass between a decision and its entry, and between a checkpoint and the row that tells of it."""
 SHARE = 0.9
@@ -53,14 +53,12 @@ def check_resize(world: World, replica: Replica, entry: Entry) -> None:
         if early:
             world.truth.violated("L13", f"a resize of a round of {age:.1f} s, for which a node waited {waited:.1f} s")
         return
-    interval, training = max(checkpoint.interval for checkpoint in known), world.training(entry.run, current)
+    training = world.training(entry.run, current)
     began = training.saved_at or training.whole_at or world.hub.now
-    at_stake, most = world.hub.now - began, len(arrivals) * interval / (len(members) + len(arrivals)) + SETTLED
-    if not interval:
-        world.count("L13 a round is resized whose next checkpoint is not expected at any time")
-    elif waited >= SHARE * MOST_WAITS * plan.resize_wait:
+    at_stake = world.hub.now - began
+    if waited >= SHARE * MOST_WAITS * plan.resize_wait:
         world.count("L13 a node has waited for as long as it must")
-    elif at_stake > most + SLACK:
-        world.truth.violated("L13", f"{at_stake:.1f} s of work are lost to a resize, at most {most:.1f} s may be")
+    elif at_stake > FRESH + SLACK:
+        world.truth.violated("L13", f"{at_stake:.1f} s of work are lost to a resize, at most {FRESH:.1f} s may be")
     elif training.saved_at is not None:
         world.count("L13 a round is resized right after a checkpoint")

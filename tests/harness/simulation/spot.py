@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from elastic_core.protocol.resize import RESTART_SECONDS
-from simulation.spot_job import Change, Job, at_once, load, node_seconds, wait_a_minute
+from simulation.spot_job import RESTART_SECONDS, Change, Job, at_once, load, node_seconds, wait_a_minute
 from simulation.spot_leader import LedJob
 
 TRACES = ("bamboo-p3", "bamboo-g4dn")

@@ -17,18 +17,13 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-from elastic_core.protocol.counters import add_change
+from elastic_core.protocol.entries import Counters, HostLosses
 from elastic_core.protocol.leader import RESIZE_PAUSE_FACTOR, RESIZE_PAUSE_SECONDS
-from elastic_core.protocol.resize import (
-    RESTART_SECONDS,
-    SETTLE_SECONDS,
-    ResizeCase,
-    change_interval,
-    seconds_until_resize,
-)
+from elastic_core.protocol.resize import SETTLE_SECONDS, ResizeCase, restarts_often, seconds_until_resize
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 RESIZE_WAIT = 60.0
+RESTART_SECONDS = 30.0  # how long workers take until they train again: imports, communicators, a checkpoint
 FOUND_AFTER = 6.0  # seconds until a lost node is found (``lost_after``)
 
 
@@ -81,7 +76,7 @@ def wait_a_minute(case: ResizeCase) -> float:
 
 def unknown(case: ResizeCase) -> float:
     """Return what rule L13 says of a script whose checkpoints are not known."""
-    return seconds_until_resize(replace(case, at_stake=None, checkpoint_interval=0.0))
+    return seconds_until_resize(replace(case, at_stake=None))
 
 
 def rule(case: ResizeCase) -> float:
@@ -113,9 +108,8 @@ class Job:
     """The nodes that wait for a place, and since when."""
     round_at: float = 0.0
     saved_at: float = 0.0  # when the newest checkpoint was saved, or the training of this round began
-    known_interval: float = 0.0  # between the last two checkpoints
     resized_at: float = -math.inf
-    changes: tuple[float, ...] = ()
+    losses: dict[str, HostLosses] = field(default_factory=dict)  # by node
     useful: float = 0.0  # node-seconds
     lost: float = 0.0  # node-seconds of work that was repeated
     resizes: int = 0
@@ -145,7 +139,6 @@ class Job:
         """Train until then."""
         while self.members and self.saved_at + self.interval <= until:
             self._save(self.saved_at + self.interval)
-            self.known_interval = self.interval
         self.now = until
 
     def _save(self, at: float) -> None:
@@ -158,7 +151,7 @@ class Job:
             self.waiting.pop(node, None)
         lost = self.members.intersection(change.removed)
         if lost:
-            self.changes = add_change(self.changes, age)
+            self.losses.update(dict.fromkeys(lost, HostLosses(1, age)))
         if lost or not self.members:
             self._restart(FOUND_AFTER if lost else 0.0, lost)
         self._ask(age)
@@ -170,14 +163,10 @@ class Job:
             return
         allowed_at = self.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * self.stop)
         case = ResizeCase(
-            nodes=len(self.members),
-            waiting=len(self.waiting),
             waited=self.now - max(self.round_at, min(self.waiting.values())),
             round_age=self.now - self.round_at,
             at_stake=max(0.0, self.now - self.saved_at),
-            checkpoint_interval=self.known_interval,
-            pause=self.stop + RESTART_SECONDS,
-            change_interval=change_interval(self.changes, age),
+            restarts_often=restarts_often(Counters(losses=self.losses), age),
             resize_wait=RESIZE_WAIT,
         )
         look_at = max(self.now + self.strategy(case), allowed_at)

@@ -96,7 +96,9 @@ class LedJob(Job):
         members = self.ledger.round.group_ranks if self.ledger.round is not None else {}
         nodes = [*members, *(node for node in self.waiting if node not in members)]
         views = {node: self._view(node, serial) for serial, node in enumerate(nodes)}
-        return decide(LeaderView(ledger=self.ledger, watch=Watch(views, at, began_at=0.0), now=at))
+        # Its cloud proves that a lost node is gone. If all members are, nobody waits for their fence.
+        watch = Watch(views, at, began_at=0.0, proven=frozenset(self.silent_since))
+        return decide(LeaderView(ledger=self.ledger, watch=watch, now=at))
 
     def _view(self, node: str, serial: int) -> NodeView:
         """Return what the leader sees of a node; one that lives does at once what the newest entry says."""
@@ -129,4 +131,4 @@ class LedJob(Job):
         assert self.ledger is not None
         saved = self.saved_at > self.round_at + self.start
         at = self.ledger.age(self.now) - max(0.0, self.now - self.saved_at)
-        return LastCheckpoint(at, self.known_interval, saved)
+        return LastCheckpoint(at, saved)

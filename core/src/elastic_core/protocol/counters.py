@@ -12,13 +12,12 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from elastic_core.incidents import SPENDS_A_RESTART, Action, Failure, Incident, as_failure
-from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, HostLosses, Round, SpentRestart
+from elastic_core.protocol.entries import Counters, Exclusion, Halt, HostLosses, Round, SpentRestart
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_CHANGES, MAX_FAILURES, MAX_HOSTS, clip
+from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_FAILURES, MAX_HOSTS, clip
 from elastic_core.protocol.roster import NodeRow, Reached
 
-SAME_CHANGE_SECONDS = 30.0
 LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a host that has no row
 
 
@@ -31,7 +30,6 @@ def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> 
     """Return the counters after a ROUND with the members of ``old``, and whether that round spends a restart."""
     counters, spends = view.ledger.counters, is_charged(incident)
     after = replace(counters, restarts=counters.restarts + spends, barren=_barren_rounds(view, old))
-    after = replace(after, changes=add_change(counters.changes, view.age))
     if spends:
         after = _with_failure(after, view, old, incident)
     return after, spends
@@ -62,7 +60,6 @@ def counters_after_halt(
         barren=_barren_rounds(view, old),
         losses=_losses_by_host(view, [node.row.info.host_id for node in node_views]),
         excluded=_excluded_hosts(view, halt, unreachable),
-        changes=counters.changes if halt.reason is HaltReason.RESIZE else add_change(counters.changes, view.age),
     )
     if spends and halt.incident is not None:
         after = _with_failure(after, view, old, halt.incident)
@@ -129,16 +126,6 @@ def _with_progress(failure: Failure, rows: Sequence[NodeRow]) -> Failure:
         moved=failure.moved or reached.moved,
         new_checkpoint=failure.new_checkpoint or reached.saved,
     )
-
-
-def add_change(before: tuple[float, ...], age: float) -> tuple[float, ...]:
-    """Return the ages of the newest changes after a loss, a departure or a failure (rule L13).
-
-    One incident may take several rounds; those within SAME_CHANGE_SECONDS count once.
-    """
-    if before and age - before[-1] < SAME_CHANGE_SECONDS:
-        return before
-    return (*before, round(age, 1))[-MAX_CHANGES:]
 
 
 def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:

@@ -54,9 +54,6 @@ class Counters:
     """Hosts that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
     failures: tuple[SpentRestart, ...] = ()
     """The newest failures that spent a restart, oldest first, at most ``MAX_FAILURES`` (rule L10)."""
-    changes: tuple[float, ...] = field(default=(), metadata=SKIPPABLE)
-    """The run's ages, in seconds, at the newest ROUNDs that followed a loss, a departure or a failure, oldest first, at
-    most ``MAX_CHANGES`` (rule L13)."""
 
     def bad_hosts(self, age: float) -> set[str]:
         """Return the host ids to leave out while other nodes are enough: excluded, or lost too often (L4, L5, L12)."""

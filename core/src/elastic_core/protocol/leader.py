@@ -122,7 +122,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # A node waits and there is room: resize as soon as L4 and L13 allow it, unless a member has finished, so that the
     # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
     if view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids):
-        resize_at, put_off = next_resize(view, current, resize_cost=_resize_cost(view))
+        resize_at, put_off = next_resize(view, current)
         resize_at = max(resize_at, _resize_allowed_at(view))
         if view.now >= resize_at:
             who = view.describe_nodes(node.node_id for node in view.newcomers()[: view.places(current)])

@@ -24,7 +24,6 @@ MAX_KINDS = 22
 enforced: roles are mostly far shorter than they may be."""
 MAX_HOSTS = 256  # most hosts whose losses the ledger counts, and most hosts that it excludes
 MAX_FAILURES = 32  # most failures that spent a restart which the ledger remembers
-MAX_CHANGES = 8  # most losses and failures whose time the ledger remembers (rule L13)
 FAILURE_TEXT_BYTES = 40  # size of the host, of the exception, and of the place, of such a failure
 MAX_DRAINED_NODES = 4096  # most nodes that one DRAIN names; the next DRAIN names the rest
 MAX_LEFT_MEMBERS = 256

@@ -37,7 +37,6 @@ class NodeState:
     alike: int = 0  # how many local workers failed with the message of the failure that ended the round
     progressed: bool = False
     checkpoint: LastCheckpoint | None = None  # the newest one of the round; None if the node does not notice any
-    checkpoint_interval: float = 0.0  # seconds between the script's last two, of any round; 0 if not known
     leaving: Leave | None = None
     store_lost: bool = False  # whether an embedded store is gone, so that no further entry can come
     probed: int = 0  # the newest round after whose failure this node has probed its peers; 0 for none
@@ -191,13 +190,11 @@ def _note_checkpoint(state: NodeState, event: node_events.Checkpointed) -> NodeS
 
     The ledger's age is the one clock that the nodes share, so a leader of any later term can tell how old it is.
     """
-    age, before, interval = round(state.ledger.age(event.now), 1), state.checkpoint, state.checkpoint_interval
+    before = state.checkpoint
     if not event.saved and before is not None:
         return state
-    if before is not None:
-        interval = round(age - before.at, 1)
     newer = event.newer or (before is not None and before.newer)
-    return replace(state, checkpoint=LastCheckpoint(age, interval, event.saved, newer), checkpoint_interval=interval)
+    return replace(state, checkpoint=LastCheckpoint(round(state.ledger.age(event.now), 1), event.saved, newer))
 
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:

@@ -1,43 +1,35 @@
-"""When a round makes room for waiting nodes: the rule of resizes (L13), which counts the work that they throw away.
+"""When a round makes room for waiting nodes: the rule of resizes (L13).
 
 A script that takes no notices saves nothing when it is stopped, so a resize repeats all work since its last checkpoint
-on every node. :func:`seconds_until_resize` weighs that work against what the waiting nodes would add until they get
-their places anyway, after a loss or a failure. ``docs/protocol.md`` has the rule's table.
+on every node. The rule waits for a moment at which that is little, and never for longer than a limit.
+``docs/protocol.md`` has its table, and ``docs/simulator.md`` what it keeps of a job's work on spot machines.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_core.protocol.entries import Round
+from elastic_core.protocol.entries import Counters, Round
 from elastic_core.protocol.graceful_stop import can_take_notices
 from elastic_core.protocol.leader_view import LeaderView
-from elastic_core.protocol.limits import MAX_CHANGES
 
-RESTART_SECONDS = 30.0  # how long workers take until they train again, assumed: imports, communicators, a checkpoint
 SETTLE_SECONDS = 2.0  # how old a checkpoint is when it counts: other ranks may still be writing their part of it
-ASSUMED_SECONDS = 300.0  # the work at stake in a script whose checkpoints are not known, if the round is as old
+FRESH_SECONDS = 10.0  # how old it is at most, so that little work is lost
 ANNOUNCE_SECONDS = 5.0  # how long a node has waited when users are told why
 MAX_WAIT_FACTOR = 30.0  # a node waits for a place for at most this many times ``resize_wait``
-PRIOR_CHANGES, PRIOR_SECONDS = 0.5, 1800.0
-"""What the rule assumes before it has seen changes: half of one in half an hour. Counts less as the run grows older."""
+OFTEN = 2  # losses of hosts and failures within an hour, after which the next one is worth waiting for
+OFTEN_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeCase:
     """What the rule decides from. Times are in seconds."""
 
-    nodes: int  # of the live round
-    waiting: int  # nodes that would get a place
-    waited: float  # since the first of them could have had its place
+    waited: float  # since the first of the nodes that would get a place could have had it
     round_age: float
     takes_notices: bool = False  # whether the workers of all nodes save when they are told to stop
     at_stake: float | None = None  # since the script's last checkpoint, or the round's start; None if not known
-    checkpoint_interval: float = 0.0  # between the script's last two checkpoints; 0 if not known
-    pause: float = RESTART_SECONDS  # from the stop of the workers until they train again
-    change_interval: float  # expected until a loss or a failure restarts the round anyway
+    restarts_often: bool = False  # whether a loss or a failure is likely to restart the round soon
     resize_wait: float  # ``--rdzv_conf resize_wait``
 
 
@@ -46,102 +38,74 @@ def seconds_until_resize(case: ResizeCase) -> float:
     longest = MAX_WAIT_FACTOR * case.resize_wait
     if case.takes_notices or case.waited >= longest:
         return 0.0
-    if case.at_stake is None:
-        worth_it = _is_worth_it(case, min(case.round_age, ASSUMED_SECONDS))
-        company = case.resize_wait - case.waited
-        if company <= 0:
-            return 0.0 if worth_it else longest - case.waited
-        # All work of a young round is at stake, and that is little.
-        return 0.0 if worth_it and case.round_age <= case.resize_wait else company
-    # A new checkpoint settles first; what that costs is little, and part of every resize.
-    if not _is_worth_it(case, max(0.0, case.at_stake - SETTLE_SECONDS)):
-        return longest - case.waited
-    return max(0.0, SETTLE_SECONDS - case.at_stake)
+    if case.at_stake is not None:
+        fresh = case.at_stake <= FRESH_SECONDS
+        return max(0.0, SETTLE_SECONDS - case.at_stake) if fresh else longest - case.waited
+    if case.round_age <= case.resize_wait:
+        return 0.0  # all work of a young round is at stake, and that is little
+    return max(0.0, (longest if case.restarts_often else case.resize_wait) - case.waited)
 
 
-def _is_worth_it(case: ResizeCase, at_stake: float) -> bool:
-    """Whether a resize gains more node-seconds than it costs, compared with a resize after the next checkpoint.
-
-    The waiting nodes work for the time until that checkpoint, or until a loss or a failure if one comes first: they get
-    their places then anyway. All nodes repeat the work at stake. The pause costs nothing extra where the later resize
-    would have had one too. Losses are taken for a Poisson process.
-    """
-    rate = 1 / case.change_interval
-    rest = max(0.0, case.checkpoint_interval - at_stake) if case.checkpoint_interval else math.inf
-    restarts_before = 1 - math.exp(-rate * rest)  # the probability of a loss or a failure before the next checkpoint
-    gained = case.waiting * restarts_before / rate
-    return gained > case.nodes * (at_stake + case.pause * restarts_before)
+def restarts_often(counters: Counters, age: float) -> bool:
+    """Return whether hosts were lost or workers failed ``OFTEN`` times within the last hour of a run of this age."""
+    ages = [lost.age for lost in counters.losses.values()] + [failed.age for failed in counters.failures]
+    return sum(age - one < OFTEN_SECONDS for one in ages) >= OFTEN
 
 
-def change_interval(changes: Sequence[float], age: float) -> float:
-    """Return the expected seconds to the next loss or failure, from the run's ages at the newest ones and its age now.
-
-    Only the newest ``MAX_CHANGES`` are known; if there are as many, the rate is that since the oldest of them.
-    """
-    since = changes[0] if len(changes) == MAX_CHANGES else 0.0
-    return (max(0.0, age - since) + PRIOR_SECONDS) / (len(changes) + PRIOR_CHANGES)
-
-
-def next_resize(view: LeaderView, current: Round, *, resize_cost: float) -> tuple[float, str]:
+def next_resize(view: LeaderView, current: Round) -> tuple[float, str]:
     """Return when the rule lets the live round be resized, or is to be asked again; and why not now, for users.
 
     Args:
         view: What the leader knows. A node waits, and there is room.
         current: The live round.
-        resize_cost: What stopping the workers took at the last resize, in seconds; 0 if that is not known.
     """
-    case = _case(view, current, resize_cost)
+    case = _case(view, current)
     seconds = seconds_until_resize(case)
-    return view.now + seconds, _describe_wait(view, case) if seconds and case.waited >= ANNOUNCE_SECONDS else ""
+    return view.now + seconds, _describe_wait(
+        view, current, case
+    ) if seconds and case.waited >= ANNOUNCE_SECONDS else ""
 
 
-def _describe_wait(view: LeaderView, case: ResizeCase) -> str:
-    """Say why waiting nodes get no place yet, and until when."""
-    waiting = view.newcomers()[: case.waiting]
-    who, longest = view.describe_nodes(node.node_id for node in waiting), MAX_WAIT_FACTOR * case.resize_wait
-    if case.at_stake is None:
-        lost = "their work since their last checkpoint, which is not known"
-        soonest = max(0.0, case.resize_wait - case.waited)
-        until = f"with the next restart, else after {soonest:.0f} to {longest - case.waited:.0f} s"
+def _describe_wait(view: LeaderView, current: Round, case: ResizeCase) -> str:
+    """Return when waiting nodes get a place, and what they wait for."""
+    who = view.describe_nodes(node.node_id for node in view.newcomers()[: view.places(current)])
+    longest = MAX_WAIT_FACTOR * case.resize_wait - case.waited
+    if case.at_stake is not None:
+        when, lost = f"at the next checkpoint or restart, in {longest:.0f} s at most", f"{case.at_stake:.0f} s of work"
+    elif case.restarts_often:
+        when, lost = f"with the next restart, in {longest:.0f} s at most", "the work since the last checkpoint"
     else:
-        lost = f"{case.at_stake:.0f} s of their work"
-        until = f"after the next checkpoint, with the next restart, or within {longest - case.waited:.0f} s"
+        when = f"in about {case.resize_wait - case.waited:.0f} s, or with the next restart"
+        lost = "the work since the last checkpoint"
     return (
-        f"{who} waits for a place: to stop the {case.nodes} node(s) of the round would lose {lost}. "
-        f"It gets one {until} (--rdzv_conf resize_wait={case.resize_wait:g})"
+        f"{who} joins {when}: to stop the workers of {len(current.members)} node(s) now would lose {lost}. "
+        f"Scripts that call elastic.should_checkpoint() make room at once (--rdzv_conf "
+        f"resize_wait={case.resize_wait:g})"
     )
 
 
-def _case(view: LeaderView, current: Round, resize_cost: float) -> ResizeCase:
-    began_at, places = view.ledger.round_at, view.places(current)
+def _case(view: LeaderView, current: Round) -> ResizeCase:
+    began_at = view.ledger.round_at
     # Before so many nodes had come, none of them could have had a place.
     needed = (view.agreement.next_size(len(current.members)) or 0) - len(current.members)
     arrivals = sorted(node.arrived_at for node in view.newcomers())
-    at_stake, interval = _work_at_stake(view, current)
     return ResizeCase(
-        nodes=len(current.members),
-        waiting=places,
         waited=view.now - max(began_at, arrivals[:needed][-1]),
         round_age=view.now - began_at,
         takes_notices=can_take_notices(view, current),
-        at_stake=at_stake,
-        checkpoint_interval=interval,
-        pause=resize_cost + RESTART_SECONDS,
-        change_interval=change_interval(view.ledger.counters.changes, view.age),
+        at_stake=_work_at_stake(view, current),
+        restarts_often=restarts_often(view.ledger.counters, view.age),
         resize_wait=view.timing.resize_wait,
     )
 
 
-def _work_at_stake(view: LeaderView, current: Round) -> tuple[float | None, float]:
-    """Return the seconds of work since the last checkpoint, None if not known, and the interval of checkpoints.
+def _work_at_stake(view: LeaderView, current: Round) -> float | None:
+    """Return the seconds of work since the last checkpoint; None if no node notices checkpoints.
 
     Often only rank 0 saves, and only its node sees that. If several nodes have saved in this round, their parts make
     one checkpoint, so the oldest counts.
     """
     rows = [node.row for node in view.node_views(current) if node.row.round == current.number]
     seen = [row.checkpoint for row in rows if row.checkpoint is not None]
-    if not seen:
-        return None, 0.0
-    saved = [one.at for one in seen if one.saved]
-    at = min(saved or [one.at for one in seen])
-    return max(0.0, view.age - at), max(one.interval for one in seen)
+    at = min([one.at for one in seen if one.saved] or [one.at for one in seen], default=None)
+    return None if at is None else max(0.0, view.age - at)

@@ -62,7 +62,6 @@ class LastCheckpoint:
     """The newest checkpoint of a round's script that a node has noticed (rule L13). Ages are the run's, in seconds."""
 
     at: float  # the run's age then; before the first one of the round, when the node began to watch for one
-    interval: float = 0.0  # seconds between the script's last two; 0 if the node has not seen as many
     saved: bool = False  # whether there was one in this round
     newer: bool = field(default=False, metadata=SKIPPABLE)
     """Whether one of this round is newer than all of earlier rounds that the node has noticed (rule L10)."""
