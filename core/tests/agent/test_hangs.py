@@ -10,6 +10,7 @@ import pytest
 from elastic_core.agent.hangs import (
     HangWatch,
     Signs,
+    Use,
     hang_check_interval,
     makes_progress,
     steps_advance,
@@ -115,7 +116,12 @@ class TestWatch:
         self.progress.begin(1)
         self.written = 0
         self.watch = HangWatch(
-            10.0, self.progress, cpu=lambda pid: self.used[pid], written=lambda pid: self.written, now=self.clock
+            10.0,
+            self.progress,
+            cpu=lambda pid: self.used[pid],
+            written=lambda pid: self.written,
+            uses=lambda pids: {pid: Use(self.clock.at, self.used[pid], 0, 0, 0) for pid in pids},
+            now=self.clock,
         )
 
     def look(self, at: float, *workers: Any) -> float:
@@ -125,6 +131,16 @@ class TestWatch:
     def test_a_worker_that_does_nothing_is_suspected_after_the_window(self) -> None:
         one = worker()
         assert [self.look(at, one) for at in (0.0, 5.0, 9.9, 10.0)] == [0.0, 0.0, 0.0, 10.0]
+
+    def test_what_a_worker_has_used_is_noted_when_its_silence_begins(self) -> None:
+        one, other = worker(), worker(1, 11)
+        for at in (0.0, 0.9, 1.0, 2.0):
+            self.used[11] += 0.5
+            self.look(at, one, other)
+        assert {pid: use.at for pid, use in self.watch.quiet.items()} == {10: 1.0}
+        one.streams.out.tail = b"episode 1"
+        self.look(2.5, one, other)
+        assert self.watch.quiet == {}
 
     def test_a_worker_prints_if_its_last_output_is_younger_than_the_window(self) -> None:
         one = worker()

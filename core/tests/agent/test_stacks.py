@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic_core.agent import stacks
+from elastic_core.agent.hangs import uses_of
 from elastic_core.agent.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
 from elastic_core.protocol.node_events import Locate
 from elastic_core.warden.linux import descendants, pauses
@@ -296,8 +298,29 @@ HOW_IT_GOES: dict[str, tuple[str, bool, bool]] = {
         "import os, time\nfile = open('checkpoint', 'wb')\n" + READY + "while True:\n"
         "  file.seek(0); file.write(os.urandom(200_000)); file.flush(); os.fsync(file.fileno()); time.sleep(0.3)",
         True,
-        False,
+        True,
     ),
+    "it writes a line to a file now and then": (
+        "import time\nlog = open('log', 'w')\n"
+        + READY
+        + "while True: print('x', file=log, flush=True); time.sleep(0.1)",
+        False,
+        True,
+    ),
+    "it receives data slowly": (
+        "import os, socket, time\none, other = socket.socketpair()\nif not os.fork():\n"
+        "  while True: one.send(b'x'); time.sleep(0.1)\n" + READY + "while True: other.recv(9)",
+        False,
+        True,
+    ),
+    "a child computes now and then": (
+        "import subprocess, sys\n" + READY + "subprocess.run([sys.executable, '-c', "
+        "'import time\\nwhile True:\\n  end = time.time() + 0.2\\n  while time.time() < end: pass\\n"
+        "  time.sleep(0.8)'])",
+        False,
+        True,
+    ),
+    "it asks again and again": (READY + "import time\nwhile True: time.sleep(0.05)", False, False),
     "a child computes": (
         "import subprocess, sys\n" + READY + "subprocess.run([sys.executable, '-c', 'while True: pass'])",
         False,
@@ -312,7 +335,9 @@ def test_whether_a_rank_moves_and_computes(case: str, tmp_path: Path) -> None:
     with running(PREPARE + program, tmp_path) as process:
         try:
             for _ in range(20):  # it may not have come there yet
-                found = locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid)], 12)
+                quiet = uses_of([process.pid])[process.pid]
+                time.sleep(1.5)
+                found = locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid, quiet=quiet)], 12)
                 if (found.moved, found.busy) == (moves, computes):
                     break
         finally:
@@ -321,6 +346,12 @@ def test_whether_a_rank_moves_and_computes(case: str, tmp_path: Path) -> None:
     assert (found.moved, found.busy) == (moves, computes)
     assert (found.answers, found.step, found.texts) == (5, 12, {})
     assert list(found.places.values()) == [(3,)]
+
+
+def test_a_rank_that_is_not_silent_may_be_working(tmp_path: Path) -> None:
+    with running(PREPARE + READY + "import queue; queue.Queue().get()", tmp_path) as process:
+        assert locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid)], 12).busy
+        assert not locate(Locate(5, full=False, judge=False), [LocalRank(3, process.pid)], 12).busy
 
 
 def test_the_whole_stacks_come_on_request_and_ranks_without_a_process_are_named(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from elastic_core.protocol.node_events import (
 from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase
 from elastic_core.protocol.stacks import (
     ANSWER_WAIT_SECONDS,
+    LOOKS,
     ask_or_report,
     culprit,
     describe_hang,
@@ -127,7 +128,7 @@ class TestQuestion:
         assert found.requests == ("stacks-2",)
 
     def test_a_request_of_a_person_does_not_hasten_the_next_question_of_a_suspicion(self) -> None:
-        first = then(asked(at=NOW - 299), replace(ASKS, answers=3, report="x", hang=True), at=NOW - 299)
+        first = then(asked(at=NOW - 299), replace(ASKS, answers=3, report="x", hang=True, looks=LOOKS), at=NOW - 299)
         by_hand = Stacks(round=1, why="by hand", requests=("stacks-1",))
         ledger = then(then(first, by_hand, at=NOW - 8), replace(by_hand, answers=5, report="x"), at=NOW - 8)
         found = decide(view(ledger, hung("a", head=6), running("b", head=6)))
@@ -155,6 +156,28 @@ class TestQuestion:
             known = view(ledger, hung("a", head=4), running("b", head=4))
             assert due(known) == NOW - 9 + windows * 300.0
 
+    @pytest.mark.parametrize(("looks", "windows"), [(1, 0.25), (2, 0.25), (3, 4.0)])
+    def test_a_hang_is_looked_at_again_soon_until_it_was_seen_three_times(self, looks: int, windows: float) -> None:
+        by = replace(ASKS, nth=3)
+        report = replace(by, answers=3, report="x", hang=True, looks=looks)
+        ledger = then(asked(at=NOW - 9, by=by), report, at=NOW - 9)
+        assert due(view(ledger, hung("a", head=4), running("b", head=4))) == NOW - 9 + windows * 300.0
+
+    @pytest.mark.parametrize(
+        ("before", "moved", "looks"),
+        [("as now", False, 3), ("as now", True, 0), ("elsewhere", False, 1)],
+    )
+    def test_looks_that_find_the_same_are_counted(self, before: str, moved: bool, looks: int) -> None:
+        report = f"ranks 0-3 are {WAITS}" if before == "as now" else before
+        last = replace(ASKS, answers=3, nth=2, report=report, still=True, looks=2)
+        ledger = then(then(asked(), last, at=NOW - 400), replace(ASKS, nth=3), at=NOW - 1)
+        nodes = [
+            answer(name, {WAITS: ranks}, question=5, moved=moved) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))
+        ]
+        found = body(decide(view(ledger, *nodes)))
+        assert isinstance(found, Stacks)
+        assert found.looks == looks
+
     def test_a_request_before_the_next_question_of_a_suspicion_is_no_suspicion(self) -> None:
         ledger = then(asked(at=NOW - 9), replace(ASKS, answers=3, report="x"), at=NOW - 9)
         found = body(decide(view(ledger, hung("a", head=4), running("b", head=4), request())))
@@ -177,7 +200,9 @@ class TestReport:
         nodes = answer("a", {WAITS: (0, 1)}, step=812), answer("b", {WAITS: (2,), LOADS: (3,)}, step=811)
         found = body(decide(view(asked(), *nodes)))
         lines = [f"rank 3 is {LOADS}", f"ranks 0-2 are {WAITS}"]
-        assert found == replace(ASKS, answers=3, report="\n".join(lines), still=True, hang=True, culprit=3, step=812)
+        assert found == replace(
+            ASKS, answers=3, report="\n".join(lines), still=True, looks=1, hang=True, culprit=3, step=812
+        )
         assert isinstance(found, Stacks)
         assert describe_hang(found).splitlines() == [
             "round 1: no progress for 300 s, since step 812:",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elastic_core.agent.event_loop import EventLoop
@@ -17,7 +17,7 @@ from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.worker import Worker
 from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Stacks
-from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted
+from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, used_by_trees
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
@@ -25,7 +25,11 @@ LOOKS_PER_WINDOW = 50
 LOOK_SECONDS = 0.2, 5.0  # the least and the greatest interval between two looks
 LOOK_EARLY_SHARE = 0.3  # of an interval, by which a look may come sooner if the agent is awake, as at each heartbeat
 CPU_SHARE = 0.01  # of a core: a process that uses less waits
-CPU_SHARE_ASKED = 0.03  # the same while it is asked for its stacks, which takes some CPU time too
+CPU_SHARE_QUIET = 0.03  # the same for a worker with its children, since when it was last asked for its stacks
+DISK_BYTES_PER_SECOND = 1 << 16  # a worker that reads or writes more, as for a checkpoint, does not hang
+CALLS_PER_SECOND, FEW_CALLS = 1.0, 3  # a worker that reads, writes or receives data more often may be working
+QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
+_SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
 
 
@@ -51,6 +55,11 @@ class Signs:
     stepped_at: float | None  # when its step last changed; None if no step is known
     printed_at: float  # when it last wrote anything; its start before that
     computed_at: float  # when it was last seen to use a CPU; its start before that
+
+    @property
+    def newest(self) -> float:
+        """When it last showed anything."""
+        return max(self.stepped_at or 0.0, self.printed_at, self.computed_at)
 
 
 def makes_progress(signs: Signs, now: float, window: float) -> bool:
@@ -95,6 +104,34 @@ def uses_cpu(seconds: float, elapsed: float, share: float = CPU_SHARE) -> bool:
     return seconds > max(share * elapsed, CPU_TICK_SECONDS)
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a worker has used until an instant of the monotonic clock; numbers as of ``used_by_trees``."""
+
+    at: float
+    cpu: float
+    disk: int
+    calls: int
+    waits: int
+
+    def saves_since(self, before: Use) -> bool:
+        """Whether the worker has read from disks since then, or written to them, as for a checkpoint."""
+        return self.disk - before.disk >= DISK_BYTES_PER_SECOND * (self.at - before.at)
+
+    def may_work_since(self, before: Use, waits_in: str) -> bool:
+        """Whether the worker may have worked since then: used CPUs, moved data, or received some."""
+        elapsed, sleeps = self.at - before.at, waits_in.startswith(_SLEEPS)
+        calls, wakes = self.calls - before.calls, 0 if sleeps else self.waits - before.waits
+        few = CALLS_PER_SECOND * elapsed + FEW_CALLS
+        return uses_cpu(self.cpu - before.cpu, elapsed, CPU_SHARE_QUIET) or calls > few or wakes > few
+
+
+def uses_of(pids: Collection[int]) -> dict[int, Use]:
+    """Return what these workers have used until now."""
+    now = time.monotonic()
+    return {pid: Use(now, *used) for pid, used in used_by_trees(pids).items()}
+
+
 @dataclass(slots=True)
 class _Seen:
     """The signs of one worker at the last look."""
@@ -117,6 +154,7 @@ class HangWatch:
         cpu: Returns the CPU seconds that a process has used or waited for; 0 of one that is gone.
         written: Returns how many bytes a process has written, to anything. Counts as output of a worker that has the
             agent's own stdout, whose text the agent does not read.
+        uses: Returns what workers have used until now.
         now: Seconds, monotonic.
     """
 
@@ -124,7 +162,10 @@ class HangWatch:
     progress: ProgressReader
     cpu: Callable[[int], float] = cpu_seconds_wanted
     written: Callable[[int], int] = bytes_written
+    uses: Callable[[Collection[int]], dict[int, Use]] = uses_of
     now: Callable[[], float] = time.monotonic
+    quiet: dict[int, Use] = field(default_factory=dict)
+    """By pid: what a worker had used when its silence began, or it was last asked for its stacks."""
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = 0.0
 
@@ -136,13 +177,17 @@ class HangWatch:
     def begin(self) -> None:
         """Begin a round."""
         self._seen.clear()
+        self.quiet = {}
 
     def look(self, workers: Iterable[Worker]) -> float:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
         now, window, newest = self.now(), self.window, self.progress.newest()
         elapsed, self._looked_at = now - self._looked_at, now
-        signs = [self._signs(worker, now, elapsed, newest) for worker in workers]
-        return 0.0 if all(makes_progress(sign, now, window) for sign in signs) else window
+        signs = {worker.pid or 0: self._signs(worker, now, elapsed, newest) for worker in workers}
+        silent = {pid for pid, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
+        known = {pid: use for pid, use in self.quiet.items() if pid in silent}
+        self.quiet = known | (self.uses(silent - known.keys()) if silent - known.keys() else {})
+        return 0.0 if all(makes_progress(sign, now, window) for sign in signs.values()) else window
 
     def advances(self) -> bool:
         """Whether a worker here came to a new step lately, so that the job does not hang."""

@@ -21,7 +21,7 @@ from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan,
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.protocol.stacks import describe_hang
+from elastic_core.protocol.stacks import describe_hang, is_news
 from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.warden import messages
 
@@ -264,24 +264,24 @@ def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id:
                 message = f"the workers of round {number} stop at step {at}"
                 yield Event("stop_at", message, fields={"round": number, "step": at})
             case Stacks(answers=question) as found if question:
-                yield hang(found)
+                yield hang(found, before.suspected)
         if ledger.halt is not None and ledger.halt is not before.halt:
             yield round_halted(ledger.halt)
         if ledger.round is not None and ledger.round is not before.round:
             yield round_started(before, ledger, ledger.round, node_id)
 
 
-def hang(report: Stacks) -> Event:
-    """Return the event of a report of where the ranks are: people see it if nothing moves."""
+def hang(report: Stacks, last: Stacks | None) -> Event:
+    """Return the event of a report of where the ranks are: people see it if nothing moves, and it is not as before."""
     fields: dict[str, Field] = {
         "round": report.round,
         "why": report.why,
         "stacks": report.report,
         "step": report.step,
-        "rank": report.culprit if report.hang and report.culprit >= 0 else None,
+        "rank": report.culprit if report.hang and report.culprit >= 0 and report.report.startswith("rank ") else None,
         "window_s": report.window,
     }
-    if report.hang:
+    if is_news(report, last):
         return Event("hang", describe_hang(report), Level.WARNING, fields)
     return Event("stacks", describe_hang(report), Level.DEBUG, fields)
 

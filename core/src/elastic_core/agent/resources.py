@@ -18,7 +18,7 @@ from elastic_core.agent import probing, stacks
 from elastic_core.agent.directories import log_directory, marked
 from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
-from elastic_core.agent.hangs import HangExplained, HangWatch
+from elastic_core.agent.hangs import HangExplained, HangWatch, uses_of
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.py_spy import PySpy
@@ -41,6 +41,7 @@ from elastic_core.progress import BUILT_IN
 from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
 from elastic_core.protocol.roster import LocalStacks, NodeInfo
+from elastic_core.protocol.stacks import LOOKS, is_news
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
 
@@ -72,24 +73,26 @@ class Resources:
 
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
         """Find out where the workers are, on another thread, which posts a Located."""
-        step, ranks = self.group.newest_step(), [stacks.LocalRank.of(worker) for worker in self.group.workers]
-        watch = self.group.hangs
+        step, watch = self.group.newest_step(), self.group.hangs
+        quiet = {} if watch is None else watch.quiet
+        ranks = [stacks.LocalRank.of(worker, quiet.get(worker.pid or 0)) for worker in self.group.workers]
         moved, busy = (False, False) if watch is None else (watch.advances(), watch.prints())
 
         def run() -> None:
             try:
                 found = self.locate(asked, ranks, step)
                 found = replace(found, moved=found.moved or moved, busy=found.busy or busy)
+                quiet.update(uses_of(quiet.keys()))  # without what the requests have cost
             except OSError:  # no descriptor is left
                 found = LocalStacks(answers=asked.index, places={})
             self.loop.post(Located(found))
 
         start(target=run, name="elastic-stacks", daemon=True).start()
 
-    def explain_hang(self, found: Stacks, start: Callable[..., threading.Thread]) -> bool:
-        """Ask the plugins, on another thread, which posts a HangExplained; False where there is none to ask."""
+    def explain_hang(self, found: Stacks, last: Stacks | None, start: Callable[..., threading.Thread]) -> bool:
+        """Ask the plugins about a new hang, on another thread, which posts a HangExplained; False for none to ask."""
         group, explain = self.group, self.plugins.explain_hang
-        if explain is None or not group.workers:
+        if explain is None or not group.workers or not is_news(found, last):
             return False
         living = [worker for worker in group.workers if worker.is_running]
         ranks = {worker.assignment.rank: worker.pid or 0 for worker in living}
@@ -112,7 +115,7 @@ class Resources:
 
     def end_hung(self, found: Stacks, number: int) -> WorkerFailed | None:
         """End the rank for which the others wait, if nothing moves in that round, the user wants it, and it is here."""
-        if not found.hang or found.round != number or self.config.hang_timeout is None:
+        if not found.hang or found.looks < LOOKS or found.round != number or self.config.hang_timeout is None:
             return None
         step = self.group.newest_step()
         if found.step is not None and step is not None and step > found.step:

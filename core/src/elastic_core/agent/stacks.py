@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_core.agent.hangs import CPU_SHARE_ASKED, uses_cpu
+from elastic_core.agent.hangs import Use, uses_of
 from elastic_core.agent.py_spy import PySpy
 from elastic_core.agent.python_traceback import Frame, parse_frames
 from elastic_core.agent.worker import Worker
@@ -27,13 +27,12 @@ from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BY
 from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.roster import LocalStacks
 from elastic_core.protocol.stacks import FINISHED, NO_STACK, waits_for_peers
-from elastic_core.warden.linux import pauses, run_nanoseconds, state_of, used_by_trees, waits_in
+from elastic_core.warden.linux import is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
 SAMPLES = 4  # how often the stacks are collected, to see whether they move
 SAMPLES_SECONDS = 1.0  # from the first to the last
-DISK_BYTES_PER_SECOND = 1 << 16  # a rank that reads or writes more, as for a checkpoint, does not hang
 _STILL_SECONDS = 0.02  # a main thread waits if it does not run for so long
 _NATIVE_NANOSECONDS = 30_000_000  # a main thread that has run for so long without calling the handler is in native code
 _QUIET_SECONDS = 0.05  # stacks are complete when nothing more of them comes for so long
@@ -118,9 +117,10 @@ def collect(
         for pid in found:
             if not pauses(pid) and (file := _open_file(pid)) is not None:
                 requests[pid] = _Request(file, os.fstat(file).st_size, run_nanoseconds(pid))
-        _ask(requests, every_thread=every_thread)
-        _await_answers(requests, time.monotonic() + seconds)
-        for pid, request in requests.items():
+        found |= _ask(requests, every_thread=every_thread, spy=spy)
+        asked = {pid: request for pid, request in requests.items() if not found[pid]}
+        _await_answers(asked, time.monotonic() + seconds)
+        for pid, request in asked.items():
             found[pid] = os.pread(request.file, _STACKS_MAX_BYTES, request.start).decode(errors="replace")
     finally:
         for request in requests.values():
@@ -134,15 +134,24 @@ def collect(
     }
 
 
-def _ask(requests: Mapping[int, _Request], *, every_thread: bool) -> None:
-    """Send each process the signal that is safe for what its main thread does."""
+def _ask(requests: Mapping[int, _Request], *, every_thread: bool, spy: PySpy | None) -> dict[int, str]:
+    """Send each process the signal that is safe for what its main thread does.
+
+    A signal would end some system calls, which Python tries again, and native code may not: of a process in such a one
+    the result has the stacks that py-spy tells, and it is sent none.
+    """
     threads = {pid: run_nanoseconds(pid, all_threads=True) for pid in requests if every_thread}
     time.sleep(_STILL_SECONDS)
     for pid, request in requests.items():
         request.waits = _waits(pid, request.ran)
+    told = {} if spy is None else spy.dump([p for p, one in requests.items() if one.waits and is_in_call_that_ends(p)])
+    for pid, request in requests.items():
+        if told.get(pid):
+            continue
         request.ran = run_nanoseconds(pid)
         all_wait = every_thread and request.waits and run_nanoseconds(pid, all_threads=True) == threads[pid]
         _send(pid, SIGNAL_ALL if all_wait else SIGNAL if request.waits else SIGNAL_RUNNING)
+    return told
 
 
 def _await_answers(requests: Mapping[int, _Request], deadline: float) -> None:
@@ -197,11 +206,12 @@ class LocalRank:
     rank: int
     pid: int | None  # None for one that is being started
     finished: bool = False
+    quiet: Use | None = None  # what it had used when its silence began; None if it is not silent
 
     @classmethod
-    def of(cls, worker: Worker) -> LocalRank:
+    def of(cls, worker: Worker, quiet: Use | None = None) -> LocalRank:
         """Return the rank of a worker."""
-        return cls(worker.assignment.rank, worker.pid, worker.reported.over or worker.exit_code is not None)
+        return cls(worker.assignment.rank, worker.pid, worker.reported.over or worker.exit_code is not None, quiet)
 
 
 Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalStacks]"
@@ -214,16 +224,17 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: 
     ``step`` is the newest step that a rank is known to have reached.
     """
     pids = {one.rank: one.pid for one in ranks if one.pid is not None and not one.finished}
-    began, before = time.monotonic(), used_by_trees(pids.values())
+    used = uses_of(pids.values())
+    before = {one.pid: one.quiet for one in ranks if one.pid in used and one.quiet is not None}
     first = collect(pids.values(), every_thread=asked.full, spy=spy)
     sampled_at = time.monotonic()
-    moved, answering = False, [pid for pid, found in first.items() if found.main]
+    ran = {pid: run_nanoseconds(pid) for pid, found in first.items() if found.main}
+    moved = any(used[pid].saves_since(quiet) for pid, quiet in before.items())
     for number in range(1, SAMPLES if asked.judge else 1):
         time.sleep(max(0.0, sampled_at + number * SAMPLES_SECONDS / (SAMPLES - 1) - time.monotonic()))
-        newer = collect(answering, _LATER_ANSWER_SECONDS)
+        newer = collect([pid for pid in ran if run_nanoseconds(pid) != ran[pid]], _LATER_ANSWER_SECONDS)
         moved |= any(found.main != first[pid].main for pid, found in newer.items() if found.main)
-    elapsed, used = time.monotonic() - began, used_by_trees(pids.values())
-    moved |= any(used[pid][1] - before[pid][1] >= DISK_BYTES_PER_SECOND * elapsed for pid in used)
+        ran |= {pid: run_nanoseconds(pid) for pid in newer}
     texts = {str(rank): first[pid].text or first[pid].place for rank, pid in pids.items()} if asked.full else {}
     places: dict[str, tuple[int, ...]] = {}
     for one in ranks:
@@ -234,9 +245,10 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: 
         answers=asked.index,
         places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
         moved=moved,
-        busy=any(
-            uses_cpu(used[pid][0] - before[pid][0], elapsed, CPU_SHARE_ASKED)
-            for pid in used
+        busy=asked.judge
+        and any(
+            (quiet := before.get(pid)) is None or use.may_work_since(quiet, first[pid].wchan)
+            for pid, use in used.items()
             if not waits_for_peers(first[pid].place)
         ),
         step=step,

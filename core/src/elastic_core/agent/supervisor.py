@@ -288,8 +288,8 @@ class Supervisor:
         for effect in effects:
             self._do(effect)
         if (found := self._state.ledger.stacks) is not None and found is not before.ledger.stacks:
-            wait = found.hang and found.round == self._state.round and self._state.work is Work.RUNNING
-            if not (wait and self._resources.explain_hang(found, self._runtime.thread)):
+            wait, last = found.round == self._state.round and self._state.work is Work.RUNNING, before.ledger.suspected
+            if not (wait and self._resources.explain_hang(found, last, self._runtime.thread)):
                 self._step(self._resources.end_hung(found, self._state.round))
         if failed is not None:  # last, because probes are not urgent
             node_id, session = self._state.info.node_id, self._session

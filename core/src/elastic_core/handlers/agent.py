@@ -372,10 +372,10 @@ class HandlerAgent:
             return
         if not (window := self._group.seconds_without_progress()):  # they have gone on meanwhile
             return
-        self._suspected = report_alone(found, self._round, window, self._suspected)
+        last, self._suspected = self._suspected, report_alone(found, self._round, window, self._suspected)
         self._suspected_at = self._runtime.now()
-        self._publish(report.hang(self._suspected))
-        if not (self._suspected.hang and self._resources.explain_hang(self._suspected, self._runtime.thread)):
+        self._publish(report.hang(self._suspected, last))
+        if not self._resources.explain_hang(self._suspected, last, self._runtime.thread):
             self._end_hung(self._suspected)
 
     def _end_hung(self, hung: Stacks) -> None:

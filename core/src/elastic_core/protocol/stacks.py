@@ -27,6 +27,8 @@ _COLLECTIVE = "(torch/distributed/"  # in the place of a rank that waits for its
 _DEVICE_WAITS = "(torch/autograd/", "(torch/cuda/", "(torch/_tensor.py"  # where NCCL's collectives are often waited for
 _STANDS_OUT = f"{NO_STACK}: stopped", "the process"  # the beginning of the place of a process that cannot go on
 MOST_DOUBLINGS = 3  # of the time between two questions
+LOOKS = 3  # in a row that find a hang unchanged, before a rank is ended
+LOOKS_PER_WINDOW = 4  # while that is found out
 
 
 def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -> Append | float | None:
@@ -111,6 +113,18 @@ def is_hang(answers: Sequence[LocalStacks], before: Stacks | None, places: Mappi
     return others == 1 < len(places) and before.report == _fit_lines(summarize(places))
 
 
+def _looks(answers: Sequence[LocalStacks], before: Stacks | None, report: str) -> int:
+    """Return how many looks in a row, with this one, found the ranks where they are, and nothing that moved."""
+    if not is_still(answers):
+        return 0
+    return 1 + (before.looks if before is not None and before.report == report else 0)
+
+
+def is_news(found: Stacks, last: Stacks | None) -> bool:
+    """Return whether people have not read this report of a hang yet; ``last`` is the one before of the same round."""
+    return found.hang and not (last is not None and last.hang and last.report == found.report)
+
+
 def newest_step(answers: Iterable[LocalStacks]) -> int | None:
     """Return the newest step that any rank is known to have reached; None if none is known."""
     return max((answer.step for answer in answers if answer.step is not None), default=None)
@@ -127,13 +141,15 @@ def report_alone(answer: LocalStacks, number: int, window: float, last: Stacks |
     """
     places = {rank: where for where, ranks in answer.places.items() for rank in ranks}
     advanced = last is not None and None not in (answer.step, last.step) and answer.step != last.step
+    text = _fit_lines(summarize(places))
     return Stacks(
         round=number,
         why=f"no progress for {window:g} s",
         window=window,
         nth=1 if last is None or advanced else last.nth + 1,
-        report=_fit_lines(summarize(places)),
+        report=text,
         still=is_still([answer]),
+        looks=_looks([answer], last, text),
         hang=bool(places) and is_hang([answer], last, places),
         culprit=culprit([answer], places),
         step=answer.step,
@@ -141,8 +157,14 @@ def report_alone(answer: LocalStacks, number: int, window: float, last: Stacks |
 
 
 def next_question_at(last: Stacks | None, at: float, window: float) -> float:
-    """Return when ranks may be asked again after the report ``last`` at an instant: each time twice as late."""
-    return at if last is None else at + max(window, last.window) * 2.0 ** min(last.nth - 1, MOST_DOUBLINGS)
+    """Return when ranks may be asked again after the report ``last`` at an instant.
+
+    Until a hang is found unchanged often enough for a rank to be ended, that is soon; else each time twice as late.
+    """
+    if last is None:
+        return at
+    soon = last.hang and last.looks < LOOKS
+    return at + max(window, last.window) * (1 / LOOKS_PER_WINDOW if soon else 2.0 ** min(last.nth - 1, MOST_DOUBLINGS))
 
 
 def with_report(incident: Incident, found: Stacks | None) -> Incident:
@@ -226,6 +248,7 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
     complete = not silent and all(answer.places for answer in answers)  # a node that is late may be the one that works
     for node_id, ranks in silent:
         lines.append(f"{view.describe_nodes([node_id])} (ranks {describe_ranks(ranks)}) has not answered")
+    text = _fit_lines(lines)
     return Stacks(
         round=current.number,
         why=asked.why,
@@ -234,8 +257,9 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
         window=asked.window,
         nth=1 if advanced and asked.nth else asked.nth,
         answers=view.ledger.stacks_index,
-        report=_fit_lines(lines),
+        report=text,
         still=is_still(answers),
+        looks=_looks(answers, last, text),
         hang=asked.window > 0 and complete and is_hang(answers, last, places),
         culprit=culprit(answers, places),
         step=step,

@@ -26,8 +26,11 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-_PAUSES, _PPOLL = {"x86_64": ({"34", "130"}, "271"), "aarch64": ({"133"}, "73")}.get(os.uname().machine, ({"?"}, "?"))
-"""The numbers of pause, rt_sigsuspend and ppoll."""
+_PAUSES, _PPOLL, _SLEEP, _NOT_RESTARTED = {
+    "x86_64": ({"34", "35", "130"}, "271", "230", {"7", "23", "230", "232", "270", "271", "281"}),
+    "aarch64": ({"101", "133"}, "73", "115", {"22", "72", "73", "115"}),
+}.get(os.uname().machine, ({"?"}, "?", "?", {"?"}))
+"""The numbers of pause, nanosleep and rt_sigsuspend, of ppoll, of clock_nanosleep, and of poll, select and the like."""
 _spares: list[int] = []
 _DELAY_WEIGHT = 0.1  # of the time in which a main thread waits for a CPU
 _SMALL = 4096  # bytes, more than the files of a process that are read whole can hold
@@ -189,12 +192,18 @@ def waits_in(pid: int) -> str:
 
 
 def pauses(pid: int) -> bool:
-    """Whether a process is in ``pause`` or ``sigsuspend``, which any signal that it handles would end."""
+    """Whether a process is in ``pause``, ``sigsuspend`` or ``sleep``, which any signal that it handles would end."""
     number, *arguments = _read(pid, "syscall").split() or [""]
     if number in _PAUSES:
         return True
     endless_poll = number == _PPOLL and arguments[:3] == ["0x0"] * 3  # so pause() is made where it is no system call
-    return endless_poll or "sys_pause" in waits_in(pid)
+    relative_sleep = number == _SLEEP and arguments[1:2] == ["0x0"]  # native code's: Python sleeps until an instant
+    return endless_poll or relative_sleep or "sys_pause" in waits_in(pid)
+
+
+def is_in_call_that_ends(pid: int) -> bool:
+    """Whether a process waits in a system call that any signal ends, for good unless its caller tries again."""
+    return _read(pid, "syscall").partition(" ")[0] in _NOT_RESTARTED
 
 
 def state_of(pid: int) -> str:
@@ -218,7 +227,7 @@ def _delay_seconds(pid: int) -> float:
 
 def bytes_written(pid: int) -> int:
     """Return how many bytes a process has written, by write(2) and the like; 0 where the kernel does not say."""
-    return next((int(line[6:]) for line in _read(pid, "io").splitlines() if line.startswith("wchar:")), 0)
+    return _io(pid, "wchar")
 
 
 def run_nanoseconds(pid: int, *, all_threads: bool = False) -> int:
@@ -232,30 +241,38 @@ def run_nanoseconds(pid: int, *, all_threads: bool = False) -> int:
     return sum(int(fields[0]) for name in threads if (fields := _read(pid, name).split()))
 
 
-def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int]]:
-    """Return what each of these processes, together with all its descendants, has used.
+def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int, int, int]]:
+    """Return what each of these processes has used.
 
-    That is the CPU time in seconds, as of :func:`cpu_seconds_wanted`, and the bytes that it has read from and written
-    to disks and network file systems; memory files do not count.
+    That is, together with all its descendants, the CPU time in seconds, as of :func:`cpu_seconds_wanted`, and the bytes
+    read from and written to disks and network file systems (memory files do not count); of itself alone, the calls of
+    read(2), write(2) and the like, on anything, and how often its main thread has waited.
     """
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
     found = {pid: fields for pid in pids if (fields := _fields(pid))}
-    totals = dict.fromkeys(roots, (0.0, 0))
+    totals = {pid: (0.0, 0, _io(pid, "syscr", "syscw"), _waits(pid)) for pid in roots}
     for pid, fields in found.items():
         above, seen = pid, {0}
         while above not in totals and above in found and above not in seen:
             seen.add(above)
             above = int(found[above][1])
         if above in totals:
-            seconds, transferred = totals[above]
-            totals[above] = seconds + _cpu_seconds(fields) + _delay_seconds(pid), transferred + _disk_bytes(pid)
+            cpu, disk, calls, waits = totals[above]
+            cpu += _cpu_seconds(fields) + _delay_seconds(pid)
+            totals[above] = cpu, disk + _io(pid, "read_bytes", "write_bytes"), calls, waits
     return totals
 
 
-def _disk_bytes(pid: int) -> int:
-    """Return the bytes of read_bytes and write_bytes of proc(5); 0 where they may not be read."""
+def _io(pid: int, *names: str) -> int:
+    """Return the sum of these counts of proc_pid_io(5); 0 where they may not be read."""
     counts = dict(line.split(": ") for line in _read(pid, "io").splitlines() if ": " in line)
-    return int(counts.get("read_bytes", 0)) + int(counts.get("write_bytes", 0))
+    return sum(int(counts.get(name, 0)) for name in names)
+
+
+def _waits(pid: int) -> int:
+    """Return how often the main thread of a process has given up its CPU to wait; 0 where it is unknown."""
+    lines = _read(pid, "status").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
 
 
 def _cpu_seconds(fields: Sequence[str]) -> float:
