@@ -87,7 +87,7 @@ JOINING = """
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-    from elastic_core.api.agent import LocalElasticAgent, WorkerSpec
+    from elastic_torchrun.local_agent import LocalElasticAgent, WorkerSpec
 
     port, script, done, is_host = sys.argv[1:]
     where = ("127.0.0.1:" + port, "job", 1, 2, "127.0.0.1")

@@ -1,7 +1,4 @@
-"""Healthy jobs in which a rank works or waits for long, none of which is blamed, and hangs of which each is found.
-
-In each job of two ranks rank 1 runs one form in its third step, while rank 0 waits for it in an all-reduce.
-"""
+"""Healthy jobs in which a rank works or waits for long, none of which is blamed, and hangs of which each is found."""
 
 from __future__ import annotations
 
@@ -12,112 +9,11 @@ from typing import Any
 
 import pytest
 from stage import WARM, Agent, Stage
-
-WINDOW, WINDOWS = 2, 4
-"""The seconds without progress, and how many times that a healthy form takes."""
-PROGRAM = """\
-import asyncio, ctypes, fcntl, hashlib, logging, multiprocessing, os, queue, shutil, signal, socket, subprocess, sys
-import threading, time
-import torch, torch.distributed as dist
-
-RANK, END = int(os.environ["RANK"]), {seconds}
-def lasting():
-    until = time.monotonic() + END
-    while time.monotonic() < until:
-        yield
-def compute():
-    for _ in lasting():
-        sum(range(1000))
-def form():
-{form}
-if RANK == 1 and {before}:
-    form()
-dist.init_process_group("gloo")
-for step in range(5):
-    if RANK == 1 and step == 2 and not {before}:
-        form()
-    if RANK == 0 or step != {skipped}:
-        dist.all_reduce(torch.ones(1))
-dist.destroy_process_group()
-"""
-CHILD = 'subprocess.Popen([sys.executable, "-c", {!r}], stdout={})'
-TRICKLE = f"import sys, time\nfor _ in range({WINDOWS * WINDOW * 5}): print('x', flush=True); time.sleep(0.2)"
-BURN = f"import time\nend = time.time() + {WINDOWS * WINDOW}\nwhile time.time() < end: pass"
-HEALTHY = {
-    "evaluates": "compute()",
-    "computes before the group is made": "compute()",
-    "one native call": "hashlib.pbkdf2_hmac('sha256', b'password', b'salt', 25_000_000)",
-    "one native call with the interpreter's lock": "sum(range(500_000_000))",
-    "compiles in a child": CHILD.format(BURN, None) + ".wait()",
-    "computes in a process of multiprocessing": "multiprocessing.get_context('fork').Process(target=compute).run()",
-    "waits for a pool": "multiprocessing.get_context('fork').Pool(1).apply(compute)",
-    "joins a thread that computes": "thread = threading.Thread(target=compute); thread.start(); thread.join()",
-    "waits for a service and says so": "for _ in lasting(): time.sleep(0.5); print('not there yet', flush=True)",
-    "prints dots": "for _ in lasting(): time.sleep(0.5); print('.', end='', flush=True)",
-    "draws a bar": "for _ in lasting(): time.sleep(0.5); sys.stderr.write('\\rloading')",
-    "a child prints": CHILD.format(TRICKLE, None) + ".wait()",
-    "an event loop prints": "async def f():\n  for _ in lasting(): await asyncio.sleep(0.5); print('x', flush=True)\n"
-    "asyncio.run(f())",
-    "saves in small pieces": "for _ in lasting():\n  with open('checkpoint', 'wb') as file:\n"
-    "    file.write(os.urandom(100_000)); file.flush(); os.fsync(file.fileno()); time.sleep(0.3)",
-    "writes a log file": "log = open('log', 'w')\nfor _ in lasting(): time.sleep(0.3); print('x', file=log, flush=True)",
-    "reads what a child makes slowly": f"for line in {CHILD.format(TRICKLE, 'subprocess.PIPE')}.stdout: pass",
-    "downloads slowly": "one, other = socket.socketpair()\nif not os.fork():\n  for _ in lasting(): one.send(b'x' * 9000);"
-    " time.sleep(0.2)\n  os._exit(0)\none.close()\nwith open('data', 'wb', 0) as file:\n"
-    "  while got := other.recv(65536): file.write(got)",
-    "copies in a child": CHILD.format(
-        f"import os, time\nend = time.time() + {WINDOWS * WINDOW}\nwhile time.time() < end:\n"
-        "  file = open('copy', 'wb'); file.write(os.urandom(50000)); file.flush(); os.fsync(file.fileno()); time.sleep(.2)",
-        None,
-    )
-    + ".wait()",
-    "reports steps": "import elastic_core\nfor step, _ in enumerate(lasting()): elastic_core.report(step=step); "
-    "time.sleep(1.0)",
-    "computes at a known step": "import elastic_core\nfor step in range(4): elastic_core.report(step=step)\n"
-    "hashlib.pbkdf2_hmac('sha256', b'password', b'salt', 25_000_000)",
-}
-LAST = r"form \(train.py:\d+\)"
-ASLEEP = rf"{LAST}|no Python stack: sleeping"
-"""A request for the stack would end it, so that only py-spy tells the line, where it is installed."""
-HANGS = {
-    "sleeps": ("time.sleep(1000)", LAST),
-    "a lock twice": ("lock = threading.Lock(); lock.acquire(); lock.acquire()", LAST),
-    "a mutex twice": (
-        "mutex, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)\n"
-        "c.pthread_mutex_lock(mutex); c.pthread_mutex_lock(mutex)",
-        LAST,
-    ),
-    "a mutex twice with the interpreter's lock": (
-        "mutex, c = ctypes.create_string_buffer(64), ctypes.PyDLL(None)\n"
-        "c.pthread_mutex_lock(mutex); c.pthread_mutex_lock(mutex)",
-        LAST,
-    ),
-    "a native sleep": ("ctypes.CDLL(None).sleep(1000)", ASLEEP),
-    "a native sleep with the interpreter's lock": ("ctypes.PyDLL(None).sleep(1000)", ASLEEP),
-    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", r"stopped by a signal \(SIGSTOP\)"),
-    "sleeps before the group is made": ("time.sleep(1000)", LAST),
-    "spins": ("while True: pass", LAST),
-    "another collective": ("out = [torch.ones(1)] * 2; dist.all_gather(out, torch.ones(1))", "different collectives"),
-    "a queue": ("queue.Queue().get()", r"in get \(queue.py:\d+\).*, called at train.py:\d+"),
-    "a pipe": ("os.read(os.pipe()[0], 1)", LAST),
-    "a file's lock": ("one, other = open('l', 'w'), open('l', 'w'); fcntl.flock(one, 2); fcntl.flock(other, 2)", LAST),
-    "a socket": ("pair = socket.socketpair(); pair[0].recv(1)", LAST),
-    "a child": ("subprocess.run(['sleep', '1000'])", r"in run \(subprocess.py:\d+\).*, called at train.py:\d+"),
-    "a thread": (
-        "thread = threading.Thread(target=time.sleep, args=(1000,)); thread.start(); thread.join()",
-        r"in join \(threading.py:\d+\).*, called at train.py:\d+",
-    ),
-    "a semaphore": ("multiprocessing.Semaphore(0).acquire()", LAST),
-    "an event loop": ("asyncio.run(asyncio.sleep(1000))", r"called at train.py:\d+"),
-}
+from waiting import HANGS, HEALTHY, WINDOW, program
 
 
-def start(stage: Stage, name: str, form: str, *flags: str) -> Agent:
-    body = "\n".join(f"    {line}" for line in form.splitlines())
-    program = PROGRAM.format(
-        form=body, seconds=WINDOWS * WINDOW, before="before" in name, skipped=2 if name == "another collective" else 9
-    )
-    Path(stage.folder, "train.py").write_text(program)
+def start(stage: Stage, name: str, *flags: str) -> Agent:
+    Path(stage.folder, "train.py").write_text(program(name))
     return stage.run("--nproc_per_node=2", "--max_restarts=0", "--event_log=console", *flags, "train.py", env=WARM)
 
 
@@ -129,16 +25,15 @@ def hangs(agent: Agent) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_rank_that_works_is_neither_blamed_nor_ended(stage: Stage, name: str) -> None:
-    agent = start(stage, name, HEALTHY[name], f"--hang_timeout={WINDOW}")
+    agent = start(stage, name, f"--hang_timeout={WINDOW}")
     assert agent.exit_code() == 0, agent.output
     assert [event for event in hangs(agent) if event["rank"] is not None] == []
 
 
 @pytest.mark.parametrize("name", HANGS)
 def test_a_rank_that_hangs_comes_first(stage: Stage, name: str) -> None:
-    form, place = HANGS[name]
-    agent = start(stage, name, form, f"--hang_window={WINDOW}")
+    agent = start(stage, name, f"--hang_window={WINDOW}")
     assert stage.wait_until(lambda: hangs(agent)), agent.output
     first = hangs(agent)[0]["stacks"].splitlines()[0]
-    assert re.search(place, first), hangs(agent)
+    assert re.search(HANGS[name][1], first), hangs(agent)
     assert "rank 1" in first or name == "another collective", first

@@ -410,7 +410,7 @@ def test_what_cannot_be_meant_is_refused_in_words(tmp_path: Path, script: str, s
         "import os\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
         "import elastic_core as elastic\n"
-        "from elastic_core.api.agent import LocalElasticAgent, WorkerSpec\n"
+        "from elastic_torchrun.local_agent import LocalElasticAgent, WorkerSpec\n"
         "from elastic_core.api.launch import LaunchConfig, elastic_launch\n"
         "from elastic_torchrun.multiprocessing import Std, start_processes\n"
         f"class Odd:\n    __reduce__ = lambda self: (int, ('x',))\n{script}\n"

@@ -18,8 +18,8 @@ import torch.distributed.elastic.multiprocessing as torchs_multiprocessing
 import torch.distributed.launcher.api as torchs_launcher
 from stage import free_port
 
-from elastic_core.api import agent, launch
-from elastic_torchrun import multiprocessing
+from elastic_core.api import launch
+from elastic_torchrun import local_agent, multiprocessing
 
 LAUNCHES = """
 import dataclasses
@@ -77,8 +77,8 @@ def names(of: Callable[..., Any]) -> list[str]:
         (torchs_launcher.LaunchConfig, launch.LaunchConfig),
         (torchs_launcher.elastic_launch.__init__, launch.elastic_launch.__init__),
         (torchs_launcher.launch_agent, launch.launch_agent),
-        (torchs_server.WorkerSpec, agent.WorkerSpec),
-        (torchs_agent.LocalElasticAgent.__init__, agent.LocalElasticAgent.__init__),
+        (torchs_server.WorkerSpec, local_agent.WorkerSpec),
+        (torchs_agent.LocalElasticAgent.__init__, local_agent.LocalElasticAgent.__init__),
         (torchs_multiprocessing.start_processes, multiprocessing.start_processes),
         (torchs_multiprocessing.PContext.wait, multiprocessing.PContext.wait),
         (torchs_multiprocessing.PContext.close, multiprocessing.PContext.close),
@@ -92,7 +92,7 @@ def test_arguments_have_torchs_names_in_torchs_order(theirs: Callable[..., Any],
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
-        (torchs_server.RunResult, agent.RunResult),
+        (torchs_server.RunResult, local_agent.RunResult),
         (torchs_multiprocessing.RunProcsResult, multiprocessing.RunProcsResult),
         (torchs_multiprocessing.ProcessFailure, multiprocessing.ProcessFailure),
     ],

@@ -150,7 +150,7 @@ class TestWatch:
         printed = []
         for at in (8.0, 16.0, 18.0):
             self.clock.at = at
-            printed.append(self.watch.prints())
+            printed.append(self.watch.prints(0))
         assert printed == [True, True, False]
 
     def test_output_counts_also_if_it_is_the_same_again(self) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from elastic_core.api.agent import LocalElasticAgent, WorkerSpec
 from elastic_core.api.launch import elastic_launch
 from elastic_core.api.launch_config import LaunchConfig, configure
 from elastic_core.cli.options import FLAGS
@@ -127,24 +126,9 @@ def untyped(value: object) -> Any:
     return value
 
 
-def job(**given: Any) -> Any:
-    """What a job of this spec, which does not come to run, raises."""
-    return LocalElasticAgent(WorkerSpec(**{"entrypoint": "true", **given})).run()
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: job(entrypoint=5), "The entrypoint 5 is neither a function nor a command."),
-        (lambda: job(args="ab"), "args='ab' is not a tuple of arguments."),
-        (lambda: job(args=5), "args=5 is not a tuple of arguments."),
-        (lambda: job(master_port="29500"), "master_port '29500' is not a port, a whole number up to 65535."),
-        (lambda: job(master_port=70000), "master_port 70000 is not a port, a whole number up to 65535."),
-        (lambda: job(master_addr=5), "master_addr=5 is of the type int, not a text."),
-        (
-            lambda: LocalElasticAgent(untyped(print)),
-            "The spec <built-in function print> is not a WorkerSpec",
-        ),
         (lambda: elastic_launch(LaunchConfig(), ""), "The entrypoint '' is neither a function nor a command."),
         (
             lambda: elastic_launch(untyped({}), print)(),

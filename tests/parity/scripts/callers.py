@@ -242,8 +242,8 @@ def agents() -> dict[str, Any]:
     registry = module("torch.distributed.elastic.rendezvous", "elastic_core.plugins.handler_registry")
     registry = registry.rendezvous_handler_registry if SIDE == "torch" else registry
 
-    server = module("torch.distributed.elastic.agent.server.api", "elastic_core.api.agent")
-    local = module("torch.distributed.elastic.agent.server.local_elastic_agent", "elastic_core.api.agent")
+    server = module("torch.distributed.elastic.agent.server.api", "elastic_torchrun.local_agent")
+    local = module("torch.distributed.elastic.agent.server.local_elastic_agent", "elastic_torchrun.local_agent")
     errors = module("torch.distributed.elastic.multiprocessing.errors", "elastic_core.api.launch")
     launcher = module("torch.distributed.launcher.api", "elastic_core.api.launch")
 

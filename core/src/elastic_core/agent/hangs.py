@@ -194,9 +194,9 @@ class HangWatch:
         ages = [age for reached, age in self.progress.newest().values() if reached.position is not None]
         return bool(ages) and steps_advance(min(ages), self.window, self.progress.longest_interval())
 
-    def prints(self) -> bool:
+    def prints(self, rank: int) -> bool:
         """Whether a worker here has printed since long before the end of the window."""
-        age = self.now() - max((seen.printed_at for seen in self._seen.values()), default=-math.inf)
+        age = self.now() - self._seen[rank].printed_at if rank in self._seen else math.inf
         return steps_advance(age, self.window, self.progress.longest_interval())
 
     def _signs(self, worker: Worker, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]) -> Signs:

@@ -74,14 +74,13 @@ class Resources:
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
         """Find out where the workers are, on another thread, which posts a Located."""
         step, watch = self.group.newest_step(), self.group.hangs
-        quiet = {} if watch is None else watch.quiet
-        ranks = [stacks.LocalRank.of(worker, quiet.get(worker.pid or 0)) for worker in self.group.workers]
-        moved, busy = (False, False) if watch is None else (watch.advances(), watch.prints())
+        quiet, moved = ({}, False) if watch is None else (watch.quiet, watch.advances())
+        ranks = [stacks.LocalRank.of(worker, watch) for worker in self.group.workers]
 
         def run() -> None:
             try:
                 found = self.locate(asked, ranks, step)
-                found = replace(found, moved=found.moved or moved, busy=found.busy or busy)
+                found = replace(found, moved=found.moved or moved)
                 quiet.update(uses_of(quiet.keys()))  # without what the requests have cost
             except OSError:  # no descriptor is left
                 found = LocalStacks(answers=asked.index, places={})

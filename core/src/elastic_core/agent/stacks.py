@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_core.agent.hangs import Use, uses_of
+from elastic_core.agent.hangs import HangWatch, Use, uses_of
 from elastic_core.agent.py_spy import PySpy
 from elastic_core.agent.python_traceback import Frame, parse_frames
 from elastic_core.agent.worker import Worker
@@ -207,11 +207,15 @@ class LocalRank:
     pid: int | None  # None for one that is being started
     finished: bool = False
     quiet: Use | None = None  # what it had used when its silence began; None if it is not silent
+    prints: bool = False  # whether it has printed lately
 
     @classmethod
-    def of(cls, worker: Worker, quiet: Use | None = None) -> LocalRank:
+    def of(cls, worker: Worker, watch: HangWatch | None) -> LocalRank:
         """Return the rank of a worker."""
-        return cls(worker.assignment.rank, worker.pid, worker.reported.over or worker.exit_code is not None, quiet)
+        rank, finished = worker.assignment.rank, worker.reported.over or worker.exit_code is not None
+        if watch is None:
+            return cls(rank, worker.pid, finished)
+        return cls(rank, worker.pid, finished, watch.quiet.get(worker.pid or 0), watch.prints(rank))
 
 
 Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalStacks]"
@@ -230,6 +234,8 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: 
     sampled_at = time.monotonic()
     ran = {pid: run_nanoseconds(pid) for pid, found in first.items() if found.main}
     moved = any(used[pid].saves_since(quiet) for pid, quiet in before.items())
+    prints = [first[pids[one.rank]] for one in ranks if one.prints and one.rank in pids]
+    moved |= any(not waits_for_peers(found.place) for found in prints)
     for number in range(1, SAMPLES if asked.judge else 1):
         time.sleep(max(0.0, sampled_at + number * SAMPLES_SECONDS / (SAMPLES - 1) - time.monotonic()))
         newer = collect([pid for pid in ran if run_nanoseconds(pid) != ran[pid]], _LATER_ANSWER_SECONDS)

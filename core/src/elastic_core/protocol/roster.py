@@ -73,8 +73,8 @@ class LocalStacks:
 
     answers: int  # the index of that STACKS
     places: Mapping[str, tuple[int, ...]]  # the ranks at each place, at most MAX_PLACES
-    moved: bool = False  # whether a stack changed within a second, or a rank came to a new step lately
-    busy: bool = False  # whether a rank that waits for no other used a CPU, or any printed lately
+    moved: bool = False  # whether a stack changed within a second, or lately a rank came to a new step, or one printed
+    busy: bool = False  # whether a rank that waits for no other may have worked since its silence began
     step: int | None = None  # the newest step that a rank here is known to have reached
     texts: Mapping[str, str] = field(default_factory=dict)  # the whole stacks by rank, if they are wanted
 

@@ -100,8 +100,8 @@ def is_still(answers: Iterable[LocalStacks]) -> bool:
 def is_hang(answers: Sequence[LocalStacks], before: Stacks | None, places: Mapping[int, str]) -> bool:
     """Whether nothing moves; ``before`` is the last report of a suspicion in this round, ``places`` are all ranks'.
 
-    A rank that prints, or uses a CPU, may be working in one line for long. So it counts as hanging only if it was found
-    in the same state a window ago: at the same step, or at the same place while all others wait for it.
+    A rank that uses a CPU, or moves data, may be working in one line for long. So it counts as hanging only if it was
+    found in the same state a window ago: at the same step, or at the same place while all others wait for it.
     """
     if not is_still(answers) or not any(answer.busy for answer in answers):
         return is_still(answers)

@@ -14,7 +14,8 @@ General layout:
 * ``flags``: from the ``Namespace`` that such a program has filled in to the flags of ``elastic run``.
 * ``function``: from torch's ``LaunchConfig`` to Elastic's.
 * ``failure``: what those programs get when the job fails.
-* ``multiprocessing``: torch's module of that name: ``Std`` and what starts processes.
+* ``multiprocessing``: torch's module of that name: ``Std`` and what starts processes. ``local_agent``: an agent as an
+  object, ``LocalElasticAgent``.
 * ``handlers``: the handlers that plain torchrun finds for our backends.
 
 The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's

@@ -24,7 +24,6 @@ from elastic_core.agent.failure_cause import find_cause
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.registration import cpus_of_workers
 from elastic_core.api import launch_config
-from elastic_core.api.agent import LocalElasticAgent, RunResult, WorkerSpec
 from elastic_core.api.launch_config import LaunchConfig, Logs, Streams
 from elastic_core.api.process_failure import ProcessFailure, read_failure
 from elastic_core.config import parse
@@ -35,6 +34,7 @@ from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import subreaping
 from elastic_core.warden.messages import Exited, Spawned, SpawnFailed, StopCompleted, WardenDied
 from elastic_core.worker import function
+from elastic_torchrun.local_agent import LocalElasticAgent, RunResult, WorkerSpec
 
 __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
 
