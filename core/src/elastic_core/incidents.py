@@ -73,6 +73,8 @@ class Incident:
         checkpoint: The path of the checkpoint that the exception names, or that the library call which raised it was
             given; '' for none.
         where: The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''.
+        others: Where other ranks were when this failure, which follows from the loss of a peer, ended the round, as
+            ``rank 3 is in load (train.py:5)``, without those that waited in a collective; at most 1 KiB.
         counts_on: Whether ``step`` counts on over rounds. That of a bar which begins at 0 in each round does not, so it
             is shown to people and not remembered.
     """
@@ -96,6 +98,7 @@ class Incident:
     where: str = ""
     checkpoint: str = ""
     counts_on: bool = True
+    others: str = field(default="", metadata={"skippable": True})
 
     @property
     def place(self) -> str:

@@ -7,6 +7,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,7 +130,7 @@ class Called:
         return call
 
 
-HANG = Stacks(round=3, why="", window=300.0, answers=3, report="rank 2 is in f", hang=True, culprit=2, step=9)
+HANG = Stacks(round=3, why="", window=300.0, answers=3, report="rank 2 is in f", hang=True, culprit=2, step=9, looks=3)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,7 @@ HANG = Stacks(round=3, why="", window=300.0, answers=3, report="rank 2 is in f",
 )
 def test_a_rank_that_hangs_is_ended(number: int, step: int | None, limit: float | None, ended: bool) -> None:
     resources: Any = SimpleNamespace(config=config(hang_timeout=limit), group=Called(step))
+    assert Resources.end_hung(resources, replace(HANG, looks=2), number) is None, "it was not seen often enough"
     found: object = Resources.end_hung(resources, HANG, number)
     assert (found == "end_hung") is ended
     assert resources.group.calls == ([("end_hung", HANG)] if ended else [])

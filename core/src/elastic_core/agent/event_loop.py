@@ -35,6 +35,11 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class StopDue:
+    """The workers that were asked where they are before they are stopped have had long enough to answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class AliveFor:
     """``SILENT_PROGRESS_SECONDS`` have passed since the start of a round, which may still be running."""
 

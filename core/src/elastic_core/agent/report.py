@@ -195,6 +195,8 @@ def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
         lines.append(f"  error   {incident.message}")
     if incident.where:
         lines.append(f"  where   {incident.where}")
+    if incident.others:
+        lines.append(f"  others  {incident.others}")
     if hint := _hint(incident):
         lines.append(f"  hint    {hint}")
     if incident.log:

@@ -20,7 +20,9 @@ from typing import Any
 from elastic_core.agent.time_to_save import TimeToSave
 from elastic_core.events import describe_duration
 from elastic_core.incidents import Failure, Incident
+from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.threads import bounded
 
 FILE_NAME = "verdict.json"
@@ -70,6 +72,17 @@ class RunSummary:
         if self.logs is not None:
             parts.append(f"logs in {self.logs}")
         return ", ".join(parts)
+
+
+def count_run(ledger: Ledger, now: float) -> dict[str, Any]:
+    """Return the fields of a :class:`RunSummary` that are in a ledger."""
+    return {
+        "rounds": 0 if ledger.round is None else ledger.round.number,
+        "restarts": ledger.counters.restarts,
+        "max_restarts": ledger.settings.agreement.max_restarts,
+        "seconds": round(ledger.age(now), 1),
+        "failures": past_failures(ledger, now),
+    }
 
 
 def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:

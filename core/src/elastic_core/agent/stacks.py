@@ -31,6 +31,7 @@ from elastic_core.warden.linux import is_in_call_that_ends, pauses, run_nanoseco
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
+BRIEF_SECONDS = 0.3  # the same for one that is about to be stopped
 SAMPLES = 4  # how often the stacks are collected, to see whether they move
 SAMPLES_SECONDS = 1.0  # from the first to the last
 _STILL_SECONDS = 0.02  # a main thread waits if it does not run for so long
@@ -230,7 +231,10 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: 
     pids = {one.rank: one.pid for one in ranks if one.pid is not None and not one.finished}
     used = uses_of(pids.values())
     before = {one.pid: one.quiet for one in ranks if one.pid in used and one.quiet is not None}
-    first = collect(pids.values(), every_thread=asked.full, spy=spy)
+    if asked.brief:
+        first = collect(pids.values(), BRIEF_SECONDS)
+    else:
+        first = collect(pids.values(), every_thread=asked.full, spy=spy)
     sampled_at = time.monotonic()
     ran = {pid: run_nanoseconds(pid) for pid, found in first.items() if found.main}
     moved = any(used[pid].saves_since(quiet) for pid, quiet in before.items())

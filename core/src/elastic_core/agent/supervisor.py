@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from elastic_core.agent import report
-from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, Tick
+from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, StopDue, Tick
 from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
 from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, finish_helpers, handle_warden_death, stop_workers
-from elastic_core.agent.run_summary import RunSummary
+from elastic_core.agent.run_summary import count_run
 from elastic_core.agent.shutdown import Departure, settle_exit
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import describe_node
@@ -29,7 +29,6 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
-from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
 from elastic_core.protocol.graceful_stop import find_drain
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, row_of, step
@@ -48,6 +47,7 @@ from elastic_core.warden.client import CLOSING
 
 SILENT_PROGRESS_SECONDS = 30.0  # for which all ranks of a script without reports must live to count as progress (L4)
 ANSWER_KEPT_SECONDS = 30.0  # how long the answer to a STACKS stands in the row, also for the next leader
+ASK_SECONDS = 0.5  # how long workers are asked where they are before they are stopped after the loss of a peer
 ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
 
@@ -78,6 +78,7 @@ class Supervisor:
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._incident: Incident | None = None  # the newest failure that is known here
         self._gate = resources.start_gate(runtime.now)
+        self._put_off: node_events.Stop | None = None  # while the workers are asked where they are
         calls = SessionCalls(
             post=self._loop.post,
             publish=self._publish,
@@ -171,6 +172,8 @@ class Supervisor:
                 self._departure.depart(event)
             case StartAnswer() | StartDue():
                 self._gate.receive(event)
+            case StopDue():
+                self._stop(self._put_off)
             case HostEnds():
                 self._departure.on_host_ends(event)
             case messages.StopCompleted() | messages.Fenced():
@@ -183,6 +186,7 @@ class Supervisor:
             case _ if isinstance(event, node_events.NodeEvent):
                 self._step(event)
                 if isinstance(event, Located):
+                    self._stop(self._put_off)
                     self._loop.at(self._runtime.now() + ANSWER_KEPT_SECONDS, AnswerRead(event.stacks.answers))
             case _ if isinstance(event, messages.ForkServerEvent):
                 self._publish(report.fork_server(event))
@@ -218,14 +222,10 @@ class Supervisor:
         self._session.tick()
         self._session.check_answers(self._config.rdzv_endpoint)
         self._arm_fence()
-        self._look_around()
-        self._loop.at(self._runtime.now() + self._state.ledger.settings.timing.beat_interval, Tick())
-
-    def _look_around(self) -> None:
-        """Publish slots that have become free (rule S8). Other changes go with the next amendment."""
         before, self._slots = self._slots, self._look()
-        if not set(before.held) <= set(self._slots.held):
+        if not set(before.held) <= set(self._slots.held):  # other changes go with the next amendment
             self._publish_row()
+        self._loop.at(self._runtime.now() + self._state.ledger.settings.timing.beat_interval, Tick())
 
     def _describe_workers(self, number: int) -> None:
         """Have the row say how far the workers of a round are, for ``elastic status``, and look again later."""
@@ -347,8 +347,17 @@ class Supervisor:
         if (steps := self._group.notify(notice)) is not None and notice is not None:
             self._step(node_events.Answered(notice, steps))
 
-    def _stop(self, stop: node_events.Stop) -> None:
-        number, failure = self._state.round, known_failure(self._state)
+    def _stop(self, stop: node_events.Stop | None) -> None:
+        """Stop the workers; those that may be what a failed rank waited for are asked first where they are."""
+        if stop is None or self._state.work is not Work.STOPPING:
+            return  # the workers are gone
+        if stop.halt and any(worker.is_running for worker in self._group.workers):
+            self._put_off = replace(stop, halt=0)
+            self._loop.at(self._runtime.now() + ASK_SECONDS, StopDue())
+            asked = node_events.Locate(stop.halt, full=False, judge=False, brief=True)
+            self._resources.locate_workers(asked, self._runtime.thread)
+            return
+        self._put_off, number, failure = None, self._state.round, known_failure(self._state)
         self._say("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG)
         early = stop_workers(self._resources, stop, self._departure.received, failure)
         self._gate.prepare(number + 1)  # after the signal, since it starts a thread
@@ -386,22 +395,13 @@ class Supervisor:
             self._say("checked_again", why)
             self._step(Leaving(why, ExitCode.WITHDRAWN, rejoin=True))
 
-    def _summary(self) -> RunSummary:
-        ledger, now = self._state.ledger, self._runtime.now()
-        return self._resources.summarize(
-            rounds=0 if ledger.round is None else ledger.round.number,
-            restarts=ledger.counters.restarts,
-            max_restarts=ledger.settings.agreement.max_restarts,
-            nodes_lost=self._nodes_lost,
-            seconds=round(ledger.age(now), 1),
-            failures=past_failures(ledger, now),
-        )
-
     def _conclude(self, end: Exit) -> Ending:
         if (closed := self.closed) is not None:
             # Before the first round every node was needed, although none has started a worker.
             idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
-            return finish(self._publish, closed, self._summary(), idle=idle)
+            counted = count_run(self._state.ledger, self._runtime.now())
+            summary = self._resources.summarize(**counted, nodes_lost=self._nodes_lost)
+            return finish(self._publish, closed, summary, idle=idle)
         end = settle_exit(end, self._departure.received)
         if end.rejoin:
             former = FormerNode(self._state.info.node_id, self._state.ledger.head.index)

@@ -303,12 +303,18 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
         nodes = nodes[: view.agreement.largest_size(len(nodes))]  # L15
         if (until := _delayed_until(view, old, halt, members)) is not None and view.now < until:
             return LookAgain(view.next_look_at(until, nodes=nodes), _describe_delay(view, halt, until))
-        why = halt.why if out is None else describe_unreachable(view, old, out)
+        why = _why_restarted(view, old, halt) if out is None else describe_unreachable(view, old, out)
         return leader_entries.append_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
     if view.now >= deadline:
         return leader_entries.close_for_too_few_nodes(view, nodes, since=ledger.halt_at)
     return LookAgain(view.next_look_at(deadline, nodes=nodes), leader_entries.describe_wait(view, nodes, deadline))
+
+
+def _why_restarted(view: LeaderView, old: Round, halt: Halt) -> str:
+    """Return why the round after ``halt`` begins, with where the ranks were that others may have waited for."""
+    others = "" if halt.incident is None else stacks.describe_others(view, old, view.first_cause(old, halt.incident))
+    return f"{halt.why}; {others}" if others else halt.why
 
 
 def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> Decision | None:
@@ -322,6 +328,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     if not is_charged(halt.incident):
         return None
     first = view.first_cause(old, halt.incident)
+    first = replace(first, others=stacks.describe_others(view, old, first))
     reason, requeue = halt.verdict or "the failure policy gave up", halt.requeue
     if halt.reason is HaltReason.FAILURE:  # a HALT for GIVING_UP has the verdict, for the next leader too
         if not view.has_asked_policies(old.number):

@@ -110,6 +110,7 @@ def fit_incident(incident: Incident) -> Incident:
         detail=clip(incident.detail, DETAIL_BYTES, end=True),
         log=clip(incident.log, TEXT_BYTES),
         where=clip(incident.where, WHERE_BYTES),
+        others=clip(incident.others, TEXT_BYTES),
         checkpoint=clip(incident.checkpoint, WHERE_BYTES),
     )
 

@@ -172,7 +172,9 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return replace(state, hung=seconds)
         case node_events.Located(found) if found.answers == state.located_for and state.work is Work.RUNNING:
             return replace(state, stacks=found)
-        case node_events.AnswerRead(answers) if state.stacks is not None and state.stacks.answers == answers:
+        case node_events.Located(found) if found.answers == state.ledger.head.anchors.halt and state.round:
+            return replace(state, stacks=found)  # of workers that are being stopped
+        case node_events.AnswerRead(answers) if state.stacks and state.stacks.answers == answers == state.located_for:
             return replace(state, stacks=None)
         case node_events.SteppedDown() if state.work is Work.RUNNING:
             return replace(state, stepped_down=True)
@@ -293,7 +295,9 @@ def _unwanted_stop(state: NodeState) -> Stop | None:
         return Stop(Grace.BROKEN, f"the job is closed: {ledger.closed.why}")
     if ledger.halt is not None:
         planned = ledger.halt.planned or ledger.halt.reason is HaltReason.RESIZE
-        return Stop(Grace.PLANNED if planned else Grace.BROKEN, ledger.halt.why)
+        lost_peer = not planned and ledger.halt.incident is not None and ledger.halt.incident.follows_peer
+        index = ledger.head.anchors.halt if lost_peer else 0
+        return Stop(Grace.PLANNED if planned else Grace.BROKEN, ledger.halt.why, index)
     if not state.round:
         return Stop(Grace.BROKEN, "the store lost the round that they are of, and the job has gone on without it")
     if ledger.round is not None and ledger.round.number != state.round:

@@ -212,6 +212,7 @@ class Stop:
 
     grace: Grace
     why: str
+    halt: int = 0  # the index of a HALT whose failure follows from the loss of a peer: find out first where it may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +224,12 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """Find out where the workers are, without stopping them, as a STACKS asks."""
+    """Find out where the workers are, without stopping them, as a STACKS asks, or before they are stopped."""
 
-    index: int  # of that STACKS
+    index: int  # of that STACKS, or of the HALT
     full: bool  # whether the whole stacks are wanted
     judge: bool  # whether to find out if anything moves, since a hang is suspected
+    brief: bool = False  # whether the workers are about to be stopped, so that little time is left
 
 
 @dataclass(frozen=True, slots=True)

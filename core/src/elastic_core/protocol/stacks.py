@@ -22,6 +22,7 @@ from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase
 ANSWER_WAIT_SECONDS = 5.0  # how long the leader waits for the answers of members that live
 BRIEF, FULL = "brief", "full"  # what a request wants: places, or the whole stacks as well
 FINISHED = "finished"  # the place of a rank whose program has ended
+_ENDED = FINISHED, "the process is gone"
 NO_STACK = "no Python stack"  # the beginning of the place of a process that does not answer
 _COLLECTIVE = "(torch/distributed/"  # in the place of a rank that waits for its peers
 _DEVICE_WAITS = "(torch/autograd/", "(torch/cuda/", "(torch/_tensor.py"  # where NCCL's collectives are often waited for
@@ -165,6 +166,19 @@ def next_question_at(last: Stacks | None, at: float, window: float) -> float:
         return at
     soon = last.hang and last.looks < LOOKS
     return at + max(window, last.window) * (1 / LOOKS_PER_WINDOW if soon else 2.0 ** min(last.nth - 1, MOST_DOUBLINGS))
+
+
+def describe_others(view: LeaderView, old: Round, first: Incident) -> str:
+    """Return where the ranks were that may be what ``first``, a consequence, waited for; '' for none, or otherwise.
+
+    They were asked before they were stopped, after the HALT. A rank in a collective waited as well.
+    """
+    halt, epoch, places = view.ledger.head.anchors.halt, view.ledger.head.epoch, dict[int, str]()
+    for node in view.node_views(old) if first.follows_peer else ():
+        if (found := node.row.stacks) is not None and (node.row.epoch, found.answers) == (epoch, halt):
+            places |= {rank: where for where, ranks in found.places.items() for rank in ranks}
+    places = {rank: where for rank, where in places.items() if not waits_for_peers(where) and where not in _ENDED}
+    return "; ".join(_describe(where, ranks) for where, ranks in _by_suspicion(places))
 
 
 def with_report(incident: Incident, found: Stacks | None) -> Incident:
