@@ -10,9 +10,9 @@ import pytest
 from test_leader import NOW, body, running, view
 from test_node import Node, halt, running as running_node
 from test_repair import resumed
-from views import incident, info, live, offer, seen, then
+from views import halted, incident, info, live, offer, seen, then
 
-from elastic_core.protocol.entries import Leader, Round, Stacks
+from elastic_core.protocol.entries import Halt, HaltReason, Leader, Round, Stacks
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, LookAgain
@@ -22,10 +22,12 @@ from elastic_core.protocol.limits import MAX_REQUESTS, REPORT_BYTES, UNREAD_ID_L
 from elastic_core.protocol.node import row_of
 from elastic_core.protocol.node_events import (
     AnswerRead,
+    Grace,
     HistoryReplaced,
     Hung,
     Locate,
     Located,
+    Stop,
     WorkerFailed,
     WorkersGone,
 )
@@ -36,6 +38,7 @@ from elastic_core.protocol.stacks import (
     ask_or_report,
     culprit,
     describe_hang,
+    describe_others,
     describe_ranks,
     is_hang,
     summarize,
@@ -436,6 +439,36 @@ def test_a_node_looks_where_its_ranks_are_once_and_answers_in_its_row() -> None:
     assert row_of(node.state).stacks == found, "the next leader may need it"
     node.hears(AnswerRead(3))
     assert row_of(node.state).stacks is None
+
+
+def test_workers_that_a_failed_rank_may_have_waited_for_are_asked_before_they_are_stopped() -> None:
+    node = running_node()
+    peer = replace(incident("b"), message="RuntimeError: Connection closed by peer", follows_peer=True)
+    body = Halt(round=1, reason=HaltReason.FAILURE, why="rank 2 failed", incident=peer)
+    assert node.reads(body) == (Stop(Grace.BROKEN, "rank 2 failed", halt=3),)
+    found = located(node)
+    node.hears(AnswerRead(3))
+    assert row_of(node.state).stacks == found, "the leader reads it once the round is over"
+    node.hears(WorkersGone())
+    assert row_of(node.state).stacks == found
+
+
+@pytest.mark.parametrize("reason", [HaltReason.FAILURE, HaltReason.NODE_LOST, HaltReason.RESIZE])
+def test_of_any_other_failure_they_are_stopped_at_once(reason: HaltReason) -> None:
+    (stop,) = running_node().reads(Halt(round=1, reason=reason, why="so", incident=incident("b")))
+    assert isinstance(stop, Stop)
+    assert not stop.halt
+
+
+def test_where_others_were_is_in_the_root_cause_and_in_the_line_of_the_restart() -> None:
+    peer = replace(incident("a"), message="RuntimeError: Connection closed by peer", follows_peer=True)
+    ledger = halted("ab", HaltReason.FAILURE, blame=peer)
+    index = ledger.head.anchors.halt
+    places = {WAITS: (1,), LOADS: (3,), "finished": (2,), "the process is gone": (0,)}
+    nodes = [answer("a", places, question=index), answer("b", {LOADS: (2,)}, question=index - 1)]
+    assert ledger.round is not None
+    assert describe_others(view(ledger, *nodes), ledger.round, peer) == f"rank 3 is {LOADS}"
+    assert describe_others(view(ledger, *nodes), ledger.round, incident("a")) == ""
 
 
 def test_a_question_that_was_answered_already_is_not_looked_into() -> None:
