@@ -132,6 +132,7 @@ WHEN = {
     "worker_failed": "The first failure of a round on this node.",
     "workers_signalled": "The warden has sent a signal to workers, or to processes that they had started; `pids` has "
     "the names of the latter.",
+    "warden_silent": "The warden, the parent of the workers, is stopped or frozen: nothing of the workers is noticed.",
     "worker_lingers": "The script of a worker ended half a minute ago, and its interpreter has not. Only for workers "
     "that start warm.",
     "worker_stuck": "A worker outlives SIGKILL.",

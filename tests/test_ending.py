@@ -100,6 +100,17 @@ def test_a_stopped_warden_does_not_outlive_a_second_ctrl_c(stage: Stage) -> None
     assert agent.exit_code() == 130
 
 
+def test_a_stopped_warden_is_noticed(stage: Stage) -> None:
+    agent = stage.run("--standalone", WORKERS / "sleeper.py")
+    agent.wait_for_report("started")
+    warden = below(agent, "elastic-warden")
+    os.kill(warden, signal.SIGSTOP)
+    agent.wait_for(rf"the warden \(pid {warden}\), the parent of this node's workers, has not run for 1\d s")
+    os.kill(warden, signal.SIGCONT)
+    agent.process.send_signal(signal.SIGINT)
+    assert agent.exit_code() == 130
+
+
 def test_a_frozen_store_does_not_keep_an_agent_from_ending(stage: Stage, tmp_path: Path) -> None:
     command = ["--nnodes=2", *over("c10d", tmp_path), WORKERS / "sleeper.py"]
     host = stage.run(*command)

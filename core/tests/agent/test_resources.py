@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.directories import MARK
-from elastic_core.agent.resources import Resources, leave_signals, open_resources, stop_workers
+from elastic_core.agent.resources import Resources, WardenWatch, leave_signals, open_resources, stop_workers
 from elastic_core.agent.slot import Slot
 from elastic_core.api.run_agent import begun
 from elastic_core.config.program import Program, ProgramKind
@@ -167,3 +167,16 @@ def test_how_workers_are_stopped(grace: Grace, received: int | None, stopped: ob
     early: object = stop_workers(resources, Stop(grace, "why"), received, None)
     assert early == ("early_exit" if broken else None)
     assert resources.group.calls == [*([("early_exit", None)] if broken else []), stopped]
+
+
+def test_a_warden_that_does_not_run_is_noticed_once_until_it_runs_again() -> None:
+    watch = WardenWatch()
+    assert [watch.look(7, at) for at in (1.0, 2.0, 3.0, 4.0, 10.0)] == [0.0] * 5
+    assert [watch.look(7, at) for at in (11.0, 12.0, 13.0)] == [10.0, 0.0, 0.0]
+    assert watch.look(8, 14.0) == 0.0
+    assert [watch.look(8, at) for at in (15.0, 16.0, 17.0, 18.0, 25.0)] == [0.0, 0.0, 0.0, 0.0, 11.0]
+
+
+def test_a_warden_is_not_missed_where_heartbeats_are_rare() -> None:
+    watch = WardenWatch()
+    assert [watch.look(7, at) for at in (0.0, 30.0, 60.0, 90.0)] == [0.0] * 4

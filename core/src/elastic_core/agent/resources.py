@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from elastic_core.agent.hangs import HangExplained, HangWatch, uses_of
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.py_spy import PySpy
-from elastic_core.agent.report import Publish, hang_explained
+from elastic_core.agent.report import Publish, hang_explained, warden_silent
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartGate
@@ -43,10 +43,28 @@ from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, S
 from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.protocol.stacks import LOOKS, is_news
 from elastic_core.warden.client import CLOSING, Warden
+from elastic_core.warden.linux import run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
 
 HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
+WARDEN_SILENCE_SECONDS, WARDEN_LOOKS = 10.0, 4  # for which a warden may not run, at this many heartbeats at least
 WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes after the second signal
+
+
+@dataclass(slots=True)
+class WardenWatch:
+    """Notices that the warden does not run, although it is sent a message at each heartbeat."""
+
+    ran: int = -1  # nanoseconds, at the last look
+    ran_at: float = 0.0
+    looks: int = 0  # since then
+
+    def look(self, ran: int, now: float) -> float:
+        """Return for how many seconds it has not run, once, if that is too long; else 0."""
+        if ran != self.ran:
+            self.ran, self.ran_at, self.looks = ran, now, 0
+        self.looks += self.looks < WARDEN_LOOKS or now - self.ran_at >= WARDEN_SILENCE_SECONDS
+        return now - self.ran_at if self.looks == WARDEN_LOOKS + 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,13 @@ class Resources:
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
     locate: stacks.Answer = stacks.locate  # finds out where its workers are
+    warden_watch: WardenWatch = field(default_factory=WardenWatch)
+
+    def fence(self, seconds: float | None, now: float) -> None:
+        """Have the warden stop all workers in so many seconds, as of :meth:`Warden.fence`, and see that it runs."""
+        self.warden.fence(seconds)
+        if silence := self.warden_watch.look(run_nanoseconds(self.warden.pid), now):
+            self.publish(warden_silent(self.warden.pid, silence))
 
     def start_gate(self, now: Callable[[], float]) -> StartGate:
         """Return the wait before the start of workers."""

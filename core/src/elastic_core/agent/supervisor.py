@@ -256,11 +256,11 @@ class Supervisor:
 
         Once an embedded store is known to be gone, no other node can start a round, and the workers may finish.
         """
-        if self._state.work not in (Work.RUNNING, Work.STOPPING) or self._session.store_gone:
-            self._warden.fence(None)
-            return
-        silence = self._runtime.now() - self._session.contact.at
-        self._warden.fence(max(0.0, FENCE_SHARE * self._state.ledger.settings.timing.fence_after - silence))
+        now, seconds = self._runtime.now(), None
+        if self._state.work in (Work.RUNNING, Work.STOPPING) and not self._session.store_gone:
+            fence_at = self._session.contact.at + FENCE_SHARE * self._state.ledger.settings.timing.fence_after
+            seconds = max(0.0, fence_at - now)
+        self._resources.fence(seconds, now)
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
