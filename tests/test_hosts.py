@@ -241,3 +241,14 @@ def test_workers_meet_by_the_addresses_of_their_agents(stage: Stage, tmp_path: P
         (tmp_path / "done").touch()
         assert [agent.exit_code() for agent in agents] == [0, 0]
         assert not any("starts fresh" in agent.output for agent in agents)
+
+
+def test_hosts_that_both_call_themselves_127_0_0_1_do_not_train_past_each_other(stage: Stage, tmp_path: Path) -> None:
+    with hosts(2) as two:
+        flags = ["--nnodes=2", "--local_addr=127.0.0.1", "--rdzv_conf=join_timeout=5", "--rdzv_backend=file"]
+        job = [f"--rdzv_endpoint={tmp_path}", WORKERS / "barrier.py", "--until", tmp_path / "done"]
+        agents = [run(stage, host, *flags, *job) for host in two]
+        for agent in agents:
+            assert agent.exit_code() == 75, agent.output
+            assert not agent.workers()
+            agent.wait_for(r"no other host reaches .*, .* at 127.0.0.1: start it with --local_addr=ADDRESS")

@@ -67,6 +67,32 @@ class TestForming:
         assert decide(view(ledger, *nodes)) == LookAgain(NOW + 0.5)
         assert ids(body(decide(view(ledger, *nodes, now=NOW + 0.5)))) == "a"
 
+    @pytest.mark.parametrize(
+        ("addresses", "met"),
+        [
+            pytest.param({"a": "10.0.0.1", "b": "10.0.0.2"}, "ab", id="both reach each other"),
+            pytest.param({"a": "127.0.0.1", "b": "10.0.0.2"}, "", id="b would meet itself at the address of a"),
+            pytest.param({"a": "10.0.0.1", "b": "127.0.0.1"}, "", id="a may come to b's address"),
+            pytest.param({"a": "127.0.0.1", "b": "127.0.0.1"}, "", id="both would train alone"),
+            pytest.param({"a": "127.0.0.1", "c": "127.0.0.1"}, "ac", id="they are in one network"),
+            pytest.param({"a": "127.0.0.1", "d": "::1"}, "ad", id="nothing is known of the other's network"),
+        ],
+    )
+    def test_nodes_of_two_networks_do_not_meet_where_one_is_at_its_loopback(
+        self, addresses: dict[str, str], met: str
+    ) -> None:
+        networks = {"a": "one", "b": "two", "c": "one", "d": ""}
+        every = {name: replace(info(name), address=at, network=networks[name]) for name, at in addresses.items()}
+        nodes = [seen(name, node=node, arrived=NOW) for name, node in every.items()]
+        found = decide(view(start(settings(min_nodes=2, max_nodes=2)), *nodes))
+        if met:
+            assert ids(body(found)) == met
+        else:
+            assert isinstance(found, LookAgain)
+            loops = [name for name, at in addresses.items() if at == "127.0.0.1"]
+            who = ", ".join(f"host-{name}" for name in loops)
+            assert f"(no other host reaches {who} at 127.0.0.1: start it with --local_addr=ADDRESS)" in found.waiting
+
     def test_ranks_go_by_order_of_arrival(self) -> None:
         ledger = start(settings(min_nodes=2, max_nodes=2))
         assert ids(body(decide(view(ledger, seen("a", serial=9), seen("b", serial=3))))) == "ba"

@@ -9,7 +9,7 @@ from elastic_core.agent.probing import Door
 from elastic_core.agent.slot import Slot
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
-from elastic_core.host.identity import host_id, host_name
+from elastic_core.host.identity import host_id, host_name, network_id
 from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
@@ -64,6 +64,7 @@ def applicant_for(
         node_id=runtime.new_id(),
         host=host_name(),
         host_id=host_id(),
+        network=network_id(),
         slot=slot.number,
         slots=slot.slots,
         local_world_size=config.nproc_per_node,

@@ -27,6 +27,11 @@ def host_id() -> str:
     return hex_digest("\n".join(parts), 16)
 
 
+def network_id() -> str:
+    """Return 8 hex digits, equal for all agents that reach each other by loopback: of one network namespace."""
+    return hex_digest(f"{boot_id()}\n{_NETWORK_NAMESPACE.stat().st_ino}", 8)
+
+
 def boot_id() -> str:
     """Return the id of this boot of the machine, 36 characters; '' if it is not known."""
     return _text(_BOOT_ID)

@@ -10,7 +10,7 @@ from elastic_core.incidents import Incident, IncidentKind, Verdict, by_cause
 from elastic_core.protocol.counters import counters_after_halt, counters_after_restart
 from elastic_core.protocol.entries import Body, Closed, Counters, Halt, HaltReason, Member, Round
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader_view import LeaderView, head_patience, sort_by_rank
+from elastic_core.protocol.leader_view import LeaderView, head_patience, is_at_loopback, sort_by_rank
 from elastic_core.protocol.limits import HOSTS_BYTES, fit_names, list_names
 
 MAX_BARREN_ROUNDS = 10  # rounds in a row without progress that end the job (rule L4)
@@ -185,6 +185,7 @@ def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float
     here = list_names(str(node.row.info) for node in came) or "no node"
     missing = _describe_missing(view, came)
     who = f"missing: {missing}" if missing else f"{view.agreement.min_nodes - len(came)} more never came"
+    who = _describe_loopback(view) or who
     why = (
         f"{len(came)} of at least {view.agreement.min_nodes} nodes are here after {view.now - since:.0f} s "
         f"({here}); {who}"
@@ -201,7 +202,19 @@ def describe_wait(view: LeaderView, here: list[NodeView], deadline: float) -> st
     missing = _describe_missing(view, here)
     who = f" to replace {missing}" if missing else ""
     more = view.agreement.min_nodes - len(here)
+    if closed := _describe_loopback(view):
+        who += f" ({closed})"
     return f"{more} more node(s){who}, for up to {deadline - view.now:.0f} s"
+
+
+def _describe_loopback(view: LeaderView) -> str:
+    """Name the nodes whose address leads other nodes that are here to themselves; '' if there are none."""
+    nodes = [node for node in view.watch.nodes.values() if node.listed]
+    loops = [node for node in nodes if is_at_loopback(node)]
+    if not loops or len({node.row.info.network for node in nodes} - {""}) < 2:
+        return ""
+    who, at = view.describe_nodes(node.node_id for node in loops), loops[0].row.info.address
+    return f"no other host reaches {who} at {at}: start it with --local_addr=ADDRESS"
 
 
 def _describe_missing(view: LeaderView, here: list[NodeView]) -> str:

@@ -248,7 +248,7 @@ class LeaderView:
         staying = [node for i in members if (node := self.get(i)) and not (self.is_lost(i) or self.is_leaving(i))]
         known = self.hosts_left
         waiting.sort(key=lambda node: node.row.info.host_id not in known)
-        return drop_duplicate_ranks(staying, waiting)
+        return drop_unreachable(staying, drop_duplicate_ranks(staying, waiting))
 
     @cached_property
     def hosts_left(self) -> frozenset[str]:
@@ -322,6 +322,25 @@ def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) ->
             found.append(node)
             taken |= {rank} - {None}
     return found
+
+
+def drop_unreachable(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:
+    """Return the nodes of ``then`` that reach those of ``first``, and each other: none is at the loopback address of
+    another network.
+    """
+    networks, closed, found = set[str](), set[str](), []
+    for node, stays in (*((node, True) for node in first), *((node, False) for node in then)):
+        network, loops = node.row.info.network, is_at_loopback(node)
+        if stays or not network or not (closed - {network} or (loops and networks - {network})):
+            found += [] if stays else [node]
+            networks |= {network} - {""}
+            closed |= {network} - {""} if loops else set()
+    return found
+
+
+def is_at_loopback(node: NodeView) -> bool:
+    """Whether a node gives others an address that leads each host to itself."""
+    return node.row.info.address.startswith(("127.", "::1"))
 
 
 def sort_by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:

@@ -52,6 +52,7 @@ class NodeInfo:
     node_rank: int | None = None  # ``--node_rank``: its rank among the nodes; None to have it assigned
     address: str = ""  # the address at which peers probe it (rule L5)
     port: int = 0  # the TCP port at which peers probe it; 0 if they do not
+    network: str = field(default="", metadata=SKIPPABLE)  # the same for nodes that reach each other by loopback
 
     def __str__(self) -> str:
         return self.host if self.slot == 0 else f"{self.host} (agent {self.slot + 1})"
