@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,32 @@ def test_nothing_of_a_run_stays_in_the_temporary_directory(stage: Stage, tmp_pat
     agent = stage.run("--standalone", "--nproc_per_node=2", WORKERS / "crasher.py", "--ranks=1", env=env)
     assert agent.exit_code() == 1
     assert list(temporary.iterdir()) == []
+
+
+FULL_FOR_A_MOMENT = """
+import os, sys, threading
+start = threading.Thread.start
+def starts(thread):
+    if os.path.exists("full"):
+        open("refused", "w").close()
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = starts
+from elastic_core.cli.main import main
+sys.exit(main())
+"""
+
+
+def test_a_machine_that_has_no_thread_left_for_a_moment_ends_no_agent(stage: Stage) -> None:
+    flags = ["run", "--nproc_per_node=2", "--max_restarts=1", str(WORKERS / "sleeper.py")]
+    agent = stage.start([sys.executable, "-c", FULL_FOR_A_MOMENT, *flags])
+    agent.wait_for_report("started", count=2)
+    full, refused = Path(stage.folder, "full"), Path(stage.folder, "refused")
+    full.touch()
+    os.kill(agent.workers()[1], signal.SIGKILL)
+    assert stage.wait_until(refused.exists)
+    full.unlink()
+    agent.wait_for("restart 1 of 1")
+    agent.wait_for_report("started", count=4)
+    agent.process.send_signal(signal.SIGINT)
+    assert agent.exit_code() == 130

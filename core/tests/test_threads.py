@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import wait
 
 import pytest
 
-from elastic_core.threads import asked, bounded, prepare_later
+from elastic_core import threads
+from elastic_core.threads import asked, bounded, keep_a_starter, prepare_later
 
 
 def test_a_question_that_nobody_answers_ends() -> None:
@@ -51,3 +54,42 @@ def test_where_no_thread_can_be_started_nothing_is_prepared(monkeypatch: pytest.
 
     monkeypatch.setattr(threading.Thread, "start", start)
     prepare_later(0.0, lambda: None, name="elastic-prepare-test")
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Set while the machine has no thread left."""
+    none_left, start = threading.Event(), threading.Thread.start
+
+    def starts(thread: threading.Thread) -> None:
+        if none_left.is_set():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    keep_a_starter()
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    yield none_left
+    none_left.clear()
+
+
+def test_a_thread_that_cannot_be_started_now_is_started_once_there_is_room(full: threading.Event) -> None:
+    full.set()
+    answers = [asked(lambda: 7), asked(lambda: 8)]
+    assert not wait(answers, 0.2).done
+    full.clear()
+    assert [answer.result(5.0) for answer in answers] == [7, 8]
+    assert asked(lambda: 9).result(5.0) == 9, "and the next ones as ever"
+
+
+def test_where_there_is_no_room_for_long_the_starter_takes_its_place_and_the_next_one_fails(
+    full: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "START_SECONDS", 0.2)
+    full.set()
+    assert asked(lambda: 7).result(5.0) == 7
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        asked(lambda: 8)
+    full.clear()
+    keep_a_starter()
+    full.set()
+    assert asked(lambda: 9).result(5.0) == 9

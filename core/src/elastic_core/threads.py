@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from queue import SimpleQueue
 from threading import Thread, Timer
 from typing import TypeVar
 
 _T = TypeVar("_T")
+START_SECONDS = 15.0  # for which a machine may have no thread left
+_unstarted: SimpleQueue[Thread] = SimpleQueue()
+
+
+class PatientThread(Thread):
+    """A thread that starts as soon as the machine has a thread to be had again, if it has none left now."""
+
+    def start(self) -> None:
+        """Start the thread, or have a thread that exists already start it, or take its place after START_SECONDS.
+
+        Raises:
+            RuntimeError: No thread can be started, and :func:`keep_a_starter` was not called in time.
+        """
+        try:
+            super().start()
+        except RuntimeError:
+            if not _starters:
+                raise
+            _unstarted.put(self)
+
+
+_starters: list[Thread] = []
+
+
+def keep_a_starter() -> None:
+    """Keep a thread that starts others later: a recovery needs some, just when workers may have taken the last."""
+
+    def run() -> None:
+        while True:
+            waiting, until = _unstarted.get(), time.monotonic() + START_SECONDS
+            while time.monotonic() < until:
+                with suppress(RuntimeError):
+                    Thread.start(waiting)
+                    break
+                time.sleep(0.05)
+            else:
+                _starters.clear()
+                return waiting.run()
+
+    if not _starters:
+        _starters.append(Thread(target=run, name="elastic-starter", daemon=True))
+        _starters[0].start()
 
 
 def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T]:
@@ -21,7 +65,7 @@ def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T
         except BaseException as exc:
             answer.set_exception(exc)
 
-    Thread(target=run, name=name, daemon=True).start()
+    PatientThread(target=run, name=name, daemon=True).start()
     return answer
 
 

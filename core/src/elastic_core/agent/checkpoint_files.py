@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from elastic_core.progress import Checkpoint
 from elastic_core.progress_lines import step_of_path
+from elastic_core.threads import PatientThread
 
 LOOK_SECONDS = 5.0  # between two looks
 BUSY_MAX_SECONDS = 1.0  # for another look to end
@@ -106,7 +107,7 @@ class CheckpointFiles:
         self._closing = threading.Event()
         self._newest = NewestCheckpoint()
         self._lock = threading.Lock()
-        threading.Thread(target=self._run, name="elastic-checkpoints", daemon=True).start()
+        PatientThread(target=self._run, name="elastic-checkpoints", daemon=True).start()
 
     def close(self) -> None:
         """Look no more. A look that is under way ends by itself."""

@@ -42,6 +42,7 @@ from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
 from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.protocol.stacks import LOOKS, is_news
+from elastic_core.threads import keep_a_starter
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
@@ -242,6 +243,7 @@ def open_resources(
     Raises:
         OSError: No directory or descriptor could be made.
     """
+    keep_a_starter()
     with ExitStack() as stack:
         signals = leave_signals(config)
         loop = EventLoop(signals)

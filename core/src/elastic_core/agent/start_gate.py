@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Thread
 
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.events import Event, Field, Level
+from elastic_core.threads import PatientThread
 
 WAIT_MAX_SECONDS = 10.0  # from the wanted start of the workers to their start
 ASK_INTERVAL_SECONDS = 0.25
@@ -132,4 +132,4 @@ class StartGate:
         def run() -> None:
             post(StartAnswer(serial, ask(number, waited)))
 
-        Thread(target=run, name="elastic-start", daemon=True).start()
+        PatientThread(target=run, name="elastic-start", daemon=True).start()

@@ -16,7 +16,7 @@ from typing import Any
 
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.compaction import ENTRIES_KEPT_WHOLE
-from elastic_core.threads import asked
+from elastic_core.threads import PatientThread, asked
 
 
 def random_id() -> str:
@@ -31,7 +31,7 @@ class Runtime:
     now: Callable[[], float] = time.monotonic  # seconds on a monotonic clock
     sleep: Callable[[float], None] = time.sleep
     new_id: Callable[[], str] = random_id
-    thread: Callable[..., threading.Thread] = threading.Thread
+    thread: Callable[..., threading.Thread] = PatientThread
     condition: Callable[[], threading.Condition] = threading.Condition
     event: Callable[[], threading.Event] = threading.Event
     ask: Callable[..., Future[Any]] = asked
