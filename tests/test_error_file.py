@@ -25,7 +25,7 @@ TORCHS = "torch.distributed.elastic.multiprocessing.errors"
 LAUNCHES = """
 import sys
 from {module} import record
-from elastic_core.api.launch import LaunchConfig, elastic_launch
+from elastic_torchrun.launch import LaunchConfig, elastic_launch
 def train():
     raise ValueError("no such layer")
 @record

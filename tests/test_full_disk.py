@@ -31,7 +31,7 @@ exec "$@"
 WHERE = "import os; print('logs in', os.environ['TORCHELASTIC_ERROR_FILE'])"
 LAUNCH = """
 import os
-from elastic_core.api.launch import LaunchConfig, elastic_launch
+from elastic_torchrun.launch import LaunchConfig, elastic_launch
 launched = elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, rdzv_backend="local"), os.getenv)
 print("logs in", launched("TORCHELASTIC_ERROR_FILE")[0])
 """

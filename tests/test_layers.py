@@ -50,7 +50,6 @@ SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("example
 PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
 OTHER_NAMES = {
     "elastic_core": "elastic leader node options supervisor",  # the command, and modules to begin with
-    "api": "elastic_launch",
     "forkserver": "__main__ site sitecustomize",  # modules of Python's start
     "warden": "exit_codes sitecustomize",
     "host": "ps",

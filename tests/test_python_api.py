@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 LAUNCH = """
 import sys
-from elastic_core.api.launch import ChildFailedError, LaunchConfig, elastic_launch
+from elastic_torchrun.launch import ChildFailedError, LaunchConfig, elastic_launch
 
 def double(number):
     return 2 * number
@@ -175,7 +175,7 @@ print(dict(elastic.multiprocessing.Std(entrypoint=train_loop).run().return_value
 INTERACTIVE = """
 import dataclasses
 import elastic_core as elastic
-from elastic_core.api.launch import LaunchConfig, elastic_launch
+from elastic_torchrun.launch import LaunchConfig, elastic_launch
 
 SCALE = 10
 
@@ -196,7 +196,7 @@ print(met, elastic_launch(LaunchConfig(), lambda: SCALE)())
 
 TRIES_AGAIN = """
 import sys
-from elastic_core.api.launch import LaunchConfig, SignalException, elastic_launch
+from elastic_torchrun.launch import LaunchConfig, SignalException, elastic_launch
 
 WAIT = "import signal; print('WORKER', flush=True); signal.pause()"
 for _ in range(2):
@@ -348,7 +348,7 @@ def test_nodes_started_from_python_and_from_the_command_line_form_one_job(stage:
     script = tmp_path / "launch.py"
     script.write_text(
         "import sys\n"
-        "from elastic_core.api.launch import LaunchConfig, elastic_launch\n"
+        "from elastic_torchrun.launch import LaunchConfig, elastic_launch\n"
         "config = LaunchConfig(min_nodes=2, max_nodes=2, run_id='job', rdzv_backend='file', max_restarts=0,\n"
         f"                      rdzv_endpoint={str(tmp_path / 'store')!r})\n"
         "elastic_launch(config, 'env')()\n"
@@ -365,7 +365,7 @@ def test_nodes_that_are_numbered_by_hand_meet_from_python_as_notebook_launchers_
 ) -> None:
     (tmp_path / "launch.py").write_text(
         "import sys\n"
-        "from elastic_core.api.launch import LaunchConfig, elastic_launch\n"
+        "from elastic_torchrun.launch import LaunchConfig, elastic_launch\n"
         "config = LaunchConfig(min_nodes=2, max_nodes=2, nproc_per_node=1, run_id='none', rdzv_backend='static',\n"
         "    rdzv_endpoint='127.0.0.1:' + sys.argv[2], rdzv_configs={'rank': int(sys.argv[1])}, start_method='fork')\n"
         "elastic_launch(config=config, entrypoint='env')()\n"
@@ -411,7 +411,7 @@ def test_what_cannot_be_meant_is_refused_in_words(tmp_path: Path, script: str, s
         "from concurrent.futures import ThreadPoolExecutor\n"
         "import elastic_core as elastic\n"
         "from elastic_torchrun.local_agent import LocalElasticAgent, WorkerSpec\n"
-        "from elastic_core.api.launch import LaunchConfig, elastic_launch\n"
+        "from elastic_torchrun.launch import LaunchConfig, elastic_launch\n"
         "from elastic_torchrun.multiprocessing import Std, start_processes\n"
         f"class Odd:\n    __reduce__ = lambda self: (int, ('x',))\n{script}\n"
     )

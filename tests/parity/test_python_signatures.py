@@ -18,8 +18,7 @@ import torch.distributed.elastic.multiprocessing as torchs_multiprocessing
 import torch.distributed.launcher.api as torchs_launcher
 from stage import free_port
 
-from elastic_core.api import launch
-from elastic_torchrun import local_agent, multiprocessing
+from elastic_torchrun import launch, local_agent, multiprocessing
 
 LAUNCHES = """
 import dataclasses
@@ -29,7 +28,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
 import elastic_core as elastic
-from elastic_core.api.launch import LaunchConfig, launch_agent
+from elastic_torchrun.launch import LaunchConfig, launch_agent
 
 def train_loop(word):
     import os

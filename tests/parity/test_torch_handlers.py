@@ -27,7 +27,7 @@ import pytest
 from etcd_servers import running
 from redis_servers import redis_server
 
-from elastic_core.api.launch_config import LaunchConfig, configure
+from elastic_torchrun.launch_config import LaunchConfig, configure
 
 pytestmark = pytest.mark.timeout(300)
 HANDLERS = Path(__file__).parent / "scripts" / "handlers.py"

@@ -111,7 +111,7 @@ _SUBMODULES = {
     "agent": "elastic_core.agent",
     "errors": "elastic_core.errors",
     "hookspecs": "elastic_core.hookspecs",
-    "launch": "elastic_core.api.launch",
+    "launch": "elastic_torchrun.launch",
     "multiprocessing": "elastic_torchrun.multiprocessing",
     "rendezvous": "elastic_core.rendezvous",
 }  # the modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``

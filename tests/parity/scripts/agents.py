@@ -144,7 +144,7 @@ class Node:
         max_restarts: int = 0,
         exit_barrier: float = 5,
     ) -> Any:
-        from elastic_core.api.launch import LaunchConfig
+        from elastic_torchrun.launch import LaunchConfig
         from elastic_torchrun.local_agent import LocalElasticAgent, WorkerSpec
 
         meeting = LaunchConfig(nnodes, nnodes, run_id=job, rdzv_backend=backend, rdzv_endpoint=endpoint)

@@ -244,8 +244,8 @@ def agents() -> dict[str, Any]:
 
     server = module("torch.distributed.elastic.agent.server.api", "elastic_torchrun.local_agent")
     local = module("torch.distributed.elastic.agent.server.local_elastic_agent", "elastic_torchrun.local_agent")
-    errors = module("torch.distributed.elastic.multiprocessing.errors", "elastic_core.api.launch")
-    launcher = module("torch.distributed.launcher.api", "elastic_core.api.launch")
+    errors = module("torch.distributed.elastic.multiprocessing.errors", "elastic_torchrun.launch")
+    launcher = module("torch.distributed.launcher.api", "elastic_torchrun.launch")
 
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "id", "max_restarts": 0}

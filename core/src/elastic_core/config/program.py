@@ -21,7 +21,7 @@ class ProgramKind(enum.Enum):
     SCRIPT = "script"  # a Python file: ``elastic run train.py``
     MODULE = "module"  # a Python module: ``elastic run -m package.train``
     RUN_PATH = "run_path"  # a file, directory or archive for runpy: ``elastic run --run_path /abs/train.py``
-    FUNCTION = "function"  # serialized by :mod:`elastic_core.worker.function`, for ``elastic_core.api.launch``
+    FUNCTION = "function"  # serialized by :mod:`elastic_core.worker.function`, for ``elastic_torchrun.launch``
     EXECUTABLE = "executable"  # anything else: ``elastic run --no_python ./train.sh``
 
 

@@ -14,8 +14,9 @@ General layout:
 * ``flags``: from the ``Namespace`` that such a program has filled in to the flags of ``elastic run``.
 * ``function``: from torch's ``LaunchConfig`` to Elastic's.
 * ``failure``: what those programs get when the job fails.
-* ``multiprocessing``: torch's module of that name: ``Std`` and what starts processes. ``local_agent``: an agent as an
-  object, ``LocalElasticAgent``.
+* ``launch``: torch's Python names for a job. ``launch_config`` turns their arguments into
+  a run, and ``process_failure`` describes a failed process. ``local_agent``: an agent as an object,
+  ``LocalElasticAgent``. ``multiprocessing``: torch's module of that name, ``Std`` and what starts processes.
 * ``handlers``: the handlers that plain torchrun finds for our backends.
 
 The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from elastic_core.api import launch
 from elastic_core.errors import ElasticError
+from elastic_torchrun import launch
 
 NO_ERROR_FILE = "<N/A>"
 

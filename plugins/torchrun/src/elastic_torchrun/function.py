@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from elastic_core.api.launch_config import LaunchConfig, check_entrypoint
 from elastic_core.errors import UsageError
 from elastic_core.worker import function
+from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint
 
 TORCHS_TIMEOUT = 900
 """What torch's LaunchConfig writes into ``rdzv_configs`` where no timeout was given, in seconds."""

@@ -73,8 +73,8 @@ def _replace_run(module: Any) -> None:
 
     def serve(args: Namespace, line: Sequence[str] | None = None) -> None:
         def prepare() -> Job[None]:
-            from elastic_core.api import launch
             from elastic_core.worker import error_file  # not for the program torchrun
+            from elastic_torchrun import launch
 
             written = written_in(line, module.get_args_parser()) if line else ()
             config = configuration(flags_of(args, module.get_args_parser(), written), warn)
@@ -102,7 +102,7 @@ def _replace_launch_agent(module: Any) -> None:
     @functools.wraps(torchs)
     def launch_agent(config: Any, entrypoint: Any, args: Sequence[Any], *others: Any, **named: Any) -> Any:
         def prepare() -> Job[Any]:
-            from elastic_core.api import launch, launch_config
+            from elastic_torchrun import launch, launch_config
             from elastic_torchrun.function import config_of
 
             run = launch_config.configure(config_of(config, entrypoint, args))
@@ -136,7 +136,7 @@ def _serve(name: str, prepare: Callable[[], Job[T]], torchs: Job[T]) -> T:
             say(f"{what} stays torch's own{by}: {refusal}")
             return torchs()
         say(f"{what} → elastic run{by}")
-        from elastic_core.api import launch
+        from elastic_torchrun import launch
 
         try:
             return job()

@@ -10,9 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from elastic_core.api.launch import ChildFailedError, launch
-from elastic_core.api.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
-from elastic_core.api.process_failure import ProcessFailure
 from elastic_core.config import parse
 from elastic_core.config.rdzv_conf import LOCAL
 from elastic_core.config.run import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
@@ -20,6 +17,9 @@ from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
 from elastic_core.plugins import handler_registry
 from elastic_core.worker import function
+from elastic_torchrun.launch import ChildFailedError, launch
+from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
+from elastic_torchrun.process_failure import ProcessFailure
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]
 

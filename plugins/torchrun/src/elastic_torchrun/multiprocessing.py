@@ -23,9 +23,6 @@ from elastic_core.agent.directories import make_log_dir
 from elastic_core.agent.failure_cause import find_cause
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.registration import cpus_of_workers
-from elastic_core.api import launch_config
-from elastic_core.api.launch_config import LaunchConfig, Logs, Streams
-from elastic_core.api.process_failure import ProcessFailure, read_failure
 from elastic_core.config import parse
 from elastic_core.config.program import function_command
 from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
@@ -34,7 +31,10 @@ from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import subreaping
 from elastic_core.warden.messages import Exited, Spawned, SpawnFailed, StopCompleted, WardenDied
 from elastic_core.worker import function
+from elastic_torchrun import launch_config
+from elastic_torchrun.launch_config import LaunchConfig, Logs, Streams
 from elastic_torchrun.local_agent import LocalElasticAgent, RunResult, WorkerSpec
+from elastic_torchrun.process_failure import ProcessFailure, read_failure
 
 __all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
 
@@ -145,7 +145,7 @@ def start_processes(
         logs_specs: torch's DefaultLogsSpecs; or a folder, as in older releases of torch.
         log_line_prefixes: The prefixes of teed lines by local rank; ``[name0]:`` by default.
         start_method: Others than ``spawn`` have no effect: no process is forked from this one.
-        numa_options: The binding to CPUs, as in :class:`~elastic_core.api.launch.LaunchConfig`.
+        numa_options: The binding to CPUs, as in :class:`~elastic_torchrun.launch.LaunchConfig`.
         duplicate_stdout_filters, duplicate_stderr_filters: Lines of stdout, or of stderr, with one of these texts also
             go to ``filtered_stdout.log``, or ``filtered_stderr.log``.
         log_dir: The folder for files; None for a temporary one, which :meth:`PContext.close` removes.

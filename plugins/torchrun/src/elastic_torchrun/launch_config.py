@@ -236,7 +236,7 @@ def check_types(config: LaunchConfig) -> None:
         kind = type(config)
         raise UsageError(
             f"The configuration is of the type {kind.__module__}.{kind.__qualname__}, not a LaunchConfig of Elastic's.",
-            hint="Make one of elastic_core.api.launch.LaunchConfig, which takes torch's arguments.",
+            hint="Make one of elastic_torchrun.launch.LaunchConfig, which takes torch's arguments.",
         )
     shown = {item.name: item.repr for item in fields(config)}
     optional = {*_MAY_BE_NONE, *(item.name for item in fields(config) if item.default is None)}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from elastic_core.api.launch import elastic_launch
-from elastic_core.api.launch_config import LaunchConfig, configure
 from elastic_core.cli.options import FLAGS
 from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
+from elastic_torchrun.launch import elastic_launch
+from elastic_torchrun.launch_config import LaunchConfig, configure
 
 
 def test_the_flags_without_a_field_are_named() -> None:

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core.api.launch_config import LaunchConfig, check_entrypoint, configure, warn
-from elastic_core.api.process_failure import ProcessFailure, failure_of
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, UsageError
@@ -22,6 +20,8 @@ from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.plugins import manager
 from elastic_core.worker import function
+from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, warn
+from elastic_torchrun.process_failure import ProcessFailure, failure_of
 
 __all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launch", "launch_agent"]
 
