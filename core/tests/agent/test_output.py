@@ -69,6 +69,9 @@ def test_a_line_without_end_does_not_wait_for_ever() -> None:
     half = b"x" * (LONGEST_LINE // 2)
     assert [lines.feed(half), lines.feed(half), lines.feed(b"y\n")] == [b"", b"> " + 2 * half + b"\n", b"> y\n"]
     assert lines.finish() == b""
+    patient = Lines(b"> ", 5.0, lambda: 7.0)
+    assert (patient.feed(b"Continue? "), patient.due) == (b"", 12.0)
+    assert (patient.overdue(), patient.due, patient.feed(b"yes\n")) == (b"> Continue? \n", math.inf, b"> yes\n")
 
 
 # From a worker to files and consoles ---------------------------------------------------------------------------------

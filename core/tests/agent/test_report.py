@@ -18,9 +18,10 @@ from elastic_core.agent.report import (
     root_cause,
     round_started,
 )
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, IncidentKind, describe_early_exit
+from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind, describe_early_exit
 from elastic_core.protocol.entries import (
     Closed,
     Counters,
@@ -84,6 +85,51 @@ def test_a_crash_is_told_with_who_what_where_and_its_last_lines() -> None:
         "    | Traceback (most recent call last):",
         "    |   ...",
         "    | ValueError: boom",
+    ]
+
+
+def test_frames_of_bars_do_not_stand_in_the_place_of_a_traceback() -> None:
+    bars = " 81%|████ | 32/40 [00:01<00:00]\r 82%|████▎ | 33/40 [00:01<00:00]\n 83%|████▎ | 34/40 [00:01<00:00]\n"
+    said = replace(CRASH, detail=bars + "\rdone\rTraceback (most recent call last):\r\n  ...\nValueError: boom")
+    assert root_cause(said)[-3:] == [
+        "    | Traceback (most recent call last):",
+        "    |   ...",
+        "    | ValueError: boom",
+    ]
+    (line,) = root_cause(replace(CRASH, detail=" 82%|████▎ | 33/40 [00:01<00:00]\n"))[6:]
+    assert line == "    |  82%|████▎ | 33/40 [00:01<00:00]", "there is nothing else"
+
+
+def test_failures_of_earlier_rounds_have_a_line_each() -> None:
+    def past(number: int, **more: Any) -> Failure:
+        one = Failure(round=number, rank=3, host="gpu-4", exception="", exit_code=None, step=None)
+        return replace(one, **more)
+
+    failures = (
+        past(1, exception="KeyError", place="train.py:8 in load"),
+        past(2, exit_code=-9),
+        past(3, exception="RuntimeError", digest=PEER_LOST),
+        past(4, rank=None),
+        past(5, exception="ValueError"),
+    )
+    closed = Closed(success=False, why="no more restarts", exit_code=1, incident=replace(CRASH, round=5))
+    run = RunSummary(
+        job="j",
+        run="r",
+        node="n",
+        rounds=5,
+        restarts=4,
+        max_restarts=4,
+        nodes_lost=0,
+        seconds=9.0,
+        interrupted_seconds=1.0,
+        failures=failures,
+    )
+    assert describe_verdict(closed, summary=run).splitlines()[-4:] == [
+        "  before  round 1: rank 3 on gpu-4: KeyError, at train.py:8 in load",
+        "  before  round 2: rank 3 on gpu-4: was killed by SIGKILL",
+        "  before  round 3: rank 3 on gpu-4: the loss of a peer",
+        "  before  round 4: gpu-4: a start that failed",
     ]
 
 

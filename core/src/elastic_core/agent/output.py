@@ -27,6 +27,7 @@ from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
+LINES_WITHIN = 5.0  # the same for what has a prefix, or goes to a file
 
 _CANNOT_TAKE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """Errors of a disk that cannot take a log just now."""
@@ -180,9 +181,9 @@ class Output:
             given[stream] = writing
             shape = Shape()
             if teed:
-                shape = Lines(before)
+                shape = Lines(before, LINES_WITHIN)
             elif self._several:
-                shape = WholeLines(None if terminal is None else PIECES_WITHIN)
+                shape = WholeLines(LINES_WITHIN if terminal is None else PIECES_WITHIN)
             console = None if redirected else self._direct if direct else self._consoles[stream]
             pumps[stream] = Pump(
                 reading, file, path, console, shape, self._report, filtered, local_rank, self._progress_of(rank)

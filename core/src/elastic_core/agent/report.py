@@ -6,6 +6,7 @@ Every node prints the same root cause, because it comes from the ledger's last e
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +15,8 @@ from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
 from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.events import Event, Field, Level
-from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.exit_codes import ExitCode, describe_exit
+from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan, Resume, Round, Stacks, StopAt
 from elastic_core.protocol.ledger import Ledger, advance
@@ -28,6 +29,7 @@ from elastic_core.warden import messages
 Publish = Callable[[Event], None]
 
 MOST_REFUSALS = 5  # modules that a line names with the reason why each is not imported ahead
+MOST_PAST_FAILURES = 5  # of earlier rounds, that a failed job's last message names
 ROOT_CAUSE_MAX_LINES = 13  # with the lines before it, a failed job's last message has 15
 FIRST_OF_ALL = "the first failure across all nodes"
 FENCED = {
@@ -170,9 +172,20 @@ def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL, summary: RunSumm
     lines = [f"the job has failed: {closed.why}"]
     if closed.incident is not None:
         lines += ["", *root_cause(closed.incident, known)]
+        past = () if summary is None else [one for one in summary.failures if one.round < closed.incident.round]
+        lines += [f"  before  {_describe_past(one)}" for one in past[-MOST_PAST_FAILURES:]]
     if closed.exit_code == ExitCode.TOO_FEW_NODES:
         lines += ["", "Start the missing nodes with the same command, or lower the minimum of --nnodes=MIN:MAX."]
     return "\n".join(lines)
+
+
+def _describe_past(failure: Failure) -> str:
+    """Return a failure of an earlier round in one line."""
+    who = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else failure.host
+    what = failure.exception or ("" if failure.exit_code is None else describe_exit(failure.exit_code))
+    what = "the loss of a peer" if failure.digest == PEER_LOST else what or "a start that failed"
+    where = f", at {failure.place}" if failure.place else ""
+    return f"round {failure.round}: {who}: {what}{where}"
 
 
 def leave(publish: Publish, exit_code: int, why: str, incident: Incident | None) -> Ending:
@@ -204,11 +217,18 @@ def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     if incident.detail:
         traceback = incident.exception and incident.exit_code is not None and incident.exit_code > 0
         lines.append("  its traceback:" if traceback else "  the last lines of its stderr:")
-        tail = incident.detail.rstrip().splitlines()[-(ROOT_CAUSE_MAX_LINES - len(lines)) :]
+        tail = _without_bars(incident.detail)[-(ROOT_CAUSE_MAX_LINES - len(lines)) :]
         lines += [f"    | {line}" for line in tail]
     return lines
 
 
+def _without_bars(text: str) -> list[str]:
+    """Return the lines of a text as a terminal shows them in the end, without frames of bars if there are others."""
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")]
+    return [line for line in lines if not _BAR.search(line)] or lines
+
+
+_BAR = re.compile(r"\d+%\|.*\| *\S+/\S+ \[")  # as tqdm draws it
 _HINTS: Mapping[IncidentKind, str] = {
     IncidentKind.EXITED_EARLY: "All ranks must take the same number of steps: compare the number of batches by rank.",
     IncidentKind.NODE_LOST: "Look there for what ended the agent or the host: its kernel's log, the scheduler's, the "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elastic_core.agent.console import write_all
 
-LONGEST_LINE = 1 << 16  # bytes of a line that wait for its end; a longer one is shown in pieces
+LONGEST_LINE = 1 << 22  # bytes of a line that wait for its end; a longer one is shown in pieces
 
 
 class Shape:
@@ -37,10 +37,17 @@ class Lines(Shape):
 
     (torch begins log lines and tracebacks with ``[rank3]:``, too.) A carriage return ends a line, since a progress bar
     would be held back until it is full otherwise.
+
+    Args:
+        prefix: Written before each line.
+        patience: Seconds after which a line without an end is passed on, with an end; None to wait for its end.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, prefix: bytes) -> None:
-        self._prefix = prefix
+    def __init__(
+        self, prefix: bytes, patience: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._prefix, self._patience, self._clock = prefix, patience, clock
         self._rest = b""
         self._returned = False
 
@@ -56,12 +63,15 @@ class Lines(Shape):
         shown += [_prefixed(self._prefix, line) for line in lines]
         if len(self._rest) >= LONGEST_LINE:
             shown.append(self.finish())
+        self.due = self._clock() + self._patience if self._rest and self._patience is not None else math.inf
         return b"".join(shown)
 
     def finish(self) -> bytes:
         """Return what waits, as a line."""
-        rest, self._rest = self._rest, b""
+        rest, self._rest, self.due = self._rest, b"", math.inf
         return _prefixed(self._prefix, rest) + b"\n" if rest else b""
+
+    overdue = finish
 
 
 class WholeLines(Shape):
