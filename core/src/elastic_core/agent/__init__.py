@@ -16,7 +16,8 @@ General layout:
   ``python_traceback`` read these texts. ``watchdog``: the two limits of torch's agent for a hung worker.
 * ``hangs``: notices workers without progress. ``stacks``: where the workers are, which they say themselves, or
   ``py_spy`` reads from outside.
-* ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines, ``console``
+* ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines,
+  ``traceback_fold`` leaves out tracebacks of ranks that have only lost a peer, ``console``
   writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_reader`` reads from them how far the
   workers are, and ``checkpoint_files`` looks for their newest checkpoint.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in

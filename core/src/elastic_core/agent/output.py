@@ -24,6 +24,7 @@ from elastic_core.agent.error_files import telling_lines
 from elastic_core.agent.progress_reader import ProgressReader, StreamReader
 from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
+from elastic_core.agent.traceback_fold import FoldedTracebacks
 from elastic_core.config.run import Stream, StreamMap
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
@@ -144,7 +145,9 @@ class Output:
         reading, writing = ends
         copy = os.dup(writing)
         undo.callback(os.close, copy)
-        path, shape = directory / _FILES[Stream.ERR], WholeLines(PIECES_WITHIN) if self._several else Shape()
+        path, shape = directory / _FILES[Stream.ERR], Shape()
+        if self._several:
+            shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None)
         progress = self._progress_of(rank)
         pump = Pump(reading, None, path, self._direct, shape, self._report, rank=local_rank, progress=progress)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
@@ -184,6 +187,8 @@ class Output:
                 shape = Lines(before, LINES_WITHIN)
             elif self._several:
                 shape = WholeLines(LINES_WITHIN if terminal is None else PIECES_WITHIN)
+            if stream is Stream.ERR and self._several:
+                shape = FoldedTracebacks(shape, path if file is not None else None)
             console = None if redirected else self._direct if direct else self._consoles[stream]
             pumps[stream] = Pump(
                 reading, file, path, console, shape, self._report, filtered, local_rank, self._progress_of(rank)
