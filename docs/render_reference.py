@@ -184,6 +184,7 @@ LEVELS = {
     "time_to_save": "INFO, WARNING, DEBUG",
     "job_closed": "INFO; ERROR for a failed job",
     "left": "INFO, WARNING or ERROR, by the exit code",
+    "round_halted": "DEBUG for a failure of a worker, else INFO",
     "workers_signalled": "DEBUG for SIGTERM, else INFO",
 }
 """Of events whose level is not literal."""

@@ -335,9 +335,13 @@ def worker_lingers(rank: int, pid: int | None) -> Event:
 
 
 def round_halted(halt: Halt) -> Event:
-    """Return the event of a round that is over, and whose workers are stopped."""
+    """Return the event of a round that is over, and whose workers are stopped.
+
+    People read of a worker's failure where it happens, and in what follows: the next round, or the end of the job.
+    """
     fields: dict[str, Field] = {"round": halt.round, "reason": halt.reason.value}
-    return Event("round_halted", f"round {halt.round} is halted: {halt.why}", fields=fields)
+    level = Level.DEBUG if halt.reason in (HaltReason.FAILURE, HaltReason.GIVING_UP) else Level.INFO
+    return Event("round_halted", f"round {halt.round} is halted: {halt.why}", level, fields)
 
 
 def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) -> Event:
