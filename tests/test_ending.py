@@ -105,7 +105,7 @@ def test_a_stopped_warden_is_noticed(stage: Stage) -> None:
     agent.wait_for_report("started")
     warden = below(agent, "elastic-warden")
     os.kill(warden, signal.SIGSTOP)
-    agent.wait_for(rf"the warden \(pid {warden}\), the parent of this node's workers, has not run for 1\d s")
+    agent.wait_for(rf"the parent process of this node's workers \(pid {warden}\) has not run for 1\d s")
     os.kill(warden, signal.SIGCONT)
     agent.process.send_signal(signal.SIGINT)
     assert agent.exit_code() == 130
