@@ -89,7 +89,7 @@ time.sleep(0.2)
 if RANK == LIFE % 2:  # whose turn it is to lose the other first, is a race
     raise RuntimeError(f"[gloo/transport/tcp/pair.cc:{LIFE}] Connection closed by peer [10.0.0.{RANK}]:4242")
 time.sleep(0.2)
-raise RuntimeError("Timed out waiting 1800000ms for recv operation to complete")
+raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation")
 """
 """Rank 1 has fewer batches, so that each life ends with a lost connection at step 29."""
 

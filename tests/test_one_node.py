@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from stage import EXAMPLES, WORKERS, Stage
+from wardens import wait_until
 
 
 def test_four_workers_meet_and_finish(stage: Stage, tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_machine_that_has_no_thread_left_for_a_moment_ends_no_agent(stage: Sta
     full, refused = Path(stage.folder, "full"), Path(stage.folder, "refused")
     full.touch()
     os.kill(agent.workers()[1], signal.SIGKILL)
-    assert stage.wait_until(refused.exists)
+    assert wait_until(refused.exists)
     full.unlink()
     agent.wait_for("restart 1 of 1")
     agent.wait_for_report("started", count=4)

@@ -140,8 +140,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "nobody waits for company",
         "seconds_until_resize",
-        "else case.resize_wait) - case.waited",
-        "else 0.0) - case.waited",
+        "max(0.0, (longest if case.restarts_often else case.resize_wait) - case.waited)",
+        "0.0",
         "resizes",
     ),
     Defect(
@@ -235,7 +235,7 @@ DEFECTS: tuple[Defect, ...] = (
         "agents",
         first=1000,
     ),
-    Defect("nobody looks at slots again", "Supervisor._tick", "self._look_around()", "pass", "agents", first=1000),
+    Defect("nobody looks at slots again", "Supervisor._tick", "self._look()", "self._slots", "agents", first=1000),
     Defect("the dead keep their rows", "LeaderDriver._prune", "store.remove(node_id)", "pass", "agents"),
     Defect(
         "who stops by itself is not missed",

@@ -317,9 +317,9 @@ def hang_explained(found: Stacks, text: str) -> Event:
 def warden_silent(pid: int, seconds: float) -> Event:
     """Return the event of a warden that does not run, so that nothing of the workers is noticed."""
     message = (
-        f"the parent process of this node's workers (pid {pid}) has not run for {seconds:.0f} s: no failure of a "
-        f"worker is noticed, and none can be started or stopped. If somebody has stopped it, kill -CONT {pid} lets "
-        "it go on; else look whether its cgroup is frozen"
+        f"the parent process of this node's workers (pid {pid}) has not run for {seconds:.0f} s, so that no "
+        f"failure of a worker is noticed. If it was stopped, let it go on (kill -CONT {pid}); else look whether its "
+        "cgroup is frozen"
     )
     return Event("warden_silent", message, Level.WARNING, {"pid": pid, "silence_s": round(seconds, 1)})
 

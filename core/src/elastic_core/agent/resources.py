@@ -107,7 +107,8 @@ class Resources:
             try:
                 found = self.locate(asked, ranks, step)
                 found = replace(found, moved=found.moved or moved)
-                quiet.update(uses_of(quiet.keys()))  # without what the requests have cost
+                if quiet:
+                    quiet.update(uses_of(quiet.keys()))  # without what the requests have cost
             except OSError:  # no descriptor is left
                 found = LocalStacks(answers=asked.index, places={})
             self.loop.post(Located(found))
