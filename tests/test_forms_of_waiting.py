@@ -30,6 +30,14 @@ def test_a_rank_that_works_is_neither_blamed_nor_ended(stage: Stage, name: str) 
     assert [event for event in hangs(agent) if event["rank"] is not None] == []
 
 
+@pytest.mark.parametrize("name", ["sleeps", "a queue", "another collective", "stopped"])
+def test_a_rank_that_hangs_is_ended_at_the_third_look(stage: Stage, name: str) -> None:
+    agent = start(stage, name, f"--hang_timeout={WINDOW}")
+    assert agent.exit_code() == 1, agent.output
+    agent.wait_for(rf"what    Hang: no progress for {WINDOW} s; ")
+    assert len(hangs(agent)) == 1, "the report has not changed"
+
+
 @pytest.mark.parametrize("name", HANGS)
 def test_a_rank_that_hangs_comes_first(stage: Stage, name: str) -> None:
     agent = start(stage, name, f"--hang_window={WINDOW}")

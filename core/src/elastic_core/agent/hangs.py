@@ -165,7 +165,7 @@ class HangWatch:
     uses: Callable[[Collection[int]], dict[int, Use]] = uses_of
     now: Callable[[], float] = time.monotonic
     quiet: dict[int, Use] = field(default_factory=dict)
-    """By pid: what a worker had used when its silence began, or it was last asked for its stacks."""
+    """By pid: what a worker had used when its silence began, or it was last asked for its stacks. Changed in place."""
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = 0.0
 
@@ -177,7 +177,7 @@ class HangWatch:
     def begin(self) -> None:
         """Begin a round."""
         self._seen.clear()
-        self.quiet = {}
+        self.quiet.clear()
 
     def look(self, workers: Iterable[Worker]) -> float:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
@@ -185,8 +185,11 @@ class HangWatch:
         elapsed, self._looked_at = now - self._looked_at, now
         signs = {worker.pid or 0: self._signs(worker, now, elapsed, newest) for worker in workers}
         silent = {pid for pid, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
-        known = {pid: use for pid, use in self.quiet.items() if pid in silent}
-        self.quiet = known | (self.uses(silent - known.keys()) if silent - known.keys() else {})
+        known = set(self.quiet)
+        for pid in known - silent:
+            del self.quiet[pid]
+        if silent - known:
+            self.quiet.update(self.uses(silent - known))
         return 0.0 if all(makes_progress(sign, now, window) for sign in signs.values()) else window
 
     def advances(self) -> bool:

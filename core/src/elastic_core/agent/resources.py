@@ -108,7 +108,7 @@ class Resources:
                 found = self.locate(asked, ranks, step)
                 found = replace(found, moved=found.moved or moved)
                 if quiet:
-                    quiet.update(uses_of(quiet.keys()))  # without what the requests have cost
+                    quiet.update(uses_of(set(quiet)))  # without what the requests have cost
             except OSError:  # no descriptor is left
                 found = LocalStacks(answers=asked.index, places={})
             self.loop.post(Located(found))
