@@ -379,6 +379,7 @@ def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> No
 def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> None:
     """FAULTS 7: a double-forked helper, in a session of its own, that cleared its environment."""
     _, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
+    assert wait_until(lambda: Path(f"/proc/{helper}/comm").read_text() == "sleep\n")
     listener.warden.stop(grace=HUNDRED_YEARS)
     listener.wait(StopCompleted)
     gone(helper)

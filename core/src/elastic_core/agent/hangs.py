@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.progress_reader import ProgressReader
@@ -114,6 +114,11 @@ class Use:
     calls: int
     waits: int
 
+    def without(self, before: Use, after: Use) -> Use:
+        """Return this use as if the worker had done nothing between the two others: then it was asked for stacks."""
+        pairs = zip(astuple(self), astuple(before), astuple(after), strict=True)
+        return Use(*(mine + new - old for mine, old, new in pairs))
+
     def saves_since(self, before: Use) -> bool:
         """Whether the worker has read from disks since then, or written to them, as for a checkpoint."""
         return self.disk - before.disk >= DISK_BYTES_PER_SECOND * (self.at - before.at)
@@ -165,7 +170,9 @@ class HangWatch:
     uses: Callable[[Collection[int]], dict[int, Use]] = uses_of
     now: Callable[[], float] = time.monotonic
     quiet: dict[int, Use] = field(default_factory=dict)
-    """By pid: what a worker had used when its silence began, or it was last asked for its stacks. Changed in place."""
+    """By pid: what a worker had used when its silence began; what requests for stacks have cost is added to it later.
+    Changed in place.
+    """
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = 0.0
 

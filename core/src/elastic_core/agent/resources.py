@@ -105,10 +105,12 @@ class Resources:
 
         def run() -> None:
             try:
+                before = uses_of(set(quiet)) if quiet else {}
                 found = self.locate(asked, ranks, step)
                 found = replace(found, moved=found.moved or moved)
-                if quiet:
-                    quiet.update(uses_of(set(quiet)))  # without what the requests have cost
+                for pid, use in (uses_of(set(before)) if before else {}).items():
+                    if pid in quiet:
+                        quiet[pid] = quiet[pid].without(before[pid], use)
             except OSError:  # no descriptor is left
                 found = LocalStacks(answers=asked.index, places={})
             self.loop.post(Located(found))
