@@ -28,7 +28,7 @@ from elastic_core.agent.traceback_fold import FoldedTracebacks
 from elastic_core.config.run import Stream, StreamMap
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
-LINES_WITHIN = 5.0  # the same for what has a prefix, or goes to a file
+LINES_WITHIN = 5.0  # seconds that a file, and a stream with a prefix, wait for the rest of a line
 
 _CANNOT_TAKE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """Errors of a disk that cannot take a log just now."""

@@ -207,7 +207,7 @@ class LocalRank:
     rank: int
     pid: int | None  # None for one that is being started
     finished: bool = False
-    quiet: Use | None = None  # what it had used when its silence began; None if it is not silent
+    quiet: Use | None = None  # its use when its silence began; None while it shows progress
     prints: bool = False  # whether it has printed lately
 
     @classmethod

@@ -43,27 +43,28 @@ class FoldedTracebacks(Shape):
         return self._hold(self._shape.feed(data))
 
     def overdue(self) -> bytes:
-        """Return what has waited for too long: the process goes on after its traceback."""
+        """Return text whose wait is over: an unfinished line, or a traceback after which the process goes on."""
         shown = self._hold(self._shape.overdue() if self._shape.due <= self._clock() else b"")
         return shown + (self._release() if self._held_until <= self._clock() else b"")
 
     def finish(self) -> bytes:
         """Return what waits at the end of the stream, with one line for a traceback that follows from a lost peer."""
+        shown = self._hold(self._shape.finish())
+        if not (text := self._release()):
+            return shown
         from elastic_core.agent.failure_cause import printed_cause  # here, since only a worker that failed needs it
 
-        shown = self._hold(self._shape.finish())
-        text = self._release()
         prefix, lines = text.partition(b"Traceback (")[0], text.count(b"\n")
         cause = printed_cause(text[len(prefix) :].replace(b"\n" + prefix, b"\n").decode(errors="replace"))
-        if not text or not cause.follows_peer:
+        if not cause.follows_peer:
             return shown + text
         where = f"{self._path} has it" if self._path is not None else "--log_dir keeps it"
         line = f"{cause.message[:_FOLDED_CHARACTERS]} (a traceback of {lines} lines, after the loss of a peer: {where})"
         return shown + prefix + line.encode() + b"\n"
 
     def _hold(self, data: bytes) -> bytes:
-        """Return what is shown of data; a traceback and what follows it are held."""
-        if not self._held and (begins := _BEGINS.search(data)) is not None:
+        """Return the part of ``data`` to show now; hold a traceback and all text after it."""
+        if not self._held and b"Traceback (" in data and (begins := _BEGINS.search(data)) is not None:
             self._held, self._held_until = data[begins.start() :], self._clock() + HOLD_SECONDS
             return data[: begins.start()]
         if not self._held:
