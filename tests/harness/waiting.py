@@ -32,6 +32,29 @@ for step in range(5):
         dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()
 """
+ALONE = """\
+import hashlib, os, sys, time
+import elastic_core
+import torch.distributed as dist
+
+RANK, END = int(os.environ["RANK"]), {seconds}
+def compute():
+    until = time.monotonic() + END
+    while time.monotonic() < until:
+        sum(range(1000))
+def form():
+{form}
+dist.init_process_group("gloo")
+for step in range(int(END / 0.2)):
+    elastic_core.report(step=step)
+    if RANK == 1 and step == 5:
+        form()
+        break
+    time.sleep(0.2)
+dist.barrier()
+dist.destroy_process_group()
+"""
+"""The ranks do not wait for each other until the end, and report their steps; in the sixth one rank 1 runs a form."""
 CHILD = 'subprocess.Popen([sys.executable, "-c", {!r}], stdout={})'
 TRICKLE = f"import sys, time\nfor _ in range({WINDOWS * WINDOW * 5}): print('x', flush=True); time.sleep(0.2)"
 BURN = f"import time\nend = time.time() + {WINDOWS * WINDOW}\nwhile time.time() < end: pass"
@@ -67,10 +90,17 @@ HEALTHY = {
     )
     + ".wait()",
     "reports steps": "import elastic_core\nfor step, _ in enumerate(lasting()): elastic_core.report(step=step); "
-    "time.sleep(1.0)",
+    "time.sleep(0.5)",
     "computes at a known step": "import elastic_core\nfor step in range(4): elastic_core.report(step=step)\n"
     "hashlib.pbkdf2_hmac('sha256', b'password', b'salt', 25_000_000)",
 }
+HEALTHY_ALONE = {
+    "evaluates": "compute()",
+    "has no more data": "pass",
+    "prints": "for _ in range(int(END)): time.sleep(1.0); print('evaluating', flush=True)",
+    "one native call": "hashlib.pbkdf2_hmac('sha256', b'password', b'salt', 25_000_000)",
+}
+"""What rank 1 does while rank 0 goes on to newer steps."""
 LAST = r"form \(train.py:\d+\)"
 ASLEEP = rf"{LAST}|no Python stack: sleeping"
 """A request for the stack would end it, so that only py-spy tells the line, where it is installed."""
@@ -105,6 +135,11 @@ HANGS = {
     "a semaphore": ("multiprocessing.Semaphore(0).acquire()", LAST),
     "an event loop": ("asyncio.run(asyncio.sleep(1000))", r"called at train.py:\d+"),
 }
+
+
+def program_alone(form: str, seconds: float = WINDOWS * WINDOW) -> str:
+    """Return the program in which rank 1 runs this form while rank 0 goes on, for so many seconds."""
+    return ALONE.format(form="\n".join(f"    {line}" for line in form.splitlines()), seconds=seconds)
 
 
 def program(name: str, seconds: float = WINDOWS * WINDOW) -> str:

@@ -197,6 +197,20 @@ class TestWatch:
         self.clock.at = 19.0
         assert not self.watch.advances()
 
+    def test_the_last_steps_of_silent_ranks_are_known(self) -> None:
+        silent, unknown = worker(1, 11), worker(2, 12)
+        for at in range(11):
+            self.clock.at = float(at)
+            self.progress.observe(0, Progress(step=at))
+            self.progress.observe(1, Progress(step=min(at, 1)))
+            self.look(float(at), worker(), silent, unknown)
+        assert self.watch.silent == {2: None}
+        self.look(11.0, silent, unknown)
+        assert self.watch.silent == {1: 1, 2: None}
+        assert self.watch.positions() == {0: 10, 1: 1}
+        self.watch.begin()
+        assert self.watch.silent == {}
+
     def test_one_worker_that_hangs_is_enough(self) -> None:
         busy, idle = worker(), worker(1, 11)
         for at in range(11):

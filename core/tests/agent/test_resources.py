@@ -119,6 +119,8 @@ class Called:
         self.calls: list[tuple[object, ...]] = []
         self._step = step
 
+        self.progress = SimpleNamespace(step=lambda rank: (5, True))
+
     def newest_step(self) -> int | None:
         return self._step
 
@@ -130,7 +132,9 @@ class Called:
         return call
 
 
-HANG = Stacks(round=3, why="", window=300.0, answers=3, report="rank 2 is in f", hang=True, culprit=2, step=9, looks=3)
+HANG = Stacks(
+    round=3, why="", window=300.0, answers=3, report="rank 2 is in f", still=True, hang=True, culprit=2, step=9, looks=3
+)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,13 @@ def test_a_rank_that_hangs_is_ended(number: int, step: int | None, limit: float 
     found: object = Resources.end_hung(resources, HANG, number)
     assert (found == "end_hung") is ended
     assert resources.group.calls == ([("end_hung", HANG)] if ended else [])
+
+
+@pytest.mark.parametrize(("at", "ended"), [(5, True), (4, False)], ids=["it is where it was", "it has gone on"])
+def test_a_rank_that_hangs_while_others_go_on_is_ended(at: int, ended: bool) -> None:
+    resources: Any = SimpleNamespace(config=config(hang_timeout=5.0), group=Called(9))
+    found: object = Resources.end_hung(resources, replace(HANG, still=False, step=at), 3)
+    assert (found == "end_hung") is ended
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,19 @@ def test_whether_a_rank_moves_and_computes(case: str, tmp_path: Path) -> None:
     assert list(found.places.values()) == [(3,)]
 
 
+@pytest.mark.parametrize("case", ["it waits", "it computes in many places", "it writes a line to a file now and then"])
+def test_a_rank_that_has_shown_nothing_for_a_window_is_behind_if_it_does_not_work(case: str, tmp_path: Path) -> None:
+    program, moves, computes = HOW_IT_GOES[case]
+    with running(PREPARE + program, tmp_path) as process:
+        time.sleep(0.5)
+        quiet = uses_of([process.pid])[process.pid]
+        time.sleep(1.5)
+        silent = LocalRank(3, process.pid, quiet=quiet, silent_at=7)
+        found = locate(Locate(5, full=False, judge=True), [silent], 12)
+        assert found.behind == ({} if moves or computes else {"3": 7})
+        assert locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid, quiet=quiet)], 12).behind == {}
+
+
 def test_a_rank_that_is_not_silent_may_be_working(tmp_path: Path) -> None:
     with running(PREPARE + READY + "import queue; queue.Queue().get()", tmp_path) as process:
         assert locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid)], 12).busy

@@ -89,7 +89,9 @@ ROWS = (
     NodeRow(
         info=info("c"),
         hung=300.0,
-        stacks=LocalStacks(answers=9, places={"in f": (0, 1)}, moved=True, busy=True, step=7, texts={"0": "stack"}),
+        stacks=LocalStacks(
+            answers=9, places={"in f": (0, 1)}, moved=True, busy=True, step=7, behind={"1": 6}, texts={"0": "stack"}
+        ),
         wants_stacks="full",
     ),
     NodeRow(info=info("d"), reached=Reached(7, step=900, moved=True, saved=True)),

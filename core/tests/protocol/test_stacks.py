@@ -41,6 +41,7 @@ from elastic_core.protocol.stacks import (
     describe_others,
     describe_ranks,
     is_hang,
+    is_news,
     summarize,
 )
 
@@ -319,6 +320,58 @@ class TestReport:
         assert isinstance(found, Stacks)
         assert not found.hang
         assert describe_hang(found).startswith("round 1: where the ranks are:\n")
+
+
+class TestBehind:
+    """Ranks that hang while others come to newer steps."""
+
+    def report(self, behind: Mapping[str, int], *, step: int = 60, moved: bool = True, by: Stacks = ASKS) -> Stacks:
+        nodes = answer("a", {WAITS: (0, 1)}, step=step, moved=moved), answer("b", {LOADS: (2, 3)}, behind=behind)
+        found = body(decide(view(asked(by=by), *nodes)))
+        assert isinstance(found, Stacks)
+        return found
+
+    def test_the_report_names_only_them(self) -> None:
+        found = self.report({"3": 5, "2": 6})
+        assert found.report == f"ranks 2-3 are {LOADS}, while other ranks go on to newer steps"
+        assert (found.hang, found.culprit, found.step, found.looks, found.still) == (True, 3, 5, 1, False)
+
+    @pytest.mark.parametrize(
+        ("behind", "more"),
+        [
+            pytest.param({"3": 60}, {}, id="it is as far as the others"),
+            pytest.param({"3": 61}, {}, id="it is further"),
+            pytest.param({"1": 5}, {}, id="of another node's rank"),
+            pytest.param({"3": 5}, {"by": Stacks(round=1, why="x", requests=("stacks-1",))}, id="a person asks"),
+        ],
+    )
+    def test_others_are_not_blamed(self, behind: Mapping[str, int], more: Any) -> None:
+        assert not self.report(behind, **more).hang
+
+    def test_while_nothing_moves_the_others_wait(self) -> None:
+        assert self.report({"3": 5}, moved=False).report.splitlines()[-1] == f"ranks 0-1 are {WAITS}"
+
+    def test_looks_are_counted_while_the_others_go_on(self) -> None:
+        first = self.report({"3": 5})
+        ledger = then(then(asked(), first, at=NOW - 400), replace(ASKS, nth=2), at=NOW - 1)
+        nodes = (
+            answer("a", {LOADS: (0, 1)}, question=5, step=99, moved=True),
+            answer("b", {LOADS: (2, 3)}, question=5, behind={"3": 5}),
+        )
+        found = body(decide(view(ledger, *nodes)))
+        assert isinstance(found, Stacks)
+        assert (found.looks, found.report, is_news(found, first)) == (2, first.report, False)
+
+
+@pytest.mark.parametrize(
+    ("report", "step", "news"),
+    [("as before", 7, False), ("as before", 8, True), ("otherwise", 7, True)],
+)
+def test_a_report_is_printed_once_for_each_hang(report: str, step: int, news: bool) -> None:
+    hang = replace(BEFORE, hang=True, report="as before")
+    ledger = then(then(asked(), hang, at=NOW - 9), replace(BEFORE, report="one moves", hang=False), at=NOW - 5)
+    assert is_news(replace(hang, report=report, step=step), ledger.hang) is news
+    assert not is_news(replace(hang, report=report, hang=False), ledger.hang)
 
 
 STILL = LocalStacks(answers=3, places={})

@@ -173,6 +173,10 @@ class HangWatch:
     """By pid: what a worker had used when its silence began; what requests for stacks have cost is added to it later.
     Changed in place.
     """
+    silent: Mapping[int, int | None] = field(default_factory=dict)
+    """The ranks that had shown no progress for a window at the last look, and the last step of each; None if not known.
+    Replaced, never changed.
+    """
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = 0.0
 
@@ -185,24 +189,31 @@ class HangWatch:
         """Begin a round."""
         self._seen.clear()
         self.quiet.clear()
+        self.silent = {}
 
     def look(self, workers: Iterable[Worker]) -> float:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
         now, window, newest = self.now(), self.window, self.progress.newest()
         elapsed, self._looked_at = now - self._looked_at, now
-        signs = {worker.pid or 0: self._signs(worker, now, elapsed, newest) for worker in workers}
-        silent = {pid for pid, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
+        signs = {worker.assignment.rank: self._signs(worker, now, elapsed, newest) for worker in workers}
+        quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
         known = set(self.quiet)
-        for pid in known - silent:
+        for pid in known - quiet:
             del self.quiet[pid]
-        if silent - known:
-            self.quiet.update(self.uses(silent - known))
-        return 0.0 if all(makes_progress(sign, now, window) for sign in signs.values()) else window
+        if quiet - known:
+            self.quiet.update(self.uses(quiet - known))
+        silent = [rank for rank, sign in signs.items() if not makes_progress(sign, now, window)]
+        self.silent = {rank: newest[rank][0].step if rank in newest else None for rank in silent}
+        return window if self.silent else 0.0
 
     def advances(self) -> bool:
         """Whether a worker here came to a new step lately, so that the job does not hang."""
         ages = [age for reached, age in self.progress.newest().values() if reached.position is not None]
         return bool(ages) and steps_advance(min(ages), self.window, self.progress.longest_interval())
+
+    def positions(self) -> dict[int, float | None]:
+        """Return how far each rank has come, in whatever is known of it. Any thread may call this."""
+        return {rank: reached.position for rank, (reached, _) in self.progress.newest().items()}
 
     def prints(self, rank: int) -> bool:
         """Whether a worker here has printed since long before the end of the window."""

@@ -286,7 +286,7 @@ def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id:
                 message = f"the workers of round {number} stop at step {at}"
                 yield Event("stop_at", message, fields={"round": number, "step": at})
             case Stacks(answers=question) as found if question:
-                yield hang(found, before.suspected)
+                yield hang(found, before.hang)
         if ledger.halt is not None and ledger.halt is not before.halt:
             yield round_halted(ledger.halt)
         if ledger.round is not None and ledger.round is not before.round:

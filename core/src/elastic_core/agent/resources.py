@@ -101,13 +101,17 @@ class Resources:
         """Find out where the workers are, on another thread, which posts a Located."""
         step, watch = self.group.newest_step(), self.group.hangs
         quiet, moved = ({}, False) if watch is None else (watch.quiet, watch.advances())
+        positions = {} if watch is None else watch.positions()
         ranks = [stacks.LocalRank.of(worker, watch) for worker in self.group.workers]
 
         def run() -> None:
             try:
                 before = uses_of(set(quiet)) if quiet else {}
                 found = self.locate(asked, ranks, step)
-                found = replace(found, moved=found.moved or moved)
+                now = {} if watch is None else watch.positions()
+                gone_on = {rank for rank, position in now.items() if position != positions.get(rank)}
+                behind = {rank: step for rank, step in found.behind.items() if int(rank) not in gone_on}
+                found = replace(found, moved=found.moved or moved or bool(gone_on), behind=behind)
                 for pid, use in (uses_of(set(before)) if before else {}).items():
                     if pid in quiet:
                         quiet[pid] = quiet[pid].without(before[pid], use)
@@ -145,7 +149,7 @@ class Resources:
         """End the rank for which the others wait, if nothing moves in that round, the user wants it, and it is here."""
         if not found.hang or found.looks < LOOKS or found.round != number or self.config.hang_timeout is None:
             return None
-        step = self.group.newest_step()
+        step = self.group.newest_step() if found.still else self.group.progress.step(found.culprit)[0]
         if found.step is not None and step is not None and step > found.step:
             return None  # the report was read late, and the workers have gone on
         return self.group.end_hung(found)

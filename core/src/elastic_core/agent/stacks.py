@@ -209,6 +209,7 @@ class LocalRank:
     finished: bool = False
     quiet: Use | None = None  # its use when its silence began; None while it shows progress
     prints: bool = False  # whether it has printed lately
+    silent_at: int | None = None  # its last step, if it has shown no progress for a window; None if it is not known
 
     @classmethod
     def of(cls, worker: Worker, watch: HangWatch | None) -> LocalRank:
@@ -216,7 +217,14 @@ class LocalRank:
         rank, finished = worker.assignment.rank, worker.reported.over or worker.exit_code is not None
         if watch is None:
             return cls(rank, worker.pid, finished)
-        return cls(rank, worker.pid, finished, watch.quiet.get(worker.pid or 0), watch.prints(rank))
+        return cls(
+            rank,
+            worker.pid,
+            finished,
+            watch.quiet.get(worker.pid or 0),
+            watch.prints(rank),
+            watch.silent.get(rank),
+        )
 
 
 Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalStacks]"
@@ -237,14 +245,20 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: 
         first = collect(pids.values(), every_thread=asked.full, spy=spy)
     sampled_at = time.monotonic()
     ran = {pid: run_nanoseconds(pid) for pid, found in first.items() if found.main}
-    moved = any(used[pid].saves_since(quiet) for pid, quiet in before.items())
-    prints = [first[pids[one.rank]] for one in ranks if one.prints and one.rank in pids]
-    moved |= any(not waits_for_peers(found.place) for found in prints)
+    alone = {pid for pid, found in first.items() if not waits_for_peers(found.place)}
+    moved = {pid for pid, quiet in before.items() if used[pid].saves_since(quiet)}
+    moved |= {pids[one.rank] for one in ranks if one.prints and one.rank in pids} & alone
     for number in range(1, SAMPLES if asked.judge else 1):
         time.sleep(max(0.0, sampled_at + number * SAMPLES_SECONDS / (SAMPLES - 1) - time.monotonic()))
         newer = collect([pid for pid in ran if run_nanoseconds(pid) != ran[pid]], _LATER_ANSWER_SECONDS)
-        moved |= any(found.main != first[pid].main for pid, found in newer.items() if found.main)
+        moved |= {pid for pid, found in newer.items() if found.main and found.main != first[pid].main}
         ran |= {pid: run_nanoseconds(pid) for pid in newer}
+    busy = {
+        pid
+        for pid in alone & set(used)
+        if (quiet := before.get(pid)) is None or used[pid].may_work_since(quiet, first[pid].wchan)
+    }
+    silent = {one.rank: one.silent_at for one in ranks if one.pid in alone - moved - busy}
     texts = {str(rank): first[pid].text or first[pid].place for rank, pid in pids.items()} if asked.full else {}
     places: dict[str, tuple[int, ...]] = {}
     for one in ranks:
@@ -254,14 +268,10 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: 
     return LocalStacks(
         answers=asked.index,
         places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
-        moved=moved,
-        busy=asked.judge
-        and any(
-            (quiet := before.get(pid)) is None or use.may_work_since(quiet, first[pid].wchan)
-            for pid, use in used.items()
-            if not waits_for_peers(first[pid].place)
-        ),
+        moved=bool(moved),
+        busy=asked.judge and bool(busy),
         step=step,
+        behind={str(rank): at for rank, at in silent.items() if at is not None} if asked.judge else {},
         texts={rank: clip(text, FULL_STACKS_BYTES // len(texts)) for rank, text in texts.items()},
     )
 

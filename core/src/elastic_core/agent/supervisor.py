@@ -288,7 +288,7 @@ class Supervisor:
         for effect in effects:
             self._do(effect)
         if (found := self._state.ledger.stacks) is not None and found is not before.ledger.stacks:
-            wait, last = found.round == self._state.round and self._state.work is Work.RUNNING, before.ledger.suspected
+            wait, last = found.round == self._state.round and self._state.work is Work.RUNNING, before.ledger.hang
             if not (wait and self._resources.explain_hang(found, last, self._runtime.thread)):
                 self._step(self._resources.end_hung(found, self._state.round))
         if failed is not None:  # last, because probes are not urgent

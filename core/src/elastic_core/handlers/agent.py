@@ -170,6 +170,7 @@ class HandlerAgent:
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)  # judged here, and when
         self._suspected: Stacks | None = None  # the newest report of a suspicion that this round hangs
         self._suspected_at = 0.0  # when that came
+        self._hang: Stacks | None = None  # the newest of them that found a hang
         self._locating = False  # whether it is being found out where the ranks are
         self._over = False  # whether the handler is shut down too
         self._gate = resources.start_gate(runtime.now)
@@ -368,15 +369,14 @@ class HandlerAgent:
     def _on_located(self, found: LocalStacks) -> None:
         """Report where the ranks of this node are; end one of them if they hang and the user wants that."""
         self._locating = False
-        if found.answers != self._round or self._state.work is not HandlerWork.RUNNING:
+        running = found.answers == self._round and self._state.work is HandlerWork.RUNNING
+        if not running or not (window := self._group.seconds_without_progress()):  # they have gone on meanwhile
             return
-        if not (window := self._group.seconds_without_progress()):  # they have gone on meanwhile
-            return
-        last, self._suspected = self._suspected, report_alone(found, self._round, window, self._suspected)
-        self._suspected_at = self._runtime.now()
-        self._publish(report.hang(self._suspected, last))
-        if not self._resources.explain_hang(self._suspected, last, self._runtime.thread):
-            self._end_hung(self._suspected)
+        new, last = report_alone(found, self._round, window, self._suspected), self._hang
+        self._suspected, self._suspected_at, self._hang = new, self._runtime.now(), new if new.hang else last
+        self._publish(report.hang(new, last))
+        if not self._resources.explain_hang(new, last, self._runtime.thread):
+            self._end_hung(new)
 
     def _end_hung(self, hung: Stacks) -> None:
         if (failed := self._resources.end_hung(hung, self._round)) is not None:
@@ -444,7 +444,7 @@ class HandlerAgent:
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group.info, current, exc))
         self._count_later(self._config.monitor_interval)
-        self._suspected, self._suspected_at = None, self._runtime.now()
+        self._suspected, self._hang, self._suspected_at = None, None, self._runtime.now()
         self._loop.at(self._runtime.now(), HangCheck(current.number))
 
     def _count_later(self, seconds: float) -> None:

@@ -52,6 +52,7 @@ class Ledger:
     stacks_index: int = 0
     suspected: entries.Stacks | None = None  # the newest report of :attr:`round` that a suspicion has led to
     suspected_at: float = 0.0
+    hang: entries.Stacks | None = None  # the newest of them that found a hang
     served: frozenset[str] = frozenset()  # the requests of ``elastic stacks`` that reports have answered
     closed: entries.Closed | None = None
     resized_at: float | None = None  # when the last planned resize was over; None before the first
@@ -127,7 +128,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             sealed = _list_members(body, ledger.round)
             at, cost = _last_resize(ledger, sealed, now, entry.since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
-            return after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None)
+            return after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)
         case entries.Halt() as body:
             return after(halt=body, halt_at=now, plan=None, stop_at=None)
         case entries.Plan() as body if ledger.is_live:
@@ -141,7 +142,9 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
         case entries.Stacks() as body if ledger.is_live:
             served = ledger.served | {*body.requests} if body.answers else ledger.served
             after = partial(after, stacks=body, stacks_at=now, stacks_index=entry.index, served=served)
-            return after(suspected=body, suspected_at=now) if body.answers and body.window else after()
+            if not body.answers or not body.window:
+                return after()
+            return after(suspected=body, suspected_at=now, hang=body if body.hang else ledger.hang)
         case entries.Plan() | entries.StopAt() | entries.Stacks():
             raise RendezvousStateError(f"Entry {entry.index} is a {entry.kind}, but no round is live that it is for.")
         case entries.Over():

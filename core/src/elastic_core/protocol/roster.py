@@ -77,6 +77,8 @@ class LocalStacks:
     moved: bool = False  # whether a stack changed within a second, or lately a rank came to a new step, or one printed
     busy: bool = False  # whether a rank that waits for no other may have worked since its silence began
     step: int | None = None  # the newest step that a rank here is known to have reached
+    behind: Mapping[str, int] = field(default_factory=dict, metadata=SKIPPABLE)
+    """The last step of each rank that has shown nothing for a window and waits for no other rank, by rank."""
     texts: Mapping[str, str] = field(default_factory=dict)  # the whole stacks by rank, if they are wanted
 
 

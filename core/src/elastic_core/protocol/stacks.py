@@ -114,16 +114,9 @@ def is_hang(answers: Sequence[LocalStacks], before: Stacks | None, places: Mappi
     return others == 1 < len(places) and before.report == _fit_lines(summarize(places))
 
 
-def _looks(answers: Sequence[LocalStacks], before: Stacks | None, report: str) -> int:
-    """Return how many looks in a row, with this one, found the ranks where they are, and nothing that moved."""
-    if not is_still(answers):
-        return 0
-    return 1 + (before.looks if before is not None and before.report == report else 0)
-
-
 def is_news(found: Stacks, last: Stacks | None) -> bool:
-    """Return whether people have not read this report of a hang yet; ``last`` is the one before of the same round."""
-    return found.hang and not (last is not None and last.hang and last.report == found.report)
+    """Return whether people have not read this report of a hang yet; ``last`` is the newest one of the same round."""
+    return found.hang and (last is None or (last.report, last.step) != (found.report, found.step))
 
 
 def newest_step(answers: Iterable[LocalStacks]) -> int | None:
@@ -141,20 +134,9 @@ def report_alone(answer: LocalStacks, number: int, window: float, last: Stacks |
         last: The report before in this round; None for the first one.
     """
     places = {rank: where for where, ranks in answer.places.items() for rank in ranks}
-    advanced = last is not None and None not in (answer.step, last.step) and answer.step != last.step
-    text = _fit_lines(summarize(places))
-    return Stacks(
-        round=number,
-        why=f"no progress for {window:g} s",
-        window=window,
-        nth=1 if last is None or advanced else last.nth + 1,
-        report=text,
-        still=is_still([answer]),
-        looks=_looks([answer], last, text),
-        hang=bool(places) and is_hang([answer], last, places),
-        culprit=culprit([answer], places),
-        step=answer.step,
-    )
+    why, nth = f"no progress for {window:g} s", 1 if last is None else last.nth + 1
+    asked = Stacks(round=number, why=why, window=window, nth=nth)
+    return _judge(asked, [answer], places, _behind(answer, places), last, complete=bool(places))
 
 
 def next_question_at(last: Stacks | None, at: float, window: float) -> float:
@@ -246,6 +228,7 @@ def _unanswered(view: LeaderView, current: Round, finished: Collection[str]) -> 
 
 def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
     places: dict[int, str] = {}
+    behind: dict[int, int] = {}
     answers, silent = [], []
     for member in current.members:
         node, mine = view.get(member.node_id), place(current.members, member.node_id)
@@ -256,28 +239,64 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
             silent.append((member.node_id, ranks))
         else:
             answers.append(answer)
+            behind |= _behind(answer, ranks)
             places |= {rank: where for where, found in answer.places.items() for rank in found if rank in ranks}
-    lines, step, last = summarize(places), newest_step(answers), view.ledger.suspected
-    advanced = step is not None and last is not None and last.step is not None and step > last.step
+    late = [f"{view.describe_nodes([i])} (ranks {describe_ranks(ranks)}) has not answered" for i, ranks in silent]
     complete = not silent and all(answer.places for answer in answers)  # a node that is late may be the one that works
-    for node_id, ranks in silent:
-        lines.append(f"{view.describe_nodes([node_id])} (ranks {describe_ranks(ranks)}) has not answered")
-    text = _fit_lines(lines)
-    return Stacks(
-        round=current.number,
-        why=asked.why,
-        requests=asked.requests,
-        full=asked.full,
-        window=asked.window,
+    found = _judge(asked, answers, places, behind, view.ledger.suspected, late, complete=complete)
+    return replace(found, answers=view.ledger.stacks_index)
+
+
+def _judge(
+    asked: Stacks,
+    answers: Sequence[LocalStacks],
+    places: Mapping[int, str],
+    behind: Mapping[int, int],
+    last: Stacks | None,
+    late: Sequence[str] = (),
+    *,
+    complete: bool,
+) -> Stacks:
+    """Return what a question has found.
+
+    Args:
+        asked: The question.
+        answers: The answers to it.
+        places: Where the ranks are.
+        behind: The last steps of ranks that have shown nothing for a window, by rank.
+        last: The report of the suspicion before in this round; None for none.
+        late: Lines for nodes that have not answered.
+        complete: Whether the places of all ranks are known.
+    """
+    step, still = newest_step(answers), is_still(answers)
+    behind = {rank: at for rank, at in behind.items() if step is not None and at < step and asked.window and not still}
+    if behind:  # these hang while the others go on to newer steps
+        step, suspect = min((at, rank) for rank, at in behind.items())
+        text, hang = _fit_lines(_describe_behind(behind, places)), True
+    else:
+        text, suspect = _fit_lines([*summarize(places), *late]), culprit(answers, places)
+        hang = asked.window > 0 and complete and is_hang(answers, last, places)
+    before = 0 if last is None or last.report != text else last.looks
+    advanced = last is not None and last.step is not None and step is not None and step > last.step
+    return replace(
+        asked,
         nth=1 if advanced and asked.nth else asked.nth,
-        answers=view.ledger.stacks_index,
         report=text,
-        still=is_still(answers),
-        looks=_looks(answers, last, text),
-        hang=asked.window > 0 and complete and is_hang(answers, last, places),
-        culprit=culprit(answers, places),
+        still=still,
+        looks=1 + before if still or behind else 0,
+        hang=hang,
+        culprit=suspect,
         step=step,
     )
+
+
+def _behind(answer: LocalStacks, ranks: Iterable[int]) -> dict[int, int]:
+    return {rank: answer.behind[str(rank)] for rank in ranks if str(rank) in answer.behind}
+
+
+def _describe_behind(ranks: Collection[int], places: Mapping[int, str]) -> list[str]:
+    order = _by_suspicion({rank: places.get(rank, "among the places left out") for rank in ranks})
+    return [f"{_describe(where, same)}, while other ranks go on to newer steps" for where, same in order]
 
 
 def culprit(answers: Iterable[LocalStacks], places: Mapping[int, str]) -> int:
