@@ -22,7 +22,8 @@ from elastic_core.progress_lines import (
 )
 from elastic_core.progress_patterns import PATTERNS
 
-HF, LIGHTNING, TITAN, MEGATRON, DEEPSPEED, STEP_LINES, EPOCH_LINES, RICH, TQDM = (pattern.name for pattern in PATTERNS)
+NAMES = [pattern.name for pattern in PATTERNS]
+HF, LIGHTNING, TITAN, MEGATRON, COMPOSER, OLMO, VERL, DDP, DEEPSPEED, STEP_LINES, EPOCH_LINES, RICH, TQDM = NAMES
 
 
 def hf(loss: float, epoch: float) -> str:
@@ -179,7 +180,59 @@ OTHER_LINES: Sequence[tuple[str, Sequence[str], Progress]] = [
         grown("train          Epoch   1:  50%|█████▌| #/62 [00:01<00:00, 40.05ba/s, loss/train/total=2.3]"),
         Progress(step=75, loss=2.3, epoch=1.0),
     ),
+    (
+        STEP_LINES,  # NeMo 2
+        grown("Training epoch 0, iteration #/99 | lr: 1e-07 | global_step: # | reduced_train_loss: 10.41 | x: 64.35"),
+        Progress(step=13, loss=10.41),
+    ),
+    (
+        STEP_LINES,  # detectron2
+        grown("[06/01 d2.utils.events]:  eta: 1:23:45  iter: #  total_loss: 2.345  loss_cls: 0.9  lr: 0.001"),
+        Progress(step=13, loss=2.345),
+    ),
+    (
+        STEP_LINES,  # fairseq
+        grown("2021-01-01 | INFO | train_inner | epoch 001:  # / 1234 loss=15.2, ppl=3456, num_updates=#, lr=1e-05"),
+        Progress(step=13, loss=15.2),
+    ),
+    (
+        STEP_LINES,  # fairseq --log-format json
+        grown('[train_inner][INFO] - {"epoch": 1, "update": 0.1, "loss": "15.2", "num_updates": "#"}'),
+        Progress(step=13, loss=15.2),
+    ),
+    (STEP_LINES, grown('{"step": #, "loss": 0.25}'), Progress(step=13, loss=0.25)),
+    (
+        STEP_LINES,  # LitGPT
+        grown("Epoch 1 | iter # step 3 | loss train: 2.345, val: n/a | iter time: 123.45 ms (step)"),
+        Progress(step=13, loss=2.345),
+    ),
+    (
+        STEP_LINES,  # nanotron
+        grown("[INFO|DP=0|PP=0|TP=0]: iteration: # / 15 | consumed_tokens: 4.19M | lm_loss: 10.6 | lr: 0.0003"),
+        Progress(step=13, loss=10.6),
+    ),
+    (
+        EPOCH_LINES,  # DINOv2
+        grown("helpers.py:102] Training  [    #/125000]  eta: 1 day, 0:00:00  total_loss: 12.3 (12.3)  time: 0.5"),
+        Progress(step=13, loss=12.3),
+    ),
+    (EPOCH_LINES, grown("loss: 2.303494  [   #/60000]"), Progress(step=13, loss=2.303494)),  # torch's quickstart
+    (COMPOSER, grown("\t Train time/batch: #"), Progress(step=13)),
+    (OLMO, grown("olmo.train:967 INFO [step=#/739328,epoch=0]"), Progress(step=13, epoch=0.0)),
+    (OLMO, grown("console_logger:INFO [step=#/1000,epoch=1,eta=1h]"), Progress(step=13, epoch=1.0)),
+    (
+        VERL,
+        grown("step:# - global_seqlen/min:123 - actor/pg_loss:0.01 - critic/score/mean:0.2"),
+        Progress(step=13, loss=0.01),
+    ),
+    (DDP, grown("[GPU0] Epoch # | Batchsize: 32 | Steps: 64"), Progress(epoch=13.0)),
+    (
+        TQDM,  # kohya
+        grown("steps:   1%|▏         | #/1600 [00:30<1:07:20,  2.54s/it, avr_loss=0.123]"),
+        Progress(step=13, loss=0.123),
+    ),
     (TQDM, grown("#it [00:05,  2.31it/s]"), Progress(step=13)),  # without a total
+    (TQDM, grown("#batch [00:05,  2.31batch/s]"), Progress(step=13)),
     (TQDM, grown("  2%|▏         | #.0k/50.0k [00:00<00:00, 33.3Mit/s]"), Progress(step=13000)),  # unit_scale
     (
         LIGHTNING,  # on an IterableDataset
@@ -254,6 +307,10 @@ def test_other_lines_are_no_progress(line: str) -> None:
     [
         "Test: [ #/196]\tTime  0.512 (  1.1)\tLoss 6.9e+00 (6.9e+00)",
         "eval step # loss 0.25",
+        "Test loss: 0.5  [   #/60000]",
+        "[Eval batch=#/20] Eval on eval data",
+        "\t Eval metrics/eval/LanguageCrossEntropy: 0.#",
+        "[GPU0] Epoch # | Training snapshot saved",
         "validation: iter # loss 0.25",
         "the model said: iteration #/ 20 | and no more",
         "Step #: look at the loss of the whole batch",
@@ -354,6 +411,14 @@ def test_trainers_logs_take_over_from_its_bar_and_both_are_read() -> None:
 def test_the_page_has_all_patterns() -> None:
     page = (Path(__file__).parents[2] / "docs" / "progress.md").read_text()
     assert re.findall(r"^\| ([A-Za-z][^|`]*) \| `", page, re.MULTILINE) == [pattern.name for pattern in PATTERNS]
+
+
+def test_a_loss_on_a_line_of_its_own_is_read_once_the_pattern_is_chosen() -> None:
+    """As Composer and OLMo print it."""
+    read = reader()
+    assert read.read("\t Train loss/train/total: 12.0000") is None
+    assert steps(read, grown("\t Train time/batch: #"))[-1] == 13
+    assert read.read("\t Train loss/train/total: 11.9000") == Progress(loss=11.9, counts_on=True)
 
 
 def test_one_choice_holds_for_all_workers_of_a_node() -> None:
@@ -569,7 +634,7 @@ def test_where_a_bar_began_is_remembered_from_before_its_pattern_is_chosen() -> 
 )
 def test_a_step_beside_an_epoch_that_is_not_read_does_not_count_on(line: str, counts_on: bool) -> None:
     recognizer = Recognizer()
-    recognizer.choose(PATTERNS[0] if "'loss'" in line else PATTERNS[5])
+    recognizer.choose(PATTERNS[0] if "'loss'" in line else PATTERNS[NAMES.index(STEP_LINES)])
     reader = LineReader(recognizer)
     found = reader.read(line)
     assert found is not None

@@ -56,7 +56,7 @@ dist.destroy_process_group()
 """
 """The ranks do not wait for each other until the end, and report their steps; in the sixth one rank 1 runs a form."""
 CHILD = 'subprocess.Popen([sys.executable, "-c", {!r}], stdout={})'
-TRICKLE = f"import sys, time\nfor _ in range({WINDOWS * WINDOW * 5}): print('x', flush=True); time.sleep(0.2)"
+TRICKLE = f"import sys, time\nfor _ in range({WINDOWS * WINDOW * 10}): print('x', flush=True); time.sleep(0.1)"
 BURN = f"import time\nend = time.time() + {WINDOWS * WINDOW}\nwhile time.time() < end: pass"
 HEALTHY = {
     "evaluates": "compute()",
@@ -74,18 +74,18 @@ HEALTHY = {
     "an event loop prints": "async def f():\n  for _ in lasting(): await asyncio.sleep(0.5); print('x', flush=True)\n"
     "asyncio.run(f())",
     "saves in small pieces": "for _ in lasting():\n  with open('checkpoint', 'wb') as file:\n"
-    "    file.write(os.urandom(100_000)); file.flush(); os.fsync(file.fileno()); time.sleep(0.3)",
+    "    file.write(os.urandom(100_000)); file.flush(); os.fsync(file.fileno()); time.sleep(0.1)",
     "writes a log file": "log = open('log', 'w')\n"
-    "for _ in lasting(): time.sleep(0.3); print('x', file=log, flush=True)",
+    "for _ in lasting(): time.sleep(0.1); print('x', file=log, flush=True)",
     "reads what a child makes slowly": f"for line in {CHILD.format(TRICKLE, 'subprocess.PIPE')}.stdout: pass",
     "downloads slowly": "one, other = socket.socketpair()\nif not os.fork():\n"
-    "  for _ in lasting(): one.send(b'x' * 9000); time.sleep(0.2)\n  os._exit(0)\none.close()\n"
+    "  for _ in lasting(): one.send(b'x' * 9000); time.sleep(0.1)\n  os._exit(0)\none.close()\n"
     "with open('data', 'wb', 0) as file:\n"
     "  while got := other.recv(65536): file.write(got)",
     "copies in a child": CHILD.format(
         f"import os, time\nend = time.time() + {WINDOWS * WINDOW}\nwhile time.time() < end:\n"
         "  file = open('copy', 'wb'); file.write(os.urandom(50000)); file.flush(); os.fsync(file.fileno())\n"
-        "  time.sleep(0.2)",
+        "  time.sleep(0.1)",
         None,
     )
     + ".wait()",

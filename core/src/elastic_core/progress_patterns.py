@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 _NUMBER = r"[+-]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?))"
 _BAR = (
-    r"(?<![\d.])(?P<n>\d[\d.]*[kMGT]?)(?:/(?P<total>\d[\d.]*[kMGT]?|\?)|it) "
+    r"(?<![\d.])(?P<n>\d[\d.]*[kMGT]?)(?:/(?P<total>\d[\d.]*[kMGT]?|\?)|(?:it|batch|step)) "
     r"\[\d[\d:]*(?:<[^,\]]{1,24})?, *(?![\d.?]+[kMGT]?i?B/)[\d.?]+ ?[^\s,\]/]*/[^\s,\]]+"
 )
-_BAR_NEEDLES = (*(f"{digit}<" for digit in range(10)), "it [")
+_BAR_NEEDLES = (*(f"{digit}<" for digit in range(10)), "it [", "batch [", "step [")
 """Between the time that has passed and the time that is left. A traceback has many "<", as in "<module>"."""
-_BAR_LOSS = rf"(?:[^\]]*?\b(?:train_|training_|step_)?loss(?:_step|_epoch|/train/total)?=(?P<loss>{_NUMBER}))?"
-_HAS_LOSS = rf"\A(?=.*?\b(?:train_|training_)?[Ll]oss(?:_step|_epoch)?['\"]?[ \t:=]{{1,6}}(?P<loss>{_NUMBER})(?![\w%]))"
+_BAR_LOSS = rf"(?:[^\]]*?\b(?:train_|training_|step_|avr_)?[Ll]oss(?:_step|_epoch|/train/total)?=(?P<loss>{_NUMBER}))?"
+_LOSS = r"\b(?:reduced_)?(?:train_|training_|total_|lm_)?[Ll]oss(?:_step|_epoch| train)?"
+_HAS_LOSS = rf"\A(?=.*?{_LOSS}['\"]?[ \t:=\"]{{1,6}}(?P<loss>{_NUMBER})(?![\w%]))"
 """Looks for a loss anywhere in a line, once, so that the time stays linear."""
 
 
@@ -71,6 +72,32 @@ PATTERNS: Sequence[Pattern] = (
         source="Megatron-LM, training_log (megatron/training/training.py)",
     ),
     Pattern(
+        name="Composer",
+        expression=r"\bTrain time/batch: (?P<step>\d+)$",
+        needles=("n time/batch: ",),
+        also=((rf"\bTrain loss/train/total: (?P<loss>{_NUMBER})", ("n loss/train/total: ",)),),
+        source="Composer, ConsoleLogger.log_to_console (loggers/console_logger.py)",
+    ),
+    Pattern(
+        name="OLMo",
+        expression=r"\[step=(?P<step>\d+)(?:/\d+)?,epoch=(?P<epoch>\d+)[\],]",
+        needles=("[step=",),
+        also=((rf"\btrain/(?:CrossEntropyLoss|CE loss)=(?P<loss>{_NUMBER})", (" train/C",)),),
+        source="OLMo, Trainer.log_metrics_to_console (olmo/train.py); OLMo-core, ConsoleLoggerCallback",
+    ),
+    Pattern(
+        name="verl",
+        expression=rf"\bstep:(?P<step>\d+) - (?=.*?\bactor/)(?:.*?\bactor/pg_loss:(?P<loss>{_NUMBER}))?",
+        needles=("step:",),
+        source="verl, concat_dict_to_str (utils/logger/aggregate_logger.py)",
+    ),
+    Pattern(
+        name="torch's tutorial of DDP",
+        expression=r"\[GPU\d+\] Epoch (?P<epoch>\d+) \| Batchsize: ",
+        needles=("] Epoch ",),
+        source="pytorch/examples, distributed/ddp-tutorial-series (multigpu_torchrun.py)",
+    ),
+    Pattern(
         name="DeepSpeed",
         expression=r"\bstep=(?P<step>\d+), skipped=\d+, lr=",
         needles=(", skipped=",),
@@ -80,14 +107,15 @@ PATTERNS: Sequence[Pattern] = (
     Pattern(
         name="a step and its loss in one line (nanoGPT and others)",
         expression=_HAS_LOSS + r"(?:(?!(?i:eval|valid|\bval\b|test|predict|infer)).)*?(?:\b|_)(?<!per )"
-        r"(?:[Ss]tep|STEP|[Ii]ter(?:ation)?|ITER)[ \t:=#\[(]{1,6}(?P<step>\d+)(?![\w%]|\.\d)",
+        r"(?:[Ss]tep|STEP|[Ii]ter(?:ation)?|ITER|num_updates)[ \t:=#\[(\"']{1,6}(?P<step>\d+)(?![\w%]|\.\d)",
         needles=("oss",),
         is_generic=True,
         source="nanoGPT, train.py, and many scripts",
     ),
     Pattern(
         name="the batch of an epoch and its loss in one line (torchvision, timm and others)",
-        expression=rf"{_HAS_LOSS}.*?\b(?:[Ee]poch|[Tt]rain)\b[^%|<]{{0,40}}?\[ *(?P<n>\d+)/(?P<total>\d+)\b",
+        expression=rf"{_HAS_LOSS}(?:.*?\b(?:[Ee]poch|[Tt]rain(?:ing)?)|loss)\b"
+        r"[^%|<]{0,40}?\[ *(?P<n>\d+)/(?P<total>\d+)\b",
         needles=("oss",),
         is_generic=True,
         source="torchvision, references/classification; examples/imagenet and mnist; timm, train.py",

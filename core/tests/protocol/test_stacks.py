@@ -182,6 +182,19 @@ class TestQuestion:
         assert isinstance(found, Stacks)
         assert found.looks == looks
 
+    @pytest.mark.parametrize(("busy_before", "looks"), [(True, 1), (False, 3)])
+    def test_looks_at_which_a_rank_may_have_worked_do_not_count_towards_its_end(
+        self, busy_before: bool, looks: int
+    ) -> None:
+        report = f"rank 2 is {LOADS}\nranks 0-1, 3 are {WAITS}"
+        last = replace(ASKS, answers=3, nth=2, report=report, still=True, looks=2, hang=True)
+        last = replace(last, culprit=-1 if busy_before else 2)
+        ledger = then(then(asked(), last, at=NOW - 400), replace(ASKS, nth=3), at=NOW - 1)
+        nodes = answer("a", {WAITS: (0, 1)}, question=5), answer("b", {LOADS: (2,), WAITS: (3,)}, question=5)
+        found = body(decide(view(ledger, *nodes)))
+        assert isinstance(found, Stacks)
+        assert (found.report, found.looks) == (report, looks)
+
     def test_a_request_before_the_next_question_of_a_suspicion_is_no_suspicion(self) -> None:
         ledger = then(asked(at=NOW - 9), replace(ASKS, answers=3, report="x"), at=NOW - 9)
         found = body(decide(view(ledger, hung("a", head=4), running("b", head=4), request())))

@@ -262,7 +262,7 @@ class Stacks:
     report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
     still: bool = False  # whether no stack changed within a second, on any node that has answered
     looks: int = field(default=0, metadata=SKIPPABLE)
-    """How many looks in a row found all ranks at the same places, and no stack that changed within a second."""
+    """How many looks in a row found this hang: all ranks at the same places, and the culprit not busy, or always."""
     hang: bool = False  # whether the job hangs
     culprit: int = 0  # the rank that ``--hang_timeout`` ends; -1 for none
     step: int | None = None  # the newest step that any rank is known to have reached

@@ -276,14 +276,14 @@ def _judge(
     else:
         text, suspect = _fit_lines([*summarize(places), *late]), culprit(answers, places)
         hang = asked.window > 0 and complete and is_hang(answers, last, places)
-    before = 0 if last is None or last.report != text else last.looks
+    as_before = last is not None and last.report == text and (last.culprit < 0) == (suspect < 0)
     advanced = last is not None and last.step is not None and step is not None and step > last.step
     return replace(
         asked,
         nth=1 if advanced and asked.nth else asked.nth,
         report=text,
         still=still,
-        looks=1 + before if still or behind else 0,
+        looks=(1 + (last.looks if last is not None and as_before else 0)) if hang else 0,
         hang=hang,
         culprit=suspect,
         step=step,
