@@ -99,8 +99,9 @@ class Scanner:
     def _pick(self, newest_first: list[bytes], rare: bytes | None, now: float) -> list[str]:
         self._allowed = min(LINES_AT_ONCE + RESERVE, self._allowed + (now - self._at) * LINES_PER_SECOND)
         self._at = now
-        picked = []
-        for line in newest_first if rare else newest_first[: max(0, int(self._allowed - RESERVE))]:
+        picked = [] if rare else newest_first[: max(0, int(self._allowed - RESERVE))]
+        self._allowed -= len(picked)
+        for line in newest_first if rare else ():
             if self._allowed >= (1 if rare is not None and rare in line else 1 + RESERVE):
                 self._allowed -= 1
                 picked.append(line)
@@ -208,10 +209,9 @@ class Recognizer:
         if self.expressions.progress is not None:
             texts.append(needle_of(self.expressions.progress.pattern))
         else:
-            for pattern in (*self.candidates, *([] if self.chosen is None else [self.chosen])):
-                texts += pattern.needles
-            if self.chosen is not None:
-                texts += [needle for _, needles in self.chosen.also for needle in needles]
+            if self.chosen is not None:  # most lines of a stream that have any needle have this one
+                texts += [*self.chosen.needles, *(needle for _, needles in self.chosen.also for needle in needles)]
+            texts += [needle for pattern in self.candidates for needle in pattern.needles]
         if self.expressions.checkpoint is not None:
             texts.append(needle_of(self.expressions.checkpoint.pattern))
         else:

@@ -13,8 +13,8 @@ _BAR = (
     r"(?<![\d.])(?P<n>\d[\d.]*[kMGT]?)(?:/(?P<total>\d[\d.]*[kMGT]?|\?)|(?:it|batch|step)) "
     r"\[\d[\d:]*(?:<[^,\]]{1,24})?, *(?![\d.?]+[kMGT]?i?B/)[\d.?]+ ?[^\s,\]/]*/[^\s,\]]+"
 )
-_BAR_NEEDLES = (*(f"{digit}<" for digit in range(10)), "it [", "batch [", "step [")
-"""Between the time that has passed and the time that is left. A traceback has many "<", as in "<module>"."""
+_BAR_NEEDLES = "%|", "it/s", "s/it", "batch [", "step ["
+"""Few, since all output is searched for each: of the bars that tqdm draws, and of rates in the usual units."""
 _BAR_LOSS = rf"(?:[^\]]*?\b(?:train_|training_|step_|avr_)?[Ll]oss(?:_step|_epoch|/train/total)?=(?P<loss>{_NUMBER}))?"
 _LOSS = r"\b(?:reduced_)?(?:train_|training_|total_|lm_)?[Ll]oss(?:_step|_epoch| train)?"
 _HAS_LOSS = rf"\A(?=.*?{_LOSS}['\"]?[ \t:=\"]{{1,6}}(?P<loss>{_NUMBER})(?![\w%]))"
