@@ -40,6 +40,7 @@ from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import (
+    MAX_DRAINED_NODES,
     CAUSE_BYTES,
     DETAIL_BYTES,
     FAILURE_TEXT_BYTES,
@@ -221,7 +222,7 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
         node_views[who.node_id] = NodeView(row, serial, 7, 0.0, changed_at, NOW)
     if requests == 1.0:
         asks = replace(node_info(lots, 65_535, roles), node_id="drain-0123456789ab")
-        row = NodeRow(info=asks, drain=nodes[0].host)
+        row = NodeRow(info=asks, drain=tuple(node_views)[:MAX_DRAINED_NODES])
         same = {
             i: replace(s, row=replace(s.row, info=replace(s.row.info, host=nodes[0].host)))
             for i, s in node_views.items()

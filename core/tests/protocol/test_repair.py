@@ -21,6 +21,7 @@ from elastic_core.protocol.repair import (
     Passed,
     PutBack,
     Rejoin,
+    RejoinIfAlive,
     Settlement,
     WriteResume,
     can_follow,
@@ -127,8 +128,18 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
             MINE,
             MEMORY,
             FOREIGN,
+            RejoinIfAlive("the store was lost, and run foreign has begun there since"),
+            id="another run's ROUND is not, if a node of it is alive",
+        ),
+        pytest.param(
+            replace(MINE, former=("older", "foreign")), MEMORY, FOREIGN, WriteResume(), id="unless it came before this one"
+        ),
+        pytest.param(
+            MINE,
+            MEMORY,
+            replace(FOREIGN, former=(MINE.head.run,)),
             Rejoin("the store was lost, and run foreign has begun there since"),
-            id="another run's ROUND is not",
+            id="and it came after this one for certain",
         ),
         pytest.param(
             MINE, MEMORY, of_run(then(live("cd"), SUCCESS, at=11.0), "foreign"), WriteResume(), id="unless that is over"

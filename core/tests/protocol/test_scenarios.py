@@ -273,8 +273,9 @@ class World:
         info = NodeInfo(
             node_id="request", host="shell", host_id="", slot=0, local_world_size=0, role="", versions=VERSIONS
         )
+        named = tuple(name for name, node in self.nodes.items() if node.state.info.host == host)
         self.say("shell", f"elastic drain {host}")
-        self.rows["request"] = NodeRow(info=info, drain=host), 1000, 0
+        self.rows["request"] = NodeRow(info=info, drain=named), 1000, 0
 
     def on_leave(self, name: str) -> None:
         self.say(name, "receives SIGTERM")

@@ -40,7 +40,7 @@ def test_it_ends_when_all_agents_of_the_host_have_said_that_they_leave() -> None
     while len(rows := other.roster()) < 3:
         version = other.wait(Cursor(1, version), roster=True, timeout=5).roster
     request = decode_row(rows[-1].value)
-    assert (request.drain, request.run, request.offer) == ("host-b", "", None)
+    assert (request.drain, request.run, request.offer) == (("b",), "", None)
     assert found == []
     row = next(decode_row(row.value) for row in rows if row.node_id == "b")
     other.amend("b", 1, encode_row(replace(row, leaving=True)))

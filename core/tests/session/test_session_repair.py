@@ -39,7 +39,7 @@ def entries(store: LocalBackend) -> list[Entry]:
 
 
 def look(store: LocalBackend, mine: Ledger = MINE, memory: Memory = MEMORY) -> Restored:
-    return restore(store, mine, memory, "b", CLOCK)
+    return restore(store, mine, memory, info("b"), CLOCK)
 
 
 def test_a_store_that_has_everything_is_left_alone() -> None:
@@ -67,7 +67,7 @@ def test_several_put_the_same_back() -> None:
             assert store.append(prev, entry, data)
             return super().append(prev, entry, data)
 
-    found = restore(Raced(store._store), MINE, MEMORY, "b", CLOCK)
+    found = restore(Raced(store._store), MINE, MEMORY, info("b"), CLOCK)
     assert isinstance(found, tuple)
     assert entries(store) == [ledger.head for ledger in RUN]
 
@@ -91,7 +91,7 @@ def test_a_run_whose_state_is_too_large_for_a_value_goes_on_without_what_it_can_
     mine, store = with_counters(failed, restarts=2, excluded=(Exclusion("host-c"),)), holding()
     most = len(encode_entry(mine.head)) - 1000
     small = replace(CLOCK, codec=Codec(encode_entry=lambda entry: encode_entry(entry, most)))
-    found = restore(store, mine, told(mine), "b", small)
+    found = restore(store, mine, told(mine), info("b"), small)
     assert isinstance(found, tuple)
     (entry,) = entries(store)
     assert isinstance(entry.body, Resume)
@@ -118,13 +118,13 @@ def test_a_newcomers_open_is_outranked_also_when_it_comes_first() -> None:
             store.append(ORIGIN, fresh.head.link, encode_entry(fresh.head))
             return super().append(prev, entry, data)
 
-    assert isinstance(restore(Heartbeat(store._store), MINE, MEMORY, "b", CLOCK), tuple)
+    assert isinstance(restore(Heartbeat(store._store), MINE, MEMORY, info("b"), CLOCK), tuple)
     first, second = entries(store)
     assert first == fresh.head
     assert isinstance(second.body, Resume)
     with pytest.raises(HistoryChangedError) as caught:
         then_reads(fresh, store)
-    assert restore(store, fresh, told(fresh), "c", CLOCK, unread=caught.value) == Rejoin(caught.value.message)
+    assert restore(store, fresh, told(fresh), info("c"), CLOCK, unread=caught.value) == Rejoin(caught.value.message)
 
 
 def then_reads(ledger: Ledger, store: LocalBackend) -> None:
@@ -148,7 +148,7 @@ def test_who_was_away_for_long_leaps_over_tombstones() -> None:
     mine = RUN[1]
     with pytest.raises(HistoryChangedError, match="Entry 3 was shrunk before it was read") as caught:
         news(store, mine)
-    found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
+    found = restore(store, mine, told(mine), info("b"), CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
     assert found[1] is not None
     assert (found[1].head, found[1].round) == (MINE.head, MINE.round)
@@ -162,7 +162,7 @@ def test_tombstones_are_leapt_over_from_entries_that_are_whole() -> None:
     mine = RUN[1]
     with pytest.raises(HistoryChangedError, match="Entry 4 was shrunk before it was read") as caught:
         news(store, mine)
-    found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
+    found = restore(store, mine, told(mine), info("b"), CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
     assert found[1] is not None
     assert (found[0], found[1].head) == ("this node was away for long", MINE.head)
@@ -175,7 +175,7 @@ def test_an_entry_that_was_deleted_by_hand_is_leapt_over() -> None:
 
     mine = RUN[1]
     unread = missing_entry(4)
-    found = restore(Holed(holding(*RUN)._store), mine, told(mine), "b", CLOCK, unread=unread)
+    found = restore(Holed(holding(*RUN)._store), mine, told(mine), info("b"), CLOCK, unread=unread)
     assert isinstance(found, tuple)
     assert found[1] is not None
     assert (found[0], found[1].head) == ("the store has lost entries that this node has not read", MINE.head)
@@ -189,7 +189,7 @@ def test_a_run_that_others_have_resumed_over_another_is_leapt_to() -> None:
     store = holding(RUN[0], ours, between, after)
     with pytest.raises(HistoryChangedError, match="goes on here; this node is in run") as caught:
         then_reads(ours, store)
-    found = restore(store, ours, told(ours), "b", CLOCK, unread=caught.value)
+    found = restore(store, ours, told(ours), info("b"), CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
     assert found[1] is not None
     assert (found[0], found[1].head) == ("another run has been there meanwhile", after.head)
@@ -221,7 +221,7 @@ def test_an_older_history_behind_what_was_read_is_resumed_over() -> None:
     store._store.entries.extend((one.head.id, encode_entry(one.head)) for one in (old, older))
     with pytest.raises(HistoryChangedError, match="Entry 3 follows") as caught:
         then_reads(mine, store)
-    found = restore(store, mine, told(mine), "b", CLOCK, unread=caught.value)
+    found = restore(store, mine, told(mine), info("b"), CLOCK, unread=caught.value)
     assert isinstance(found, tuple)
     assert found[1] is not None
     assert (found[1].halt, found[1].head.index, found[1].head.epoch) == (mine.halt, 5, 2)
@@ -230,7 +230,7 @@ def test_an_older_history_behind_what_was_read_is_resumed_over() -> None:
 def test_what_others_have_put_back_meanwhile_is_read_on() -> None:
     """An entry could not be written, since the one before was gone; when this node looks, all is there again."""
     unread = HistoryChangedError("Entry 3 is not the one that was read before.")
-    assert restore(holding(*RUN), RUN[2], told(RUN[2]), "b", CLOCK, unread=unread) is None
+    assert restore(holding(*RUN), RUN[2], told(RUN[2]), info("b"), CLOCK, unread=unread) is None
 
 
 def test_a_chain_that_was_broken_by_hand_is_refused() -> None:
@@ -239,9 +239,9 @@ def test_a_chain_that_was_broken_by_hand_is_refused() -> None:
     with pytest.raises(HistoryChangedError, match="Entry 7 follows 'nothing'") as caught:
         then_reads(MINE, store)
     with pytest.raises(RendezvousStateError, match="Entry 7 follows"):
-        restore(store, MINE, MEMORY, "b", CLOCK, unread=caught.value)
+        restore(store, MINE, MEMORY, info("b"), CLOCK, unread=caught.value)
     with pytest.raises(RendezvousStateError, match="Entry 7 follows"):  # also by who has yet to read up to there
-        restore(store, RUN[2], told(RUN[2]), "b", CLOCK, unread=caught.value)
+        restore(store, RUN[2], told(RUN[2]), info("b"), CLOCK, unread=caught.value)
 
 
 def test_entries_that_go_one_by_one_are_looked_at_again() -> None:
@@ -259,7 +259,7 @@ def test_entries_that_go_one_by_one_are_looked_at_again() -> None:
 
     other = replace(MINE, head=replace(MINE.head, id="mine"))
     with pytest.raises(HistoryChangedError, match="Entry 1 is missing from the store"):
-        restore(Counted(store._store), other, Memory((other.head,)), "b", CLOCK)
+        restore(Counted(store._store), other, Memory((other.head,)), info("b"), CLOCK)
     assert looks == 2 * REPAIR_ATTEMPTS_MAX
 
 

@@ -133,6 +133,7 @@ class SimAgent:
         self.signalled = self._rejoins = False
         self.started_at = self.process_hub.now
         self.boot_id = host.boot_id
+        self.over_at = -1e9  # when it ended
         self.gone_at: float | None = None
         """When the last process of its slot ended; None while one lives."""
         self.hosting = host.world.store.embedded and host.number == 0 and slot == 0
@@ -167,7 +168,7 @@ class SimAgent:
 
     def kill(self) -> None:
         """SIGKILL; what it wrote last may still be on its way."""
-        self.process.dead = True
+        self.process.dead, self.over_at = True, self.host.world.hub.now
         self.host.world.note(self.node_id, "is killed")
         self.gone()
 
@@ -189,7 +190,7 @@ class SimAgent:
             world.truth.violated("defect", f"{self.node_id} ended with a traceback:\n{why}")
         self.exit_code, self.why = code, why
         world.truth.exited(self, code, why)
-        self.process.dead = True
+        self.process.dead, self.over_at = True, self.host.world.hub.now
         self.gone()
         world.hub.at(world.hub.now, self.hands.orphaned)
         if self._rejoins:

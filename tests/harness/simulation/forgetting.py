@@ -22,6 +22,8 @@ AWARE = 7.0
 up."""
 LOOKS = 1.0
 """Seconds between two looks at two rounds that train."""
+LATELY = 15.0
+"""Seconds for which a node may be taken for alive that has ended."""
 
 
 def aware(world: World, host: Host, seconds: float = AWARE) -> bool:
@@ -90,12 +92,19 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
         world.count("S3 RESUME over what was put back")
     else:
         world.count("S3 RESUME over another run")
-        if truth.histories.newest_round(replica, before.run, but=1) is not None and not isinstance(before.body, Closed):
+        outranked = truth.histories.newest_round(replica, before.run, but=1)
+        if outranked is not None and not isinstance(before.body, Closed) and alive(world, before.run):
             truth.violated("S3", f"{entry.author} resumes its run over run {before.run}, which has had a round")
 
 
+def alive(world: World, run: str, within: float = 0.0) -> list[str]:
+    """Return the nodes that take part in a run and run, or have run within so many seconds."""
+    since = world.hub.now - within
+    return [one.node_id for one in world.agents() if one.run == run and (not one.over or one.over_at >= since)]
+
+
 def check_outrun(world: World, agent: SimAgent) -> None:
-    """S3: only a run that has had a round takes the place of one that has."""
+    """S3: only a run that has had a round, and of which a node is alive, takes the place of one that has."""
     replica, state = agent.host.line.replica, agent.state
     if state is None or state.ledger.round is None or not replica.entries:
         return
@@ -105,6 +114,8 @@ def check_outrun(world: World, agent: SimAgent) -> None:
         return
     if newest.run != agent.run and not world.truth.histories.has_round(newest.run):
         world.truth.violated("S3", f"{agent.node_id} gives its run up for {newest.run}, which has had no round")
+    if newest.run != agent.run and not alive(world, newest.run, LATELY):
+        world.truth.violated("S3", f"{agent.node_id} gives its run up for {newest.run}, of which no node is alive")
 
 
 def check_first(world: World, replica: Replica, entry: Entry) -> None:

@@ -276,6 +276,15 @@ PROFILES: dict[str, Profile] = {
         job=scripts.departed_job,
         script=scripts.departed,
     ),
+    "returned": Profile(
+        {"wall": 1, "start": 3, "fail": 2, "cut": 1, "crash": 1},
+        length=60.0,
+        most=3,
+        hosts=(2, 3),
+        finishing=0.0,
+        job=scripts.returned_job,
+        script=scripts.returned,
+    ),
     "strangers": Profile(
         {"forge-entry": 3, "forge-row": 4, "start": 4, "fail": 2, "crash": 1, "freeze": 1, "cut": 1, "leave": 1},
         length=30.0,
@@ -337,6 +346,7 @@ ORDER = (
     "slots",
     "vouched",
     "departed",
+    "returned",
     "strangers",
     "programs",
     "crowd",

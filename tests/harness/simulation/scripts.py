@@ -103,6 +103,34 @@ def departed(lots: random.Random, plan: Plan) -> list[Fault]:
     return [Fault(round(one.at, 3), one.kind, one.host, round(one.span, 3), one.value) for one in found]
 
 
+def returned_job(lots: random.Random) -> dict[str, Any]:
+    """Draw a job of which a run is killed, over a store that forgets."""
+    return {
+        "min_nodes": 1,
+        "may_forget": True,
+        "replace_lost": True,
+        "fence_after": 30.0,
+        "latency": lots.choice([0.0005, 0.002, 0.02]),
+        "thinking": 0.0,
+    }
+
+
+def returned(lots: random.Random, plan: Plan) -> list[Fault]:
+    """Draw faults: a run is killed, the next one begins, and the store comes back as it was in the first one."""
+    killed = lots.uniform(7.0, 9.0)
+    again = killed + lots.uniform(0.5, 9.0)
+    back = again + lots.choice([lots.uniform(0.5, 8.0), lots.uniform(8.0, 25.0)])
+    uid = 2.0 if plan.uid else 0.0
+    found = [
+        *(Fault(killed, "power", host) for host in range(plan.hosts)),
+        *(Fault(again + lots.uniform(0.0, 1.0), "start", host, 0.0, uid) for host in range(plan.hosts)),
+        Fault(back, "copy", 0, lots.uniform(0.05, 0.5), back - killed + lots.choice([-0.1, 0.1, 3.0])),
+    ]
+    if lots.random() < 0.3:  # and before that, it comes back empty, so that the second run does not know the first
+        found.append(Fault(killed + 0.2, "wipe", 0, 0.1))
+    return [Fault(round(one.at, 3), one.kind, one.host, round(one.span, 3), round(one.value, 3)) for one in found]
+
+
 def strangers_job(lots: random.Random) -> dict[str, Any]:
     """Draw a job whose store a stranger writes to; mostly it has a token. A forged entry can end the job."""
     return {

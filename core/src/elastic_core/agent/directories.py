@@ -43,6 +43,16 @@ def make_log_dir(path: Path) -> None:
         raise UsageError(f"--log_dir {str(path)!r} is not writable.")
 
 
+def make_directories(path: Path) -> None:
+    """Make a directory and those above it that are missing, for this user and their group.
+
+    Raises:
+        OSError: One cannot be made.
+    """
+    for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        missing.mkdir(mode=0o750, exist_ok=True)
+
+
 def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
     """Return the directory for the logs and error files of this run, and whether it is removed at the end."""
     name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"

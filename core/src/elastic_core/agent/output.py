@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import Console, DirectConsole
+from elastic_core.agent.directories import make_directories
 from elastic_core.agent.error_files import telling_lines
 from elastic_core.agent.progress_reader import ProgressReader, StreamReader
 from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
@@ -251,7 +252,7 @@ class Output:
 
 
 def _open_log(path: Path) -> int:
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    make_directories(path.parent)
     never_waiting = os.O_NONBLOCK  # as opening a FIFO would
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | never_waiting, 0o640)
     os.set_blocking(fd, True)

@@ -25,6 +25,7 @@ from elastic_core.session.runtime import Runtime
 
 SPREAD_SECONDS_PER_MEMBER = 0.001  # over so long the probes are spread, since all members probe rank 0's host
 SPREAD_MAX_SECONDS = 0.5
+GREETED_AT_ONCE = 128  # connections that are accepted before the agent's loop does something else
 PATIENCE = 2.0  # seconds that a connection may take; more than two packets lost on the way
 
 
@@ -73,7 +74,7 @@ class Door:
         If no descriptor is free, a connection would stay in the queue, and would wake the loop for ever.
         """
         with contextlib.suppress(OSError):
-            while True:
+            for _ in range(GREETED_AT_ONCE):
                 try:
                     self._socket.accept()[0].close()
                 except OSError as exc:

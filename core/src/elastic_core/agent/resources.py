@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from elastic_core.agent import probing, stacks
-from elastic_core.agent.directories import log_directory, marked
+from elastic_core.agent.directories import log_directory, make_directories, marked
 from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.hangs import HangExplained, HangWatch, uses_of
@@ -265,6 +265,8 @@ def open_resources(
             warden.sweep(str(directory))
         elif config.log_dir is None:
             publish(Event("logs", f"logs are in {directory}"))
+        with suppress(OSError):  # what cannot be written there is reported later
+            make_directories(directory)
         if config.program.kind is ProgramKind.FUNCTION:
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)

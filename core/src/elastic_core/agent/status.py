@@ -105,7 +105,7 @@ def _text(who: str, status: Status, rows: Sequence[tuple[str, str]], nodes: Iter
         lines.append(("store", f"last contact {_age(status.contact_at, status)} ago{failing}"))
     if status.incident is not None:
         lines.append(("failure", f"the newest: {_failure(status.incident)}"))
-    head = f"[elastic] the state of {who}; it goes on\n"
+    head = f"[elastic] the state of {printable(who)}; it goes on\n"
     return head + "".join(f"  {label:<10} {printable(text)}\n" for label, text in lines)
 
 

@@ -252,7 +252,9 @@ class Reports:
             return None
         except OSError:
             packet, descriptors = b"", []
-        if not packet:  # at its end, or an empty packet; the descriptor stays open
+        if not packet and not descriptors and not _has_ended(channel.end):
+            return NotUnderstood(channel.tag, "a packet is empty")
+        if not packet:  # at its end; the descriptor stays open
             with contextlib.suppress(FileNotFoundError):
                 self._ready.unregister(channel.end)
             close_all(descriptors)
@@ -278,6 +280,13 @@ class Reports:
         if isinstance(told, Advanced):
             channel.advanced = told
         return told
+
+
+def _has_ended(end: socket.socket) -> bool:
+    """Whether the other end of a channel is closed, or broken. A packet without content reads like its end."""
+    poll = select.poll()
+    poll.register(end, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _received(end: socket.socket) -> tuple[bytes, list[int]]:

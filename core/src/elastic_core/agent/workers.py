@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_core.agent import worker_channels
-from elastic_core.agent.directories import remove_round
+from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
 from elastic_core.agent.hangs import HangWatch
@@ -125,7 +125,7 @@ class WorkerGroup:
             tag = next(self._tags)
             directory = Path(assignment.error_file).parent
             with contextlib.suppress(OSError):  # the output reports what it cannot write, and goes on
-                directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+                make_directories(directory)
             argv, env = self.plugins.worker_command(self.config.program, assignment), self._environment(assignment)
             streams = self.output.open(
                 rank=assignment.rank,

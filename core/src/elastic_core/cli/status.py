@@ -18,7 +18,7 @@ from elastic_core.config.run import describe_limit
 from elastic_core.errors import UsageError
 from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
-from elastic_core.host.terminal import GREEN, RED, YELLOW, Paint, painter, plain
+from elastic_core.host.terminal import GREEN, RED, YELLOW, Paint, all_printable, painter, plain
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
@@ -56,7 +56,8 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
 
 
 def describe(seen: JobStatus, paint: Paint = plain) -> Iterator[str]:
-    """Yield the lines for people."""
+    """Yield the lines for people. Other nodes, and strangers who reach the store, have written most of the texts."""
+    seen = all_printable(seen)
     yield f"job {seen.job!r} is {paint(seen.state, _STATES[seen.state])}" + (f": {seen.why}" if seen.why else "")
     yield f"  run       {seen.run}, for {describe_duration(seen.age_s)}"
     if seen.round:

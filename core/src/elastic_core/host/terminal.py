@@ -16,6 +16,17 @@ def printable(line: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
 
 
+def all_printable(value: Any) -> Any:
+    """Return a dataclass, dict, list or tuple with every text in it as of :func:`printable`; other values as they are."""
+    if isinstance(value, str):
+        return printable(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{item.name: all_printable(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, dict):
+        return {all_printable(key): all_printable(each) for key, each in value.items()}
+    return type(value)(map(all_printable, value)) if isinstance(value, (list, tuple)) else value
+
+
 def plain(text: str, colour: int) -> str:
     """Return the text without the colour."""
     del colour

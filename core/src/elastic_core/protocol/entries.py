@@ -132,6 +132,8 @@ class Open:
 
     scheduler_uid: str | None
     settings: Settings
+    former: tuple[str, ...] = field(default=(), metadata=SKIPPABLE)
+    """The runs before it in this ledger, the newest first, at most MAX_FORMER_RUNS: these never take its place (S3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +297,7 @@ class Resume:
     epoch: int
     index: int  # the index of the newest lost entry; ``epoch`` is its epoch
     why: str = ""
+    former: tuple[str, ...] = field(default=(), metadata=SKIPPABLE)  # as of the OPEN
 
 
 Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Stacks | Closed | Resume"

@@ -79,16 +79,16 @@ def _reported_steps(view: LeaderView, ids: list[str]) -> list[int] | None:
 def answer_drain_requests(view: LeaderView) -> Append | None:
     """Return the DRAIN for nodes that ``elastic drain`` asks to leave and no DRAIN has named yet; None without any.
 
-    A request is a row, so it takes write access to the store. It concerns nodes that arrived before it: if the command
-    is killed, its row stays for a while, and must not send away the nodes that replace them. It also concerns a node
-    that is being checked and is in no run yet, or that leaves for its checks (rule L17).
+    A request is a row, so it takes write access to the store. It names nodes by their ids, which no other node ever
+    has: if the command is killed, its row stays for a while, and must not send away the nodes that replace them; nor
+    may a copy of it. It also concerns a node that is being checked and is in no run yet, or that leaves for its checks
+    (rule L17).
     """
-    requests = {node.row.drain: node for node in view.watch.nodes.values() if node.row.drain}  # in order of arrival
+    requests = {node_id: node for node in view.watch.nodes.values() for node_id in node.row.drain}
     nodes = tuple(
         node.node_id
         for node in view.watch.nodes.values()
-        if (request := requests.get(node.row.info.host)) is not None
-        and node.serial < request.serial
+        if node.node_id in requests
         and not node.row.is_departing
         and not node.row.is_request
         and node.row.run in (view.ledger.head.run, "")
@@ -97,7 +97,7 @@ def answer_drain_requests(view: LeaderView) -> Append | None:
     )[:MAX_DRAINED_NODES]
     if not nodes:
         return None
-    asked = {requests[node.row.info.host].row.info.host for n in nodes if (node := view.get(n)) is not None}
+    asked = {requests[node_id].row.info.host for node_id in nodes}
     why = f"asked to leave by elastic drain on {list_names(sorted(asked))}"
     return Append(Drain(nodes=nodes, why=why), view.ledger.counters)
 

@@ -58,6 +58,7 @@ class Ledger:
     resized_at: float | None = None  # when the last planned resize was over; None before the first
     resize_cost: float = 0.0
     """Seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost in between."""
+    former: tuple[str, ...] = ()  # the runs that are known to have come before this one
     resumed_from: tuple[int, int] = (0, 0)  # the :attr:`position` of the history that the newest RESUME restored
 
     @property
@@ -180,7 +181,8 @@ def open_ledger(entry: Entry, now: float) -> Ledger:
     if not isinstance(entry.body, (entries.Open, entries.Resume)):
         raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {entry.kind}.")
     body = entry.body
-    ledger = Ledger(head=entry, settings=body.settings, scheduler_uid=body.scheduler_uid, opened_at=now, head_at=now)
+    settings, uid, former = body.settings, body.scheduler_uid, body.former
+    ledger = Ledger(head=entry, settings=settings, scheduler_uid=uid, opened_at=now, head_at=now, former=former)
     if isinstance(body, entries.Open):
         return ledger
     known = body.epoch, body.index

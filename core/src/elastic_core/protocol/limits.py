@@ -44,6 +44,7 @@ TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of it
 WHERE_BYTES = 256  # size of the line of an incident's program, of its exception's type, and of its checkpoint's path
 CAUSE_BYTES = 1536  # size of the texts of an incident's exceptions
 DETAIL_BYTES = 4096
+MAX_FORMER_RUNS = 16  # whose ids an OPEN has
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
 _TEXTS = {
     "why": WHY_BYTES,

@@ -73,8 +73,18 @@ class Rejoin:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class RejoinIfAlive:
+    """Find out whether a node of the run in the store is alive: if so, a :class:`Rejoin`, else a :class:`WriteResume`.
+
+    It may have begun after the store was lost, or have ended before this run and have come back with an old copy.
+    """
+
+    why: str
+
+
 Overlap: TypeAlias = "Intact | Passed | PutBack | Diverged"
-Settlement: TypeAlias = "WriteResume | Adopt | Rejoin"
+Settlement: TypeAlias = "WriteResume | Adopt | Rejoin | RejoinIfAlive"
 
 
 def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk: bool = False) -> Overlap:
@@ -109,7 +119,8 @@ def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
     """Return what to do about a store with another history, ``theirs``; None for an empty store.
 
     A run that has had a round is resumed over an empty store, over an OPEN without a ROUND (so that a newcomer cannot
-    replace a running job), and over a RESUME by a node that knew less. Later decisions of the same run are adopted.
+    replace a running job), over a RESUME by a node that knew less, over a run that came before it, and over one of
+    which no node is alive. Later decisions of the same run are adopted.
     """
     ours = theirs is not None and theirs.head.run == mine.head.run
     if mine.round is None:  # there is nothing to lose
@@ -118,9 +129,10 @@ def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
         return WriteResume()
     if ours:
         return _settle_own(mine, memory, theirs)
-    if theirs.round is None or theirs.closed is not None:
+    if theirs.round is None or theirs.closed is not None or theirs.head.run in mine.former:
         return WriteResume()
-    return Rejoin(f"the store was lost, and run {theirs.head.run} has begun there since")
+    why = f"the store was lost, and run {theirs.head.run} has begun there since"
+    return Rejoin(why) if mine.head.run in theirs.former else RejoinIfAlive(why)
 
 
 def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
@@ -167,6 +179,7 @@ def compose_resume(mine: Ledger, why: str) -> Resume:
         epoch=mine.head.epoch,
         index=mine.head.index,
         why=why,
+        former=mine.former,
     )
 
 

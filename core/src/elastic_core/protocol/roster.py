@@ -147,7 +147,8 @@ class NodeRow:
     """The newest checkpoint of round k; None if the node does not notice any (rule L13)."""
     probed: int = 0  # the newest round after whose failure it has probed its peers; 0 for none
     unreachable: tuple[str, ...] = ()  # the ids of the peers that it did not reach then
-    drain: str = ""  # The host whose nodes are to leave. Such a row is a request of ``elastic drain``, not a node.
+    drain: tuple[str, ...] = ()
+    """The ids of nodes that are to leave. Such a row is a request of ``elastic drain``."""
     release: tuple[str, ...] = ()
     """The ids of nodes that are gone for good. Such a row is a request of ``elastic release``."""
     unread: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from elastic_core.host.versions import installed_versions
 from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import list_names
+from elastic_core.protocol.limits import MAX_DRAINED_NODES, list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
@@ -57,8 +57,9 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
     while wanted:
         answered = False
         try:
-            with requested(store, "drain", drain=host):
-                _await(store, wanted, deadline)
+            asked = sorted(wanted)[:MAX_DRAINED_NODES]
+            with requested(store, "drain", drain=tuple(asked)):
+                _await(store, asked, deadline)
                 answered = True
             # An agent that was being checked has another row once it has joined, which is newer than the request.
             wanted = {row.info.node_id for row in _staying(store, ledger) if row.info.host == host}
@@ -160,7 +161,7 @@ def _staying(store: RendezvousBackend, ledger: Ledger) -> list[NodeRow]:
     return [row for row in rows if row.run in (ledger.head.run, "") and not (row.is_departing or row.is_request)]
 
 
-def _await(store: RendezvousBackend, wanted: set[str], deadline: float) -> None:
+def _await(store: RendezvousBackend, wanted: Collection[str], deadline: float) -> None:
     """Wait until each of these has said that it leaves, or is gone."""
     cursor = Cursor()
     while True:

@@ -14,15 +14,15 @@ from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, Re
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol import admission
 from elastic_core.protocol.entries import Body, Closed, Leader, Offer, Open
-from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
-from elastic_core.protocol.limits import OPEN_BYTES
-from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
+from elastic_core.protocol.limits import MAX_FORMER_RUNS, OPEN_BYTES
+from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
 from elastic_core.session.arrival import Arrival, FormerNode, drained_since, verdict_since
 from elastic_core.session.contact import RETRY_FIRST
-from elastic_core.session.ledger_reader import load, said_by
+from elastic_core.session.ledger_reader import load
+from elastic_core.session.liveness import living_hosts
 from elastic_core.session.runtime import Runtime
 
 
@@ -242,7 +242,8 @@ class _Joining:
             took = append(ledger, Leader(why=why))
             if took is None or (ledger := append(took, verdict)) is None:
                 return None
-        opening = Open(scheduler_uid=applicant.scheduler_uid, settings=applicant.settings)
+        former = () if ledger is None else (ledger.head.run, *ledger.former)[:MAX_FORMER_RUNS]
+        opening = Open(scheduler_uid=applicant.scheduler_uid, settings=applicant.settings, former=former)
         return append(ledger, opening, run=self.runtime.new_id())
 
     def _await_host(self) -> None:
@@ -277,37 +278,7 @@ class _Joining:
             )
 
     def _alive(self, ledger: Ledger, *, node_rank: int | None = None) -> list[str]:
-        """Return the hosts of the run whose heartbeats move, watched for ``lost_after``; at once where there are none.
-
-        Nodes whose slots show that they are gone are watched for less (rule S8). With ``node_rank``, only nodes that
-        have this rank are watched.
-        """
-        timing, me = ledger.settings.timing, self.applicant.info
+        """Return the hosts of the run whose heartbeats move, but for the nodes that the agent has been."""
+        me, runtime = self.applicant.info, self.runtime
         own = {me.node_id, *(node.node_id for node in self.applicant.former)}
-        runs = {ledger.head.run} if ledger.closed is not None else {ledger.head.run, ""}  # '': about to join, perhaps
-        first: dict[str, tuple[int, int]] = {}
-        moving = set[str]()
-        began = self.runtime.now()
-        deadline, proved_at = began + timing.lost_after, began + PROOF_HEARTBEATS * timing.beat_interval
-        while True:
-            here, alive, now = set(), dict[str, str](), self.runtime.now()
-            for seen in self.store.roster():
-                try:
-                    row = said_by(seen, self.runtime.codec)
-                except RendezvousStateError:
-                    continue
-                state = (seen.revision, seen.heartbeat)
-                if first.setdefault(seen.node_id, state) != state:
-                    moving.add(seen.node_id)
-                may_be_gone = now >= proved_at and seen.node_id not in moving
-                gone = may_be_gone and seen.node_id in find_gone_nodes((row, NodeRow(info=me)))
-                left = row.leaving and row.phase is not Phase.RUNNING
-                other_rank = node_rank is not None and row.info.node_rank != node_rank
-                if row.run in runs and seen.node_id not in own and not (gone or left or other_rank):
-                    here.add(seen.node_id)
-                    if row.run and seen.node_id in moving:  # a node that is being checked is in no run (rule L17)
-                        alive[seen.node_id] = str(row.info)
-            if self.runtime.now() >= deadline or here == alive.keys():
-                return sorted(alive.values())
-            until_proved = proved_at - self.runtime.now()
-            self.runtime.sleep(until_proved if 0 < until_proved < timing.beat_interval else timing.beat_interval)
+        return living_hosts(self.store, ledger, me, runtime, but=own, node_rank=node_rank)

@@ -232,7 +232,7 @@ class StoreReader:
         unread, self._unread = self._unread, None
         self._doubt = True  # a thread that has doubts meanwhile must let this comparison come to its end
         try:
-            found = restore(store, state.ledger, self._memory, state.node_id, state.runtime, unread=unread)
+            found = restore(store, state.ledger, self._memory, state.info, state.runtime, unread=unread)
             if isinstance(found, tuple) and found[1] is not None:
                 self._have_contact(store, found[1])  # if that fails, the histories are compared again
         except RendezvousConnectionError:

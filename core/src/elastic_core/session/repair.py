@@ -10,8 +10,10 @@ from elastic_core.protocol import repair
 from elastic_core.protocol.codec import Codec, OversizedError
 from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_core.session.ledger_reader import check_head, load, news, peek
+from elastic_core.session.liveness import living_hosts
 from elastic_core.session.runtime import Runtime
 
 REPAIR_ATTEMPTS_MAX = 8
@@ -25,14 +27,16 @@ def restore(
     store: RendezvousBackend,
     mine: Ledger,
     memory: repair.Memory,
-    node_id: str,
+    me: NodeInfo,
     runtime: Runtime,
     *,
     unread: HistoryChangedError | None = None,
 ) -> Restored:
     """Make the store's history and this node's one again.
 
-    ``mine`` is what this node has read, ``memory`` the newest entries of that, and ``unread`` why it could not read on.
+    ``mine`` is what the node ``me`` has read, ``memory`` the newest entries of that, ``unread`` why it could not read
+    on. It takes ``lost_after`` longer where the store has another run, of which this node cannot tell whether it came
+    before its own.
 
     Returns:
         None where they are one already, or change too fast to tell. Else what was lost, for people, and the ledger to
@@ -68,12 +72,14 @@ def restore(
         match repair.settle(mine, memory, theirs):
             case repair.Rejoin() as rejoin:
                 return rejoin
+            case repair.RejoinIfAlive(why) if theirs is not None and living_hosts(store, theirs, me, runtime):
+                return repair.Rejoin(why)
             case repair.Adopt():
                 return lost or "the store had lost entries, or this node was away", theirs
         lost = lost or repair.describe_loss(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
         now = runtime.now()
-        entry, data, told = _encode_resume(mine, lost, node_id, prev, runtime, now)
+        entry, data, told = _encode_resume(mine, lost, me.node_id, prev, runtime, now)
         if store.append(prev, entry.link, data):
             return told, open_ledger(entry, now)
     if gone is not None:

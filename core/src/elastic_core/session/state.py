@@ -50,7 +50,8 @@ class SessionState:
     ) -> None:
         self.store, self.runtime, self.calls = store, runtime, calls
         self._stop_threads = stop_threads
-        self.node_id = joined.row.info.node_id
+        self.info = joined.row.info
+        self.node_id = self.info.node_id
         self.ledger = joined.ledger  # What the node has read. Only the reader changes it, with ``wake`` held.
         self.unread_since: float | None = None
         """Since when heartbeats bring that the store has other entries than this node has read."""

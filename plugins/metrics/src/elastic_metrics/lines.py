@@ -30,7 +30,7 @@ class LineFile:
             OSError: It cannot be made, or is there already.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        return cls(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666))
+        return cls(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o640))
 
     def append(self, record: Mapping[str, object]) -> None:
         """Write one line. Where that fails, the file ends with the line before.

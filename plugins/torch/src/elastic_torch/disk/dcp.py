@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     FileSystemWriter,
 )
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
@@ -91,6 +91,35 @@ class _Files(FileSystemBase):
         """Any identifier is valid."""
         del checkpoint_id
         return True
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Finds only what torch's metadata consists of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class of torch's metadata, or one that a size, a data type or a place in a file is made of."""
+        if (module, name) in _METADATA_NAMES or module in _METADATA_MODULES:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{METADATA} holds {module}.{name}, which no metadata of torch has")
+
+
+class _Reader(FileSystemReader):
+    """Torch's reader of a folder in a storage."""
+
+    def __init__(self, storage: Storage, folder: str, retry: Retry, manifest: Manifest) -> None:
+        super().__init__(folder)
+        self.path = folder
+        self.fs = _Files(storage, retry, manifest)  # type: ignore[assignment]  # torch puts its own other ones there
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the metadata, read without running anything that is in it."""
+        with self.fs.create_stream(f"{self.path}/{METADATA}", "rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"{METADATA} holds a {type(metadata).__name__}")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 class _Writer(FileSystemWriter):
@@ -160,9 +189,7 @@ def read(
     given it. Where None stands at the top level comes whatever was saved under that name, or nothing; of a
     :class:`Loose` one what was not saved is left out.
     """
-    reader = FileSystemReader(folder)
-    reader.path = folder
-    reader.fs = _Files(storage, retry, manifest)  # type: ignore[assignment]  # torch puts its own other ones there as well
+    reader = _Reader(storage, folder, retry, manifest)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, is_coordinator=False)
     if into is None:

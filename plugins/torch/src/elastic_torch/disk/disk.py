@@ -30,7 +30,7 @@ from elastic_torch.disk.manifest import Counters
 from elastic_torch.disk.ownership import Ownership
 from elastic_torch.disk.retry import Retry
 from elastic_torch.disk.schedule import Schedule
-from elastic_torch.disk.storage import open_storage
+from elastic_torch.disk.storage import SHARED, open_storage
 from elastic_torch.disk.writer import Writer
 from elastic_torch.version import Checkpoint, Position, parse
 
@@ -59,6 +59,8 @@ class Disk:
         read_only: Claim nothing, and never save: for evaluation beside a job that trains.
         ignore_unreadable: Where there are checkpoints and none can be loaded, begin anew instead of raising an error.
             They stay, damaged ones in the folder ``damaged``. The same as ELASTIC_IGNORE_UNREADABLE_CHECKPOINTS=1.
+        shared: Load also what other users own or can change, who can run code here then. The same as
+            ELASTIC_SHARED_CHECKPOINTS=1.
         read_timeout: Seconds for which read errors that may pass, a file server's for example, are tried again.
         environ: Where run and round are read from.
 
@@ -80,6 +82,7 @@ class Disk:
         process_group: dist.ProcessGroup | None = None,
         read_only: bool = False,
         ignore_unreadable: bool = False,
+        shared: bool = False,
         read_timeout: float = 60.0,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
@@ -99,7 +102,7 @@ class Disk:
         ranks = dist.get_process_group_ranks(process_group) if _distributed() else None
         self._front, self._back = collective_of(ranks), collective_of(ranks)
         self._schedule = Schedule(interval, mean_time_between_failures, self._front, time.monotonic)
-        self._storage = open_storage(directory)
+        self._storage = open_storage(directory, shared=shared or _is_set(environ, SHARED))
         self._me = self._front.lead(lambda: identity(environ))
         self._ownership = Ownership(self._storage, self._front, self._back, self._me, read_only=read_only, keep=keep)
         self._ignored = False

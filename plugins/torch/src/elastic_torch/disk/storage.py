@@ -14,6 +14,7 @@ import io
 import os
 import secrets
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from elastic_torch.disk.manifest import FileSum
+from elastic_torch.version import parse
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -33,6 +35,7 @@ DAMAGED = "damaged"
 """The folder of damaged checkpoints. They are neither read nor removed."""
 LATEST = "latest"
 BLOCK = 1 << 20
+SHARED = "ELASTIC_SHARED_CHECKPOINTS"
 PATIENCE = 10.0
 """Seconds to wait for a lock whose holder is about to end."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -97,13 +100,20 @@ class LocalStorage:
 
     Its methods are what the disk tier needs of a place; ``UrlStorage`` has the same ones. Errors are ``OSError``.
 
+    Args:
+        root: The directory.
+        shared: Whether checkpoints are read that other users own, or can change.
+
     Attributes:
         root: For people.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, shared: bool = False) -> None:
         self._root = root.absolute()
         self.root = str(self._root)
+        self._shared = shared
+        self._own: os.stat_result | None = None
+        """A file that this process has made there, as the file system shows it."""
 
     def create(self) -> None:
         """Make the root, where it is missing."""
@@ -139,12 +149,54 @@ class LocalStorage:
             return None
 
     def read(self, path: str, *, checked: bool = False) -> IO[bytes]:
-        """Open a file, past any cache where that can be had, unless its content has just been ``checked``."""
+        """Open a file, past any cache where that can be had, unless its content has just been ``checked``.
+
+        Raises:
+            OSError: It cannot be read; or, of a checkpoint, another user owns it or can change it.
+        """
         file = open(self._root / path, "rb")  # noqa: SIM115  (the caller closes it)
+        if not self._shared and parse(path.partition("/")[0]) is not None:
+            try:
+                self._check_owner(os.fstat(file.fileno()), path)
+            except BaseException:
+                file.close()
+                raise
         if not checked:
             with contextlib.suppress(OSError):  # what is read is then what the disk has; some filesystems do not know
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return file
+
+    def _check_owner(self, seen: os.stat_result, path: str) -> None:
+        """Refuse a file of a checkpoint that another user could have written: who writes it can run code here.
+
+        A file server may show other owners and modes than were set. So a file counts as this user's also if one that
+        this process makes there is shown in the same way.
+        """
+        known, mode = {os.geteuid(), 0}, stat.S_IWOTH
+        if seen.st_uid not in known or seen.st_mode & mode:
+            with contextlib.suppress(OSError):
+                own = self._own = self._own or self._probe()
+                known, mode = {*known, own.st_uid}, mode & ~own.st_mode
+        fault = ""
+        if seen.st_uid not in known:
+            fault = f"{path} belongs to another user (uid {seen.st_uid})"
+        elif seen.st_mode & mode:
+            fault = f"every user can change {path} (mode {stat.S_IMODE(seen.st_mode):04o})"
+        if fault:
+            raise PermissionError(
+                f"{fault}, and who writes a checkpoint can run code in the job that loads it; if these users share it, "
+                f"set {SHARED}=1"
+            )
+
+    def _probe(self) -> os.stat_result:
+        """Return how the file system shows a file that this process makes."""
+        path = self._root / f".owner-{secrets.token_hex(4)}.tmp"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
 
     def write(self, path: str) -> Sink:
         """Create a file."""
@@ -320,14 +372,17 @@ def created(storage: Storage, path: str, sums: dict[str, FileSum]) -> Iterator[i
     sums[path.rsplit("/", 1)[-1]] = sink.sum()
 
 
-def open_storage(directory: str | os.PathLike[str]) -> Storage:
-    """Return the storage of a directory, or of any URL that fsspec knows. Nothing is read or written."""
+def open_storage(directory: str | os.PathLike[str], *, shared: bool = False) -> Storage:
+    """Return the storage of a directory, or of any URL that fsspec knows. Nothing is read or written.
+
+    ``shared`` is as of :class:`LocalStorage`; at a URL, the service says who may write.
+    """
     text = os.fspath(directory)
     if "://" not in text:
-        return LocalStorage(Path(text))
+        return LocalStorage(Path(text), shared=shared)
     scheme, rest = text.split("://", 1)
     if scheme in ("file", "local"):
-        return LocalStorage(Path(rest))
+        return LocalStorage(Path(rest), shared=shared)
     from elastic_torch.disk.url import UrlStorage  # few need it, and fsspec may not be installed
 
     return UrlStorage(text)
