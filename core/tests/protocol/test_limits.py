@@ -40,11 +40,11 @@ from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import (
-    MAX_DRAINED_NODES,
     CAUSE_BYTES,
     DETAIL_BYTES,
     FAILURE_TEXT_BYTES,
     HOSTS_BYTES,
+    MAX_DRAINED_NODES,
     MAX_FAILURES,
     MAX_HOSTS,
     MAX_KINDS,

@@ -132,7 +132,11 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
             id="another run's ROUND is not, if a node of it is alive",
         ),
         pytest.param(
-            replace(MINE, former=("older", "foreign")), MEMORY, FOREIGN, WriteResume(), id="unless it came before this one"
+            replace(MINE, former=("older", "foreign")),
+            MEMORY,
+            FOREIGN,
+            WriteResume(),
+            id="unless it came before this one",
         ),
         pytest.param(
             MINE,

@@ -7,11 +7,11 @@ from itertools import count
 
 import pytest
 from test_repair import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
-from views import halted, incident, live, members, offer, start, then, with_counters
+from views import halted, incident, info, live, members, offer, seen, start, then, with_counters
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.codec import Codec, OversizedError, decode_entry, encode_entry
+from elastic_core.protocol.codec import Codec, OversizedError, decode_entry, encode_entry, encode_row
 from elastic_core.protocol.entries import Entry, Exclusion, Halt, HaltReason, Leader, Resume, Round
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.repair import Memory, Rejoin
@@ -103,7 +103,11 @@ def test_a_run_whose_state_is_too_large_for_a_value_goes_on_without_what_it_can_
     assert entry.counters == mine.counters
     with pytest.raises(OversizedError, match="is too large for one value of the store"):
         restore(
-            holding(), mine, told(mine), "b", replace(CLOCK, codec=Codec(encode_entry=lambda e: encode_entry(e, 500)))
+            holding(),
+            mine,
+            told(mine),
+            info("b"),
+            replace(CLOCK, codec=Codec(encode_entry=lambda e: encode_entry(e, 500))),
         )
 
 
@@ -133,12 +137,35 @@ def then_reads(ledger: Ledger, store: LocalBackend) -> None:
         ledger = advance(ledger, entry, 70.0)
 
 
-def test_another_run_is_not_written_over() -> None:
+@pytest.mark.parametrize(
+    ("moves", "former"),
+    [
+        pytest.param(True, (), id="a node of it is alive"),
+        pytest.param(False, (), id="all its nodes are silent"),
+        pytest.param(True, ("foreign",), id="it came before, whatever its rows show"),
+    ],
+)
+def test_another_run_is_written_over_unless_a_node_of_it_is_alive(moves: bool, former: tuple[str, ...]) -> None:
     foreign = of_run(live("cd"), "foreign")
     store = holding(of_run(start(), "foreign"), replace(foreign, head=replace(foreign.head, id="f2")))
+    store.enter("c", encode_row(replace(seen("c").row, run="foreign")))
+    slept: list[float] = []
     before = entries(store)
-    assert isinstance(look(store), Rejoin)
-    assert entries(store) == before
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        store.heartbeat("c", len(slept) if moves else 0, None)
+
+    runtime = replace(CLOCK, now=lambda: 70.0 + sum(slept), sleep=sleep)
+    found = restore(store, replace(MINE, former=former), MEMORY, info("b"), runtime)
+    assert (len(slept) == 0) == bool(former)
+    if moves and not former:
+        assert isinstance(found, Rejoin)
+        assert entries(store) == before
+    else:
+        body = entries(store)[-1].body
+        assert isinstance(body, Resume)
+        assert body.former == former
 
 
 def test_who_was_away_for_long_leaps_over_tombstones() -> None:

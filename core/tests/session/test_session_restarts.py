@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -173,11 +174,33 @@ def test_a_run_that_another_has_taken_the_place_of_stops_and_joins_it(bench: Ben
     bench.nodes.append(other)
     bench.server.stop()
     store = bench.server._jobs["job"]
-    store.entries, store.rows = list(foreign.store("job").entries), {}
+    store.entries, store.rows = list(foreign.store("job").entries), dict(foreign.store("job").rows)
     bench.server.start()
     for node in (a, b):
-        end = node.until(lambda n: n.exit is not None).exit
+        beating, count = bench.server.open("job"), itertools.count(1000)
+
+        def over(node: Node) -> bool:
+            beating.heartbeat("x", next(count), None)  # noqa: B023
+            return node.exit is not None
+
+        end = node.until(over).exit
         assert end is not None
         assert (end.rejoin, node.state.run_replaced != "") == (True, True)
     assert store.entries != entries
     assert all(isinstance(body, (Open, Round)) for body in bench.bodies()), "nothing was written over it"
+
+
+def test_an_earlier_run_that_comes_back_with_the_store_does_not_stop_this_one(bench: Bench) -> None:
+    """All its nodes are gone. The workers of the run that goes on are not touched."""
+    a, b = bench.pair()
+    run, round_number = a.state.ledger.head.run, a.state.round
+    earlier = MemoryServer()
+    other = Node("x", earlier.open("job"), quick(1, 1)).until(in_round(1, "x"))
+    bench.nodes.append(other)
+    bench.server.stop()
+    store = bench.server._jobs["job"]
+    store.entries, store.rows = list(earlier.store("job").entries), dict(earlier.store("job").rows)
+    bench.server.start()
+    for node in (a, b):
+        node.until(lambda n: n.state.ledger.head.epoch > 0)
+        assert (node.state.ledger.head.run, node.state.round, node.exit) == (run, round_number, None)

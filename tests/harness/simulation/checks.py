@@ -135,7 +135,8 @@ def drain(world: World, host: Host, _fault: Fault | None = None) -> bool:
     process = Process(name, other.clock, other)
     versions = host.living[-1].info.versions
     info = NodeInfo(node_id=name, host=other.name, host_id=name, slot=0, local_world_size=0, role="", versions=versions)
-    row = Wire.of(NodeRow(info=info, drain=tuple(agent.node_id for agent in host.living)))
+    ids = {node_id for agent in host.living for node_id in (agent.node_id, *agent.lineage.ids)}
+    row = Wire.of(NodeRow(info=info, drain=tuple(sorted(ids))))
     checked = [agent for agent in host.living if agent.is_checked and agent.lookout._entered.is_set()]
 
     def ask() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TextIO, TypeAlias
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TextIO, TypeAlias
 
 RED, GREEN, YELLOW, CYAN = 31, 32, 33, 36
 Paint: TypeAlias = "Callable[[str, int], str]"
@@ -17,7 +18,7 @@ def printable(line: str) -> str:
 
 
 def all_printable(value: Any) -> Any:
-    """Return a dataclass, dict, list or tuple with every text in it as of :func:`printable`; other values as they are."""
+    """Return a dataclass, dict, list or tuple with each text in it as of :func:`printable`, and others as they are."""
     if isinstance(value, str):
         return printable(value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
-from elastic_core.errors import RendezvousRefusedError, RendezvousStateError, RendezvousTimeoutError, UsageError
+from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol import admission
 from elastic_core.protocol.entries import Body, Closed, Leader, Offer, Open

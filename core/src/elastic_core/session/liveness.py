@@ -1,4 +1,4 @@
-"""Finds out which nodes of a run are alive, for a node that is not in that run: it watches their heartbeats for a while.
+"""Finds out which nodes of a run are alive, for a node that is not in it: their heartbeats are watched for a while.
 
 The leader of a run knows the nodes of its own run by the failure detector (``protocol/failure_detector.py``).
 """

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+import torch
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
@@ -93,12 +94,36 @@ class _Files(FileSystemBase):
         return True
 
 
+_METADATA_NAMES = {
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+}
+"""What the metadata of torch 2.13 consists of, by module and name, besides data types."""
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     """Finds only what torch's metadata consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class of torch's metadata, or one that a size, a data type or a place in a file is made of."""
-        if (module, name) in _METADATA_NAMES or module in _METADATA_MODULES:
+        if (module, name) in _METADATA_NAMES or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{METADATA} holds {module}.{name}, which no metadata of torch has")
 
