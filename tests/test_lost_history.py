@@ -129,3 +129,31 @@ def test_a_run_that_another_has_taken_the_place_of_joins_it(
     stale = {pid for workers in before for pid in workers.values()}
     assert stale.isdisjoint(pid for agent in pair for pid in agent.workers().values())
     finish([*pair, third], tmp_path / "done")
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the run was opened on top of it", "of which the run never knew"])
+def test_an_earlier_run_that_was_killed_and_comes_back_with_the_store_stops_nobody(
+    stage: Stage, command: list[object], job: Path, tmp_path: Path, known: bool
+) -> None:
+    """As Redis loads the snapshot of an earlier run of this id, or a stranger writes it there; its nodes are dead."""
+    earlier = [stage.run("--rdzv_conf=run_uid=first", *command) for _ in "ab"]
+    for agent in earlier:
+        agent.wait_for_report("training", world_size=2)
+    crash_recovers(earlier, 1)  # so that its ledger is longer than that of a run which begins anew
+    with frozen(earlier):
+        shutil.copytree(job, tmp_path / "copy")
+    for agent in earlier:
+        agent.signal(signal.SIGKILL)
+    if not known:
+        shutil.rmtree(job)
+    agents = [stage.run("--rdzv_conf=run_uid=second", *command) for _ in "ab"]
+    for agent in agents:
+        agent.wait_for_report("training", world_size=2)
+    before = [agent.workers() for agent in agents]
+    lose(job, agents, tmp_path / "copy")
+    for agent in agents:
+        agent.wait_for("the run goes on")
+        assert "joining again" not in agent.output
+    assert [agent.workers() for agent in agents] == before, "healthy workers were left alone"
+    crash_recovers(agents, 1)
+    finish(agents, tmp_path / "done")
