@@ -29,6 +29,11 @@ def command(job: Path, tmp_path: Path) -> list[object]:
 @pytest.fixture
 def pair(stage: Stage, command: list[object]) -> list[Agent]:
     """Two agents, in a round of both."""
+    return started(stage, command)
+
+
+def started(stage: Stage, command: list[object]) -> list[Agent]:
+    """Two agents in a round of both, in the order of their ranks."""
     first = stage.run(*command)
     first.wait_for_report("training", world_size=1)
     agents = [first, stage.run(*command)]
@@ -136,9 +141,7 @@ def test_an_earlier_run_that_was_killed_and_comes_back_with_the_store_stops_nobo
     stage: Stage, command: list[object], job: Path, tmp_path: Path, known: bool
 ) -> None:
     """As Redis loads the snapshot of an earlier run of this id, or a stranger writes it there; its nodes are dead."""
-    earlier = [stage.run("--rdzv_conf=run_uid=first", *command) for _ in "ab"]
-    for agent in earlier:
-        agent.wait_for_report("training", world_size=2)
+    earlier = started(stage, ["--rdzv_conf=run_uid=first", *command])
     crash_recovers(earlier, 1)  # so that its ledger is longer than that of a run which begins anew
     with frozen(earlier):
         shutil.copytree(job, tmp_path / "copy")
@@ -146,9 +149,7 @@ def test_an_earlier_run_that_was_killed_and_comes_back_with_the_store_stops_nobo
         agent.signal(signal.SIGKILL)
     if not known:
         shutil.rmtree(job)
-    agents = [stage.run("--rdzv_conf=run_uid=second", *command) for _ in "ab"]
-    for agent in agents:
-        agent.wait_for_report("training", world_size=2)
+    agents = started(stage, ["--rdzv_conf=run_uid=second", *command])
     before = [agent.workers() for agent in agents]
     lose(job, agents, tmp_path / "copy")
     for agent in agents:
