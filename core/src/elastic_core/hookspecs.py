@@ -235,9 +235,10 @@ def elastic_scheduler_defaults(
     """Return defaults of flags out of a scheduler's variables: each flag's text, and the variables that it is from.
 
     ``{"nnodes": ("4", "SLURM_STEP_NODELIST")}`` has the consequence of ``--nnodes=4``. ``given`` has the flags that
-    the command line or ``PET_<FLAG>`` gave, with their values; an answer for one of them is not used. Called for the
-    plugin of the scheduler in the group ``elastic.schedulers`` only, in ``elastic run`` inside a job of that scheduler,
-    once, on the main thread, before anything is started: the launch waits for it.
+    the command line or ``PET_<FLAG>`` gave, with their values; an answer for one of them is not used, but for the keys
+    of ``rdzv_conf`` that were not given. Called in ``elastic run``, for the plugin of the group ``elastic.schedulers``
+    only whose entry point names, as its extras, a variable that is set (``slurm = "elastic_slurm.plugin
+    [SLURM_JOB_ID]"``), once, on the main thread, before anything is started: the launch waits for it.
 
     Raises:
         UsageError: The command cannot be what the user means. Ends the run with exit code 2.

@@ -43,14 +43,18 @@ def flags(
     *arguments: str,
     answer: Callable[[Mapping[str, str], Mapping[str, object]], object] | None = None,
     environ: Mapping[str, str] = SLURM,
+    name: str = "slurm",
+    variable: str = "SLURM_JOB_ID",
 ) -> tuple[Flags, list[str]]:
     """Return the flags of a command line in that environment, with this plugin or none, and the warnings."""
     seen: list[Flags] = []
     warnings: list[str] = []
     offers = []
     if answer is not None:
-        point = type("Point", (Installed,), {"plugin": Answers(answer)})("slurm", "its", Group.SCHEDULERS.value)
-        offers.append(InstalledPlugin(Group.SCHEDULERS, "slurm", "its-scheduler", "1", point))
+        point = type("Point", (Installed,), {"plugin": Answers(answer)})(
+            name, f"its [{variable}]", Group.SCHEDULERS.value
+        )
+        offers.append(InstalledPlugin(Group.SCHEDULERS, name, "its-scheduler", "1", point))
 
     def callback(**values: Any) -> int:
         with hints_with_sources():
@@ -104,6 +108,21 @@ def test_a_value_that_is_wrong_names_the_variable_that_it_is_from() -> None:
 def test_a_default_of_a_flag_that_does_not_exist_is_the_plugins_fault() -> None:
     with pytest.raises(PluginError, match=r"gives a default to --nnode, which is no flag\. Did you mean"):
         flags(answer=lambda *_: {"nnode": ("4", "X")})
+
+
+def test_a_scheduler_that_core_does_not_know_gives_defaults_by_its_plugin_alone() -> None:
+    pbs = {"PBS_JOBID": "12.srv"}
+    found, warnings = flags(
+        answer=lambda *_: {"rdzv_id": ("12.srv", "PBS_JOBID")}, environ=pbs, name="pbs", variable="PBS_JOBID"
+    )
+    assert (found.rdzv_id, warnings) == ("12.srv", [])
+    found, _ = flags(answer=lambda *_: {"rdzv_id": ("x", "X")}, environ={}, name="pbs", variable="PBS_JOBID")
+    assert found.rdzv_id is None
+
+
+def test_of_rdzv_conf_each_key_that_is_given_wins() -> None:
+    found, _ = flags("--rdzv_conf=run_uid=a,order=1", answer=lambda *_: {"rdzv_conf": ("order=2,join_timeout=9", "X")})
+    assert found.rdzv_conf == "join_timeout=9,run_uid=a,order=1"
 
 
 def test_a_refusal_of_the_plugin_is_the_users_error() -> None:

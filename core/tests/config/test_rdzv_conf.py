@@ -82,7 +82,7 @@ def test_an_unknown_key_is_answered_with_all_that_there_are() -> None:
         read("foo=1")
     assert refused.value.hint == (
         "With the c10d backend the keys are: beat_interval, fence_after, is_host, join_timeout, last_call_timeout, "
-        "lost_after, password, plan_timeout, read_timeout, resize_wait, run_uid, token_file."
+        "lost_after, order, password, plan_timeout, read_timeout, resize_wait, run_uid, token_file."
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from views import VERSIONS, live, settings, start, then
+from views import VERSIONS, incident, live, settings, start, then
 
 from elastic_core.errors import RendezvousRefusedError
+from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.admission import (
     Join,
     OpenNext,
@@ -22,6 +23,7 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Command
 
 CLOSED = Closed(success=True, why="done", exit_code=0)
+TOO_FEW = Closed(success=False, why="1 of at least 2 nodes are here", exit_code=ExitCode.TOO_FEW_NODES)
 
 
 def run(uid: str | None, *, closed: bool) -> Ledger:
@@ -62,6 +64,20 @@ def test_admission(closed: bool, theirs: str | None, mine: str | None, alive: li
     if not needs_liveness(ledger, mine):
         assert answer is not REFUSED
         assert admit(ledger, mine, []) == answer
+
+
+@pytest.mark.parametrize(
+    ("closed", "answer"),
+    [
+        pytest.param(TOO_FEW, OpenNext(abandoned=False), id="too few nodes have come"),
+        pytest.param(replace(TOO_FEW, incident=incident("a")), None, id="a worker had failed before"),
+        pytest.param(replace(TOO_FEW, exit_code=1), None, id="it has failed"),
+        pytest.param(replace(TOO_FEW, success=True, exit_code=0), None, id="it has succeeded"),
+    ],
+)
+def test_a_node_that_comes_after_its_run_has_waited_in_vain_begins_the_next_one(closed: Closed, answer: object) -> None:
+    ledger = then(start(uid="s1"), closed, at=1.0)
+    assert admit(ledger, "s1", []) == (answer or Report(closed))
 
 
 @pytest.mark.parametrize(

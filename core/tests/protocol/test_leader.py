@@ -17,7 +17,7 @@ from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, H
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
-from elastic_core.protocol.leader_view import Judgement, LeaderView
+from elastic_core.protocol.leader_view import Judgement, LeaderView, sort_by_rank
 from elastic_core.protocol.ledger import Ledger, restore_ledger
 from elastic_core.protocol.roster import Phase, Reached, Slots
 
@@ -92,6 +92,13 @@ class TestForming:
             loops = [name for name, at in addresses.items() if at == "127.0.0.1"]
             who = ", ".join(f"host-{name}" for name in loops)
             assert f"(no other host reaches {who} at 127.0.0.1: start it with --local_addr=ADDRESS)" in found.waiting
+
+    def test_ranks_go_by_the_order_that_nodes_have_from_a_scheduler(self) -> None:
+        orders = {"a": "s1.n10", "b": "", "c": "s1.n9", "d": "s0.n11", "e": "s1.n9.x"}
+        nodes = [seen(name, node=replace(info(name), order=order)) for name, order in orders.items()]
+        assert [node.node_id for node in sort_by_rank(nodes)] == ["d", "c", "e", "a", "b"]
+        numbered = [*nodes, seen("f", node=replace(info("f"), node_rank=0, order="s9"))]
+        assert sort_by_rank(numbered)[0].node_id == "f"
 
     def test_ranks_go_by_order_of_arrival(self) -> None:
         ledger = start(settings(min_nodes=2, max_nodes=2))

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_core.errors import UsageError
 from elastic_slurm import allocation
-from elastic_slurm.defaults import describe, flag_defaults, port_of, warning
+from elastic_slurm.defaults import describe, few_cpus, flag_defaults, port_of, warning
 
 JOB = {
     "SLURM_JOB_ID": "1077",
@@ -57,13 +57,57 @@ def refused(environ: Mapping[str, str], given: Mapping[str, object] | None = Non
 def test_a_step_on_all_nodes_meets_in_a_shared_directory() -> None:
     flags = found(STEP)
     assert flags.pop("signals_to_handle") == "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2,SIGURG"
-    assert flags.pop("preemption_grace") == "20"
+    assert (flags.pop("preemption_grace"), flags.pop("shutdown_timeout")) == ("20", "90")
     assert flags == {
         "nnodes": "4",
         "rdzv_id": "1077.3",
         "rdzv_backend": "file",
         "rdzv_endpoint": "/home/me/.elastic",
+        "rdzv_conf": "order=2",
     }
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "conf"),
+    [
+        pytest.param(STEP, {}, "order=2", id="Slurm's order, which is that of the network"),
+        pytest.param({**STEP, "SLURM_TOPOLOGY_ADDR": "node2"}, {}, "order=2", id="no switches are known"),
+        pytest.param({**STEP, "SLURM_TOPOLOGY_ADDR": "s0.s4.node2"}, {}, "order=s0.s4.node2", id="its switches"),
+        pytest.param({**ARRAY, "SLURM_ARRAY_TASK_ID": "5"}, {}, "order=5.2", id="a job in an array"),
+        pytest.param(
+            {**ARRAY, "SLURM_ARRAY_TASK_ID": "5"},
+            {"rdzv_id": "1070"},
+            "order=5.2,join_timeout=86400",
+            id="a node of an array waits as long as it may",
+        ),
+        pytest.param(
+            {**ARRAY, "SLURM_JOB_END_TIME": "4102444800"}, {"rdzv_id": "1070"}, "join_timeout=", id="until its end"
+        ),
+        pytest.param(STEP, {"rdzv_conf": "order=7"}, "order=2", id="core leaves out what is given"),
+    ],
+)
+def test_where_a_node_stands_and_how_long_it_waits(
+    environ: dict[str, str], given: dict[str, object], conf: str
+) -> None:
+    assert conf in found(environ, given)["rdzv_conf"]
+
+
+@pytest.mark.parametrize(("cpus", "warned"), [(1, True), (7, True), (8, False), (64, False)])
+def test_workers_that_share_a_cpu_are_told(cpus: int, warned: bool) -> None:
+    here = allocation.read({**STEP, **GPUS})
+    assert here is not None
+    assert (few_cpus(here, {}, cpus) is not None) == warned
+    assert few_cpus(here, {"nproc_per_node": 1}, cpus) is None
+
+
+def test_the_first_task_alone_says_that_there_are_too_many() -> None:
+    with pytest.raises(SystemExit):
+        found({**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(x4)"})
+
+
+def test_the_command_to_write_asks_for_the_cpus_of_all_tasks() -> None:
+    environ = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(x4)", "SLURM_PROCID": "0", "SLURM_CPUS_PER_TASK": "2"}
+    assert "--ntasks-per-node=1 --cpus-per-task=16 elastic run" in str(refused(environ).hint)
 
 
 def test_without_a_shared_directory_the_store_is_on_the_first_node_and_never_on_the_login_node() -> None:
@@ -111,7 +155,9 @@ def test_each_node_starts_a_worker_for_each_gpu_that_its_task_was_given(
         pytest.param({"standalone": False}, set(), id="PET_STANDALONE=0"),
         pytest.param({"preemption_grace": 0.0}, {"preemption_grace"}, id="another flag"),
         pytest.param(
-            {"standalone": True}, {"nnodes", "rdzv_id", "rdzv_backend", "rdzv_endpoint"}, id="a job of one node"
+            {"standalone": True},
+            {"nnodes", "rdzv_id", "rdzv_backend", "rdzv_endpoint", "rdzv_conf"},
+            id="a job of one node",
         ),
     ],
 )
@@ -121,7 +167,13 @@ def test_flags_that_are_given_win(given: dict[str, object], absent: set[str]) ->
 
 def test_a_job_of_one_node_needs_no_place_to_meet_and_no_srun() -> None:
     one = {**JOB, "SLURM_JOB_NODELIST": "node2", "SLURM_JOB_NUM_NODES": "1"}
-    assert found(one).keys() == {"nnodes", "rdzv_id", "signals_to_handle", "preemption_grace"}
+    assert found(one).keys() == {
+        "nnodes",
+        "rdzv_id",
+        "signals_to_handle",
+        "preemption_grace",
+        "shutdown_timeout",
+    }
     assert (found(one)["nnodes"], found(one)["rdzv_id"]) == ("1", "1077")
 
 
@@ -174,7 +226,7 @@ def test_a_heterogeneous_job_is_one_list_of_nodes() -> None:
             id="the shell of an interactive step",
         ),
         pytest.param(
-            {**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
+            {**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(x4)", "SLURM_PROCID": "0"},
             "srun has started `elastic run` 8 times on node2, once for each task.",
             id="several tasks a node",
         ),
@@ -209,7 +261,7 @@ def test_a_step_whose_nodes_each_run_a_job_of_their_own_is_told(
 
 
 def test_gpus_per_task_with_several_tasks_a_node_says_what_to_write() -> None:
-    environ = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(x4)", "SLURM_GPUS_PER_TASK": "1"}
+    environ = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(x4)", "SLURM_GPUS_PER_TASK": "1", "SLURM_PROCID": "0"}
     assert "#SBATCH --ntasks-per-node=1 --gpus-per-node=8" in str(refused(environ).hint)
 
 
@@ -226,5 +278,6 @@ def test_the_line_names_each_flag_and_where_it_is_from() -> None:
     line = describe(flag_defaults(here, {"preemption_grace": 1, "signals_to_handle": ()}, lambda: SHARED), here.job)
     assert line == (
         "Slurm job 1077: --nnodes=4 (SLURM_STEP_NODELIST), --rdzv_id=1077.3 (SLURM_JOB_ID and SLURM_STEP_ID), "
-        "--rdzv_backend=file (SLURM_SUBMIT_DIR is shared), --rdzv_endpoint=/home/me/.elastic (SLURM_SUBMIT_DIR)"
+        "--rdzv_backend=file (SLURM_SUBMIT_DIR is shared), --rdzv_endpoint=/home/me/.elastic (SLURM_SUBMIT_DIR), "
+        "--shutdown_timeout=90 (of 120 s of notice), --rdzv_conf=order=2 (SLURM_PROCID)"
     )

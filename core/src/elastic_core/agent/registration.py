@@ -70,6 +70,7 @@ def applicant_for(
         local_world_size=config.nproc_per_node,
         role=config.role,
         node_rank=config.node_rank,
+        order=config.order,
         versions=versions,
         address="" if door is None else door.address,
         port=0 if door is None else door.port,

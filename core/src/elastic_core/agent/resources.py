@@ -48,6 +48,8 @@ from elastic_core.warden.linux import run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
 
 HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
+NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
+"""Signals by which a scheduler says that it takes the node away. Workers get SIGTERM, on which scripts save."""
 WARDEN_SILENCE_SECONDS, WARDEN_LOOKS = 10.0, 4  # for which a warden may not run, at this many heartbeats at least
 WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes after the second signal
 
@@ -186,14 +188,14 @@ def stop_workers(
 ) -> WorkerFailed | None:
     """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
 
-    ``received`` is the signal for which this node leaves. The workers get it too.
+    ``received`` is the signal for which this node leaves. The workers get it too, unless it is a notice to the agent.
     """
     config, group = resources.config, resources.group
     if stop.grace is not Grace.PLANNED:
         early = group.early_exit(failure)
         group.stop(config.failure_grace, broken=True, failure=failure)
         return early
-    group.stop(config.shutdown_timeout, signum=signal.SIGTERM if received is None else received)
+    group.stop(config.shutdown_timeout, signum=signal.SIGTERM if received in (None, *NOTICES) else received)
     return None
 
 

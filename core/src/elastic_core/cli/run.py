@@ -214,6 +214,7 @@ def configure(
         rdzv_endpoint=endpoint,
         rdzv_id=flags.rdzv_id or (str(uuid.uuid4()) if stands_alone(flags) else DEFAULT_ID),  # both as torchrun's
         rdzv_conf=conf.backend,
+        order=conf.order,
         job_token=job_token.read_token(environ, conf.token_file),
         timing=conf.timing,
         run_uid=conf.run_uid or rdzv_conf.scheduler_uid(environ, flags.rdzv_id),

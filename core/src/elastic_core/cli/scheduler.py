@@ -15,8 +15,9 @@ from elastic_core.errors import PluginError, did_you_mean
 if TYPE_CHECKING:
     from elastic_core.plugins.entry_points import Catalogue
 
-SCHEDULERS: Mapping[str, str] = {"SLURM_JOB_ID": "slurm"}
-"""The variable that each scheduler sets in its jobs, and the plugin of the group ``elastic.schedulers`` for it."""
+KNOWN: Mapping[str, str] = {"SLURM_JOB_ID": "slurm"}
+"""Variables of schedulers whose plugins are distributions of this project, which may not be installed."""
+CONF = "rdzv_conf"
 PLACE = ("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr")
 """With one of these flags a command says how nodes meet, and needs no scheduler's plugin."""
 _ORIGINS = "elastic_core.cli.scheduler.origins"
@@ -27,46 +28,61 @@ def with_defaults(
 ) -> Flags:
     """Return the flags with the defaults of the scheduler in whose job this process runs.
 
-    Flags on the command line, or in ``PET_<FLAG>``, win. Where the plugin is not installed, and no flag says where
-    nodes meet, ``warn`` is called with a sentence. ``catalogue`` has the installed plugins; None to read it.
+    That is the first installed plugin, by name, one of whose variables is set: the extras of its entry point name them,
+    so that no other plugin is imported. Flags on the command line, or in ``PET_<FLAG>``, win; of ``--rdzv_conf``, each
+    key. Where the plugin of a known scheduler is not installed, and no flag says where nodes meet, ``warn`` is called
+    with a sentence. ``catalogue`` has the installed plugins; None to read it.
 
     Raises:
         UsageError: The plugin says that the command cannot be meant.
         PluginError: The plugin fails.
     """
-    found = next(((variable, name) for variable, name in SCHEDULERS.items() if environ.get(variable)), None)
     context = click.get_current_context(silent=True)
-    if found is None or context is None:
+    if context is None:
         return flags
-    from elastic_core.plugins import manager  # not for other runs
+    from elastic_core.plugins import manager
     from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
 
-    variable, name = found
+    catalogue = catalogue or Catalogue.read()
+    offers = catalogue.offers(Group.SCHEDULERS)
+    offer = next((each for each in offers if any(environ.get(name) for name in each.entry_point.extras)), None)
+    missing = next(((variable, name) for variable, name in KNOWN.items() if environ.get(variable)), None)
+    if offer is None and missing is None:
+        return flags
     given = {
         flag.name: getattr(flags, flag.name)
         for flag in FLAGS
         if context.get_parameter_source(flag.name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     }
-    catalogue = catalogue or Catalogue.read()
-    if name not in catalogue.names(Group.SCHEDULERS):
-        if not given.keys() & {*PLACE}:
+    if offer is None:
+        if missing is not None and not given.keys() & {*PLACE}:
+            variable, name = missing
             warn(
                 f"This is job {environ[variable]} of {name}, and {BROUGHT_BY[Group.SCHEDULERS, name]} is not "
                 "installed, so this node runs by itself. Install it, or say where the nodes meet: --nnodes and "
                 "--rdzv_endpoint."
             )
         return flags
-    plugins, offer = manager.Plugins(), catalogue.find(name, Group.SCHEDULERS)
-    plugins.register(name, load(offer), described=str(offer))
+    plugins = manager.Plugins()
+    plugins.register(offer.name, load(offer), described=str(offer))
     answer = plugins.first_answer("elastic_scheduler_defaults", environ=environ, given=given) or {}
     known = {flag.name: flag for flag in FLAGS}
     for unknown in sorted(answer.keys() - known.keys()):
         raise PluginError(
             f"The {offer} gives a default to --{unknown}, which is no flag.{did_you_mean(unknown, known)}"
         )
-    used = {flag: value for flag, value in answer.items() if flag not in given}
+    used = {flag: value for flag, value in answer.items() if flag not in given or flag == CONF}
+    if CONF in used:
+        text, origin = used[CONF]
+        used[CONF] = ",".join(filter(None, [*_pairs_left(text, flags.rdzv_conf), flags.rdzv_conf])), origin
     context.meta[_ORIGINS] = {flag: origin for flag, (_, origin) in used.items()}
     return replace(flags, **{flag: known[flag].value_of(context, text) for flag, (text, _) in used.items()})
+
+
+def _pairs_left(text: str, given: str) -> list[str]:
+    """Return the pairs of a default of ``--rdzv_conf`` whose keys are not ``given``."""
+    keys = {pair.partition("=")[0].strip() for pair in given.split(",")}
+    return [pair for pair in text.split(",") if pair.partition("=")[0].strip() not in keys]
 
 
 def origins(context: click.Context) -> Mapping[str, str]:

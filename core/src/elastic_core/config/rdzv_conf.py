@@ -18,12 +18,13 @@ from elastic_core.rendezvous import job_token
 if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
 
-RUN_UID, TOKEN_FILE = "run_uid", "token_file"
+RUN_UID, TOKEN_FILE, ORDER = "run_uid", "token_file", "order"
 LOCAL = "local"  # the backend of a job of one node
 STATIC = "static"
 NUMBERED = (STATIC, "torch-static")  # the backends whose nodes are numbered by hand: Elastic's, and torch's
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TIMING_KEYS = tuple(item.name for item in fields(Timing))
+ORDER_MAX_CHARACTERS = 200
 FENCE_FACTOR = 5.0
 """``fence_after`` is at least this many times ``lost_after``: a node without store contact stops its workers at 80 % of
 ``fence_after``, and needs two ``lost_after`` before, for the store's return and for its reconnects."""
@@ -52,6 +53,7 @@ class RendezvousConf:
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None
     token_file: str | None = None  # the file of the job's token (``job_token``)
+    order: str = ""  # where this node stands among others when ranks are assigned
     backend: Mapping[str, str] = field(default_factory=dict)  # as typed; the backend checks the values
     without_effect: tuple[str, ...] = ()  # a sentence for each key that only torch's own backends know
 
@@ -73,8 +75,10 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
         if TOKEN_FILE in pairs:
             raise no_ledger(backend)
         fence = {key: _seconds(key, pairs[key]) for key in ("fence_after",) if key in pairs}
-        return RendezvousConf(backend=pairs, timing=Timing(**fence))
-    own = {*TIMING_KEYS, RUN_UID, TOKEN_FILE}
+        return RendezvousConf(
+            backend={key: value for key, value in pairs.items() if key != ORDER}, timing=Timing(**fence)
+        )
+    own = {*TIMING_KEYS, RUN_UID, TOKEN_FILE, ORDER}
     known = own | {*options.conf}
     reasons = {**TORCH_KEYS, **options.ignored}
     ignored = [key for key in pairs if key not in known and key in reasons]
@@ -86,7 +90,7 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
                 f"--rdzv_conf: part {number} has no key that is known." if after else f"--rdzv_conf: {what}",
                 hint=f"With the {backend} backend the keys are: {', '.join(sorted(known))}.",
             )
-    for key, what in ((RUN_UID, "run's uid"), (TOKEN_FILE, "path")):
+    for key, what in ((RUN_UID, "run's uid"), (TOKEN_FILE, "path"), (ORDER, "node's place")):
         if pairs.get(key) == "":
             raise UsageError(f"--rdzv_conf '{key}=': the {what} is empty.")
     timing = Timing(**{key: _seconds(key, pairs[key]) for key in TIMING_KEYS if key in pairs})
@@ -101,6 +105,7 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
         timing=timing,
         run_uid=pairs.get(RUN_UID),
         token_file=pairs.get(TOKEN_FILE),
+        order=pairs.get(ORDER, "")[:ORDER_MAX_CHARACTERS],
         backend={key: value for key, value in pairs.items() if key not in (*own, *ignored)},
         without_effect=tuple(f"--rdzv_conf {key}={pairs[key]} has no effect: {reasons[key]}." for key in ignored),
     )

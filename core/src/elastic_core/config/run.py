@@ -129,6 +129,7 @@ class RunConfig:
     nproc_per_node: int = 1
     role: str = "default"
     node_rank: int | None = None  # the number of this node, given by hand (static backend); None to have it assigned
+    order: str = ""  # where this node stands among others when ranks are assigned, as ``sort_by_rank`` reads it
     master_port: int | None = (
         None  # the port of the workers' store in a job of one node; None for a free one each round
     )

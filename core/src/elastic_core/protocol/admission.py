@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousRefusedError
+from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Settings
@@ -46,6 +47,14 @@ def needs_liveness(ledger: Ledger, uid: str | None) -> bool:
     return uid is not None and uid != ledger.scheduler_uid
 
 
+def has_only_waited(closed: Closed) -> bool:
+    """Whether a run has ended since too few nodes were there, and nothing had failed: the next node begins anew.
+
+    A scheduler may bring the nodes of one run one by one, and the last one after the others have given up.
+    """
+    return closed.exit_code == ExitCode.TOO_FEW_NODES and closed.incident is None
+
+
 def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
     """Return what a node with scheduler uid ``uid`` does about the run of ``ledger``, whose hosts ``alive`` are alive.
 
@@ -54,8 +63,10 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
     """
     same = uid is not None and uid == ledger.scheduler_uid
     if ledger.closed is not None:
-        if same:
+        if same and not has_only_waited(ledger.closed):
             return Report(ledger.closed)
+        if same:
+            return OpenNext(abandoned=False)
         if alive and (uid is None or ledger.scheduler_uid is None):
             raise RendezvousRefusedError(
                 f"Run {ledger.head.run} under this job id is over ({ledger.closed.why}), and its nodes are still "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -344,5 +345,14 @@ def is_at_loopback(node: NodeView) -> bool:
 
 
 def sort_by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
-    """Sort nodes by ``--node_rank``; nodes without one keep their order and come last."""
-    return sorted(nodes, key=lambda node: math.inf if node.row.info.node_rank is None else node.row.info.node_rank)
+    """Sort nodes by ``--node_rank``, and those without one by ``order``; nodes without either come last, as they are.
+
+    Numbers in an order count as numbers: n2 comes before n10, and so neighbours in a network may be neighbours in rank.
+    """
+
+    def key(node: NodeView) -> tuple[float, bool, list[int | str]]:
+        rank, order = node.row.info.node_rank, node.row.info.order
+        parts = [int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", order))]
+        return math.inf if rank is None else rank, not order, parts
+
+    return sorted(nodes, key=key)

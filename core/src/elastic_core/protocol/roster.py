@@ -50,6 +50,7 @@ class NodeInfo:
     role: str
     versions: Versions
     node_rank: int | None = None  # ``--node_rank``: its rank among the nodes; None to have it assigned
+    order: str = field(default="", metadata=SKIPPABLE)  # where it stands among others when ranks are assigned
     address: str = ""  # the address at which peers probe it (rule L5)
     port: int = 0  # the TCP port at which peers probe it; 0 if they do not
     network: str = field(default="", metadata=SKIPPABLE)  # the same for nodes that reach each other by loopback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ class Allocation:
     gpus: int | None  # GPUs that this task may use; None where Slurm says nothing of GPUs
     gpus_from: str  # the variable that says so
     gpus_per_task: int  # as asked for by ``--gpus-per-task``; 0 if not
+    cpus_per_task: int  # as asked for by ``--cpus-per-task``; 0 if not
+    order: str  # this node's place in the network, or in Slurm's order; '' where nothing tells
+    order_from: str  # the variable that tells
+    seconds_left: int  # until the allocation ends, when it was read; 0 where Slurm does not say
     submit_directory: str | None
 
 
@@ -45,6 +50,8 @@ def read(environ: Mapping[str, str]) -> Allocation | None:
     in_step = step is not None and step != INTERACTIVE_STEP and "SLURM_STEP_NODELIST" in environ
     nodes = expand(environ["SLURM_STEP_NODELIST"] if in_step else listed)
     gpus, gpus_from = _gpus(environ)
+    order, order_from = _order(environ, in_step=in_step)
+    ends = _number(environ, "SLURM_JOB_END_TIME")
     return Allocation(
         job=job,
         step=step if in_step else None,
@@ -59,8 +66,21 @@ def read(environ: Mapping[str, str]) -> Allocation | None:
         gpus=gpus,
         gpus_from=gpus_from,
         gpus_per_task=_per_task(environ.get("SLURM_GPUS_PER_TASK", "")),
+        cpus_per_task=_number(environ, "SLURM_CPUS_PER_TASK") or 0,
+        order=order,
+        order_from=order_from,
+        seconds_left=0 if ends is None else max(0, int(ends - time.time())),
         submit_directory=environ.get("SLURM_SUBMIT_DIR"),
     )
+
+
+def _order(environ: Mapping[str, str], *, in_step: bool) -> tuple[str, str]:
+    """Return where this node stands among those of the job: by its switches, the step's order, or the array's."""
+    if "." in (address := environ.get("SLURM_TOPOLOGY_ADDR", "")):  # without switches it is only the node's name
+        return address, "SLURM_TOPOLOGY_ADDR"
+    names = ("SLURM_ARRAY_TASK_ID", *(["SLURM_PROCID"] if in_step else []))
+    found = {name: text for name in names if (text := environ.get(name))}
+    return ".".join(found.values()), " and ".join(found)
 
 
 def _job_nodes(environ: Mapping[str, str], listed: str) -> int:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from elastic_core.errors import UsageError
+from elastic_core.exit_codes import ExitCode
 from elastic_slurm.allocation import Allocation
 
 FIRST_PORT, PORTS = 20_000, 10_000  # below the ports that Linux gives to outgoing connections (32768 and above)
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2,SIGURG"
+SHUTDOWN_TIMEOUT = (
+    90  # seconds for scripts that save on SIGTERM: with the grace, of the 120 of the sbatch files' notice
+)
+LATEST = 86_400  # seconds that a job waits for the minimum of nodes where Slurm does not say when the allocation ends
 PREEMPTION_GRACE = 20  # seconds: within the 30 that Slurm leaves by default between SIGTERM and SIGKILL (KillWait)
 PLACE = ("rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
 
@@ -43,7 +48,25 @@ def flag_defaults(
         found["nproc_per_node"] = (str(here.gpus), here.gpus_from)
     found["signals_to_handle"] = (SIGNALS, "what Slurm sends")
     found["preemption_grace"] = (str(PREEMPTION_GRACE), "within Slurm's KillWait")
-    return {flag: value for flag, value in found.items() if flag not in given}
+    found["shutdown_timeout"] = (str(SHUTDOWN_TIMEOUT), "of 120 s of notice")
+    if not alone and (conf := _conf(here, given)):
+        found["rdzv_conf"] = conf
+    return {flag: value for flag, value in found.items() if flag not in given or flag == "rdzv_conf"}
+
+
+def _conf(here: Allocation, given: Mapping[str, object]) -> Default | None:
+    """Return where this node stands among others; and, where they come one by one, how long each waits for the minimum.
+
+    The nodes of one step are there together: to wait for one of them that fails to start would cost all the others.
+    """
+    pairs, origins = [], []
+    if here.order:
+        pairs.append(f"order={here.order}")
+        origins.append(here.order_from)
+    if _is_array_of_nodes(here, given):
+        pairs.append(f"join_timeout={here.seconds_left or LATEST}")
+        origins.append("SLURM_JOB_END_TIME" if here.seconds_left else "a day")
+    return (",".join(pairs), " and ".join(origins)) if pairs else None
 
 
 def describe(found: Mapping[str, Default], job: str) -> str:
@@ -58,6 +81,17 @@ def warning(here: Allocation, given: Mapping[str, object]) -> str | None:
     if not alone or here.step is None or len(here.nodes) == 1:
         return None
     return f"Each of the {len(here.nodes)} nodes of this step runs a job of its own, because the command says so."
+
+
+def few_cpus(here: Allocation, given: Mapping[str, object], cpus: int) -> str | None:
+    """Return a sentence where the workers of this node have less than a CPU each; ``cpus`` is how many there are."""
+    workers = given.get("nproc_per_node", here.gpus)
+    if not isinstance(workers, int) or cpus >= workers:
+        return None
+    return (
+        f"{workers} workers share {cpus} CPU{'s' if cpus > 1 else ''} on {here.node}: Slurm gives a task one CPU "
+        "unless it is told otherwise. Write #SBATCH --exclusive, or --cpus-per-task=N, also for srun."
+    )
 
 
 def _size_and_name(here: Allocation, given: Mapping[str, object]) -> dict[str, Default]:
@@ -126,6 +160,8 @@ def _check(here: Allocation) -> None:
             f"Slurm job {here.job} has {nodes}, and this step of srun has {here.node} alone.",
             hint=f"Write: {_srun(here)}\n{again}",
         )
+    if here.tasks_here > 1 and not here.first:
+        raise SystemExit(ExitCode.USAGE)  # the first process says why
     if here.tasks_here > 1:
         text = f"One process a node starts all workers of its node. Write: {_srun(here)}"
         if here.gpus_per_task:
@@ -143,5 +179,6 @@ def _srun(here: Allocation) -> str:
     """Return the command that starts one process on each node, whatever the job's own number of tasks."""
     if here.components > 1:
         return f"srun --het-group=0-{here.components - 1} elastic run …"
-    count = here.job_nodes
-    return f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 elastic run …"
+    count, cpus = here.job_nodes, here.cpus_per_task * here.tasks_here
+    more = f" --cpus-per-task={cpus}" if cpus else ""
+    return f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1{more} elastic run …"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 
 import click
@@ -20,6 +21,8 @@ def elastic_scheduler_defaults(
         return None
     found = defaults.flag_defaults(here, given, functools.partial(shared_directory.find, environ))
     if here.first and (text := defaults.warning(here, given)) is not None:
+        click.echo(f"elastic: warning: {text}", err=True)
+    if here.first and (text := defaults.few_cpus(here, given, len(os.sched_getaffinity(0)))) is not None:
         click.echo(f"elastic: warning: {text}", err=True)
     if found and here.first:
         click.echo(f"elastic: {defaults.describe(found, here.job)}", err=True)
