@@ -280,3 +280,63 @@ def test_a_failure_of_the_program_ends_the_chain_and_one_of_the_machine_does_not
     job.wait_for_state("FAILED")
     assert "run 1 ended with 79: queued again" in job.output
     assert (job.exit_code, job.shown("Restarts")) == (1, "1")
+
+
+def test_a_spare_of_one_allocation_takes_the_place_of_a_killed_node(cluster: Cluster, folder: Path) -> None:
+    script = re.sub(r"#SBATCH --gpus-per-node=\d+\n", "", (DEPLOY / "spares.sbatch").read_text())
+    script = script.replace("--nodes=5", "--nodes=4").replace("--nnodes=4", "--nnodes=3").replace("24:00:00", "10")
+    script = with_arguments(script, f"--rdzv_conf=beat_interval=0.5,lost_after=2 {steps(folder)}")
+    job = cluster.submit(script, f"--output={folder}/out.txt", env=environment(cluster, folder))
+    job = Job(cluster, job.number, folder / "out.txt")
+    wait_for_reports(job, "training", 3, 3)
+    cluster.wait_for(lambda: re.search(r"(node\d): .* as a spare", job.output), "a node waits as a spare")
+    spare = re.findall(r"(node\d): .* as a spare", job.output)[0]
+    cluster.kill_node(next(node for node in ("node3", "node2", "node1") if node != spare))
+    wait_for_reports(job, "training", 3, 6)
+    finish(folder)
+    job.wait_for_state("COMPLETED")
+    assert job.output.count("is lost") >= 1
+    assert "queued again" not in job.output
+
+
+def test_a_script_that_saves_on_sigterm_has_the_time_of_the_notice(cluster: Cluster, folder: Path) -> None:
+    """It takes no notices from its agent. The batch script tells the agents, as Slurm does 120 s before the limit."""
+    script = folder / "saves.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "def save(signum, frame):\n"
+        "    print('saving', flush=True)\n"
+        "    time.sleep(10)\n"
+        f"    open('{folder}/saved', 'w').close()\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(0)\n"
+        f"if os.path.exists('{folder}/saved'): sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('training', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    job = cluster.submit(
+        with_arguments(adapted("requeue", nodes=1), str(script)),
+        f"--output={folder}/out.txt",
+        env=environment(cluster, folder),
+    )
+    job = Job(cluster, job.number, folder / "out.txt")
+    cluster.wait_for(lambda: "training" in job.output, "the script trains")
+    cluster.call("scancel", "--batch", "--signal=USR1", job.number)
+    job.wait_for_state("COMPLETED")
+    assert "saved" in job.output
+    assert "ended with 151: queued again" in job.output
+
+
+def test_an_array_whose_second_node_comes_after_the_first_has_given_up_trains(cluster: Cluster, folder: Path) -> None:
+    """As on a busy cluster, which has room for one node at a time."""
+    finish(folder)
+    script = adapted("elastic", nodes=1, array="0-1%1").replace("--nnodes=2:8", "--nnodes=2")
+    script = with_arguments(script, f"--rdzv_conf=join_timeout=6 {steps(folder)}").replace("sleep 60", "sleep 1")
+    array = cluster.submit(script, f"--output={folder}/out-%a.txt", env=environment(cluster, folder))
+    first, second = (Job(cluster, array.number, folder / f"out-{task}.txt") for task in (0, 1))
+    cluster.wait_for(lambda: "1 of at least 2 nodes are here after 6 s" in first.output, "the first one gives up")
+    cluster.call("scontrol", "update", "ArrayTaskThrottle=2", f"JobId={array.number}")
+    cluster.wait_for(
+        lambda: sum(size for size, _ in [*reports(first, "done"), *reports(second, "done")]) == 4, "both have trained"
+    )
