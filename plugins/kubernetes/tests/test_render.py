@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -434,3 +435,164 @@ def test_help_reads_no_yaml() -> None:
     asked = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
     assert "--snapshot_memory" in asked.stdout
     assert "yaml" not in asked.stderr.split()
+
+
+NO_TEXTS = [
+    # fmt: off
+    "1e-4",
+    "3E5",
+    "1.5e3",
+    ".5e3",
+    "1e3",
+    "12e03",
+    "1e+3",
+    "-1e-5",
+    "1E-05",
+    "5e-5",
+    "+.5",
+    "y",
+    "Y",
+    "n",
+    "N",
+    "0o17",
+    "0O17",
+    "yes",
+    "No",
+    "on",
+    "OFF",
+    "true",
+    "False",
+    "null",
+    "Null",
+    "NULL",
+    "~",
+    "0",
+    "007",
+    "0x1F",
+    "0b11",
+    "1_000",
+    "1.0",
+    "-0",
+    "+1",
+    ".inf",
+    "-.INF",
+    ".nan",
+    "12:30:45",
+    "190:20:30",
+    "2001-01-01",
+    "2001-01-01T00:00:00Z",
+    "=",
+    "<<",
+    "-",
+    "--",
+    "---",
+    "...",
+    "?",
+    ":",
+    ",",
+    "[",
+    "]",
+    "{",
+    "}",
+    "#",
+    "&",
+    "*",
+    "!",
+    "|",
+    ">",
+    "%",
+    "@",
+    "`",
+    "'",
+    '"',
+    "\\",
+    "''",
+    "a:b",
+    "a#b",
+    "-1",
+    "-x",
+    "--lr",
+    "--lr=1e-4",
+    "0.1.2",
+    "1.2e",
+    "@a",
+    "100%",
+    "$(POD_NAME)",
+    "/data",
+    "./a.py",
+    # fmt: on
+]
+"""Texts that some reader of YAML takes for another type, and some that none does."""
+ODD_TEXTS = [
+    "",
+    " ",
+    "a ",
+    " a",
+    "a: b",
+    "a #b",
+    "- a",
+    "a\nb",
+    "\ta",
+    "\u00e9",
+    "\u2028",
+    "\x1b[2J",
+    "\ufeff",
+    "a\r\nb",
+    "x" * 300,
+]
+PLAIN_FOR_ALL = re.compile(r"[-./]{0,2}[A-Za-z_$][\w./:=()$-]*")
+
+
+def test_no_reader_of_yaml_takes_a_text_for_another_type(job: dict[str, Any], render: Callable[..., Any]) -> None:
+    """Kubectl and PyYAML differ: kubectl decodes each of these as it is if all but plain words are quoted."""
+    texts = [*NO_TEXTS, *ODD_TEXTS]
+    container(job)["args"] = ["train.py", *texts]
+    container(job)["env"] = [{"name": f"A{at}", "value": text} for at, text in enumerate(texts)]
+    manifests, _ = render(job)
+    found = manifests[1]["spec"]["template"]["spec"]["containers"][0]
+    assert found["args"][1:] == texts
+    assert [one["value"] for one in found["env"][-len(texts) :]] == texts
+    node = yaml.compose(write([texts]))
+    assert isinstance(node, yaml.SequenceNode)
+    for text, scalar in zip(texts, node.value, strict=True):
+        plain = scalar.style is None
+        assert not plain or (PLAIN_FOR_ALL.fullmatch(text) and text.lower().strip("-.") not in OTHER_WORDS), text
+    assert sum(scalar.style is None for scalar in node.value) > 5, "plain words stay as they are"
+
+
+OTHER_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "inf", "nan"}
+
+
+def test_lists_are_taken_apart_and_other_objects_are_passed_on(job: dict[str, Any], render: Callable[..., Any]) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
+    listed, _ = render({"apiVersion": "v1", "kind": "List", "items": [job]})
+    assert [one["kind"] for one in listed] == ["Service", "Job"]
+    beside, _ = render(yaml.safe_dump_all([secret, job]))
+    assert beside == [secret, *listed]
+
+
+@pytest.mark.parametrize(
+    ("change", "warned"),
+    [
+        (
+            lambda j: container(j).update(args=["--rdzv_id=z", "--nnodes", "4", "a.py"]),
+            "the args have --nnodes, --rdzv_id",
+        ),
+        (lambda j: pod(j)["containers"].append({"name": "logs", "image": "l"}), "the container logs runs beside"),
+        (lambda j: pod(j).update(hostNetwork=True), "dnsPolicy: ClusterFirstWithHostNet"),
+    ],
+)
+def test_what_would_surprise_is_warned_of(
+    job: dict[str, Any], render: Callable[..., Any], change: Change, warned: str
+) -> None:
+    assert warned not in render(job)[1]
+    container(job)["name"] = "elasticjob-worker"
+    change(job)
+    assert warned in render(job)[1]
+
+
+def test_a_python_with_flags_is_known_as_a_launcher(job: dict[str, Any], render: Callable[..., Any]) -> None:
+    container(job).update(command=["python", "-u", "-m", "torch.distributed.run"], args=["train.py"])
+    manifests, _ = render(job)
+    found = manifests[1]["spec"]["template"]["spec"]["containers"][0]
+    assert (found["command"], found["args"]) == (["elastic", "run"], ["train.py"])

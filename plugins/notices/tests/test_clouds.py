@@ -12,7 +12,7 @@ from clouds import Cloud, cloud
 
 from elastic_notices import aws, azure, gcp
 from elastic_notices.detection import AZURE_TAG, chosen, cloud_of, read_dmi
-from elastic_notices.http import MAX_BYTES, ask
+from elastic_notices.http import MAX_BYTES, TIMEOUT_SECONDS, Answer, ask
 from elastic_notices.notice import Notice, NotUnderstoodError
 
 NOON = 1_474_309_787.0  # Mon, 19 Sep 2016 18:29:47 GMT
@@ -274,3 +274,20 @@ def test_what_the_firmware_does_not_say_is_left_out(tmp_path: object) -> None:
     (folder / "bios_vendor").mkdir()
     assert read_dmi(folder) == {"sys_vendor": "Amazon EC2"}
     assert read_dmi(folder / "none") == {}
+
+
+def test_only_the_first_request_for_azures_events_may_take_minutes() -> None:
+    """It enables the service. A later one that stalls must not outlast a notice of 30 s."""
+    asked: list[float] = []
+
+    def send(url: str, headers: object, timeout: float = TIMEOUT_SECONDS) -> Answer:
+        if azure.EVENTS in url:
+            asked.append(timeout)
+            return Answer(200, '{"Events": []}', {})
+        return Answer(200, "vm0", {})
+
+    source = azure.ScheduledEvents(lambda: NOON, send=send)
+    for _ in range(3):
+        source.look()
+    assert asked == [azure.FIRST_SECONDS, TIMEOUT_SECONDS, TIMEOUT_SECONDS]
+    assert TIMEOUT_SECONDS <= 10.0

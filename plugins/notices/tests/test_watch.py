@@ -90,7 +90,7 @@ def test_trouble_is_said_once_with_minus_v_and_asked_less_and_less_often(trouble
     for _ in range(6):
         heard.look()
         pauses.append(heard.watch._pause)
-    assert pauses == [10.0, 20.0, 40.0, 60.0, 60.0, 5.0]
+    assert pauses == [10.0, 10.0, 10.0, 10.0, 10.0, 5.0]
     assert [(event.name, event.level) for event in heard.events] == [("notices_off", Level.DEBUG)]
     heard.look()
     assert len(heard.events) == 2, "it had answered in between"
@@ -101,8 +101,8 @@ def test_of_a_cloud_that_the_user_has_named_trouble_is_a_warning_with_what_to_do
     heard = Heard(trouble, trouble, [], trouble, named=True).look(4)
     assert [event.level for event in heard.events] == [Level.WARNING, Level.DEBUG], "it had answered in between"
     assert heard.events[0].message == (
-        "no notices of a preemption: the service does not answer as it should (timed out); it is asked again, up to "
-        "every 60 s. Look at its address. --notices=none asks nothing"
+        "no notices of a preemption: the service does not answer as it should (timed out); it is asked again, at "
+        "least every 10 s. Look at its address. --notices=none asks nothing"
     )
 
 

@@ -33,9 +33,11 @@ def render(
     from elastic_kubernetes.pod_template import PodOptions
 
     source = "standard input" if file == "-" else file
-    jobs = read_jobs(_text(file), source, rdzv_endpoint)
-    rendered = []
-    for job in jobs:
+    rendered: list[object] = []
+    for job in read_documents(_text(file), source, rdzv_endpoint):
+        if isinstance(job, dict):
+            rendered.append(job)
+            continue
         options = PodOptions(
             backend=rdzv_backend or backend_of(job.endpoint),
             image=image,
@@ -49,24 +51,38 @@ def render(
     return 0
 
 
-def read_jobs(text: str, source: str, endpoint: str | None = None) -> list[ElasticJob]:
-    """Return the ElasticJobs in a text of YAML.
+def read_documents(text: str, source: str, endpoint: str | None = None) -> list[ElasticJob | dict[str, object]]:
+    """Return the ElasticJobs in a text of YAML, and the other objects beside them as they are. Lists are taken apart.
 
     Raises:
         UsageError: It is not YAML, has no ElasticJob, or a field is wrong.
     """
     from elastic_kubernetes import documents
-    from elastic_kubernetes.elastic_job import parse_elastic_job
+    from elastic_kubernetes.elastic_job import KIND, parse_elastic_job
 
-    found = documents.read(text, source)
+    found = [item for document in documents.read(text, source) for item in _items(document)]
     if not found:
         raise UsageError(f"{source} is empty.", hint="It takes a file with an ElasticJob.")
-    if len(found) == 1:
-        return [parse_elastic_job(found[0], source, endpoint=endpoint)]
+    is_job = [isinstance(document, dict) and document.get("kind") == KIND for document in found]
+    several = len(found) > 1
     return [
-        parse_elastic_job(document, f"{source}, document {number}", endpoint=endpoint)
-        for number, document in enumerate(found, 1)
+        parse_elastic_job(document, f"{source}, document {number}" if several else source, endpoint=endpoint)
+        if mine or not (any(is_job) and isinstance(document, dict) and document.get("kind"))
+        else document
+        for number, (mine, document) in enumerate(zip(is_job, found, strict=True), 1)
     ]
+
+
+def read_jobs(text: str, source: str, endpoint: str | None = None) -> list[ElasticJob]:
+    """Return the ElasticJobs alone; see :func:`read_documents`."""
+    return [job for job in read_documents(text, source, endpoint) if not isinstance(job, dict)]
+
+
+def _items(document: object) -> list[object]:
+    """Return the objects of a List, as ``kubectl get -o yaml`` prints them; of any other document itself."""
+    if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
+        return list(document["items"])
+    return [document]
 
 
 def backend_of(endpoint: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ import yaml
 from elastic_core.errors import UsageError
 
 MOST_VALUES = 100_000  # of a document, each alias counted as what it stands for; a manifest has hundreds
+_WORD = re.compile(r"(?:-{0,2}|[./]{0,2})[A-Za-z_$][\w./:=()$-]*")
+_NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", ".inf", "-.inf", ".nan"}
 _STYLE: dict[str, Any] = {"sort_keys": False, "default_flow_style": False, "width": 120, "allow_unicode": True}
 
 
@@ -59,6 +62,19 @@ class _Dumper(yaml.SafeDumper):
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
+
+    def represent_text(self, text: str) -> yaml.Node:
+        """Quote each text that is not plainly a word: readers of YAML differ in what they take for another type.
+
+        kubectl takes ``1e-4`` for a number, and PyYAML does not; ``y`` is true by YAML 1.1 and for kubectl.
+        """
+        style = None
+        if not _WORD.fullmatch(text) or text.lower() in _NO_TEXT:
+            style = "'" if text.isprintable() and len(text) < _STYLE["width"] else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def read(text: str, source: str) -> list[object]:

@@ -24,6 +24,8 @@ JOBSET_RESTARTS = 3  # how often a JobSet begins anew after a failure that was n
 NODE = "node"  # the name that Kubeflow Trainer knows: of the replicated job, and of its container
 ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
+PLACED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
+"""The flags whose values an ElasticJob gives."""
 PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|[?&]password=.")  # in an endpoint that is a URL
 
 WORTH_RUNNING_AGAIN = (ExitCode.TOO_FEW_NODES, ExitCode.REQUEUE)
@@ -148,6 +150,22 @@ def warnings_for(job: ElasticJob, options: PodOptions, target: str) -> list[str]
             "torchrun within it where to meet; call it with `exec`, so that it gets SIGTERM. The pod drains its node "
             "before it ends, as the command may pass no signal on."
         )
+    if twice := sorted({flag for word in launch.args if (flag := _flag(word)) in PLACED}):
+        said.append(
+            f"the args have {', '.join('--' + flag for flag in twice)}, which win over the ElasticJob's own fields and "
+            "the variables PET_… of the manifest. torchelastic's controller wrote such flags: leave them out."
+        )
+    pod = job.template["spec"]
+    if others := [str(one["name"]) for at, one in enumerate(pod["containers"]) if at != job.container]:
+        said.append(
+            f"the container {', '.join(others)} runs beside the one that trains: a pod ends when all its containers "
+            "have. Make it an init container with restartPolicy: Always, which ends with the others."
+        )
+    if pod.get("hostNetwork") and pod.get("dnsPolicy") != "ClusterFirstWithHostNet":
+        said.append(
+            "hostNetwork: true without dnsPolicy: ClusterFirstWithHostNet: the pod finds no Service by its name, such "
+            f"as that of the store, {job.endpoint}."
+        )
     if target == "trainjob" and job.ttl_seconds is not None:
         said.append("spec.ttlSecondsAfterFinished is left out: a TrainJob has no such field.")
     if target == "trainjob" and job.nodes < job.max_nodes:
@@ -156,6 +174,11 @@ def warnings_for(job: ElasticJob, options: PodOptions, target: str) -> list[str]
             "also the greatest."
         )
     return said
+
+
+def _flag(word: str) -> str:
+    """Return the name of a flag as ``elastic run`` has it; '' for another word."""
+    return word.lstrip("-").partition("=")[0].replace("-", "_") if word.startswith("--") else ""
 
 
 def _container(job: ElasticJob) -> Mapping[str, Any]:

@@ -26,6 +26,8 @@ GRACE_PERIOD_SECONDS = 120
 """``terminationGracePeriodSeconds``, where the ElasticJob has none."""
 SHUTDOWN_SECONDS = 30
 """What workers that did not stop together get between SIGTERM and SIGKILL."""
+JOIN_SECONDS = 86_400
+"""How long pods wait for the minimum of nodes: a cluster may have no machine for the next one yet."""
 AGENT_SECONDS = 10
 """What the agent needs besides, to say that it leaves and to end its observers."""
 
@@ -60,9 +62,11 @@ def find_launch(container: Mapping[str, Any]) -> Launch:
         return Launch(LAUNCHER, (*words[2:], *args))
     if words[0] == "torchrun":
         return Launch(LAUNCHER, (*words[1:], *args))
-    if words[0].startswith("python") and words[1:2] == ["-m"] and words[2:3] and words[2] in MODULES:
-        passes = ("--pass_local_rank",) if words[2] == LAUNCH_MODULE and "--use_env" not in (*words, *args) else ()
-        return Launch(LAUNCHER, (*passes, *words[3:], *args))
+    if words[0].startswith("python"):
+        module = next((at for at, word in enumerate(words) if at and word not in ("-u", "-B", "-O", "-s", "-E")), 0)
+        if words[module : module + 1] == ["-m"] and words[module + 1 : module + 2] and words[module + 1] in MODULES:
+            uses_env = words[module + 1] != LAUNCH_MODULE or "--use_env" in (*words, *args)
+            return Launch(LAUNCHER, (*(() if uses_env else ("--pass_local_rank",)), *words[module + 2 :], *args))
     return Launch(tuple(command), tuple(args), wrapped=True)
 
 
@@ -129,6 +133,7 @@ def _variables(job: ElasticJob, options: PodOptions, grace: int, *, sizes: bool)
         "PET_RDZV_BACKEND": options.backend,
         "PET_RDZV_ENDPOINT": job.endpoint,
         "PET_RDZV_ID": f"$(POD_NAMESPACE).{job.name}",
+        "PET_RDZV_CONF": f"join_timeout={JOIN_SECONDS},order=$(POD_NAME)",
         **plan,
         "PET_PREEMPTION_GRACE": str(grace),
         "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),

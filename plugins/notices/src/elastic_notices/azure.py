@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
 
-from elastic_notices.http import Answer, ask, refused
+from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, refused
 from elastic_notices.notice import Notice, NotUnderstoodError
 
 ENDPOINT_VARIABLE = "ELASTIC_NOTICES_AZURE_ENDPOINT"
@@ -91,6 +91,7 @@ class ScheduledEvents:
     ) -> None:
         self._now, self._endpoint, self._send = now, endpoint.rstrip("/"), send
         self._machine, self._spot_only = "", spot_only
+        self._answered = False  # whether the service has ever told the events
 
     def look(self) -> Sequence[Notice] | None:
         """Ask for the events, and first for the machine's name; None if it is no spot machine, and only those count."""
@@ -102,7 +103,9 @@ class ScheduledEvents:
             self._machine = self._get(NAME).strip()
             if not self._machine:
                 raise NotUnderstoodError("an empty name of the machine")
-        return parse_events(self._get(EVENTS, timeout=FIRST_SECONDS), self._machine, self._now())
+        text = self._get(EVENTS, timeout=TIMEOUT_SECONDS if self._answered else FIRST_SECONDS)
+        self._answered = True
+        return parse_events(text, self._machine, self._now())
 
     def _get(self, path: str, **given: float) -> str:
         answer = self._send(self._endpoint + path, HEADERS, **given)

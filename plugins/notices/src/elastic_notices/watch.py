@@ -10,7 +10,7 @@ from elastic_core.events import Event, Level
 from elastic_notices.notice import Notice, Source
 
 INTERVAL_SECONDS = 5.0  # what Amazon recommends; one or two small requests to the own host
-MAX_INTERVAL_SECONDS = 60.0  # of a service that does not answer
+MAX_INTERVAL_SECONDS = 10.0  # of a service that does not answer: a third of the shortest notice, GCP's and Azure's
 EARLIER_SECONDS = 5.0  # by how much a deadline has to be earlier than the one before, to be news
 
 
@@ -67,7 +67,7 @@ class Watch:
                 self._troubled = True
                 message = (
                     f"no notices of a preemption: {self._source.name} does not answer as it should ({exc}); "
-                    "it is asked again, up to every 60 s"
+                    f"it is asked again, at least every {max(MAX_INTERVAL_SECONDS, self._interval):g} s"
                 )
                 if self._unproven:
                     text = f"{message}. {self._source.advice} --notices=none asks nothing"
