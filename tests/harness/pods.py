@@ -216,6 +216,8 @@ class Cluster:
         environ: dict[str, str] = {}
         for variable in container.get("env", []):
             source = variable.get("valueFrom")
+            if source is not None and source.get("secretKeyRef", {}).get("optional"):
+                continue  # the namespace has no such Secret
             value = expanded(variable["value"], environ) if source is None else fields[source["fieldRef"]["fieldPath"]]
             environ[variable["name"]] = value
         words = [expanded(word, environ) for word in (*container["command"], *container.get("args", []))]

@@ -438,7 +438,6 @@ def test_help_reads_no_yaml() -> None:
 
 
 NO_TEXTS = [
-    # fmt: off
     "1e-4",
     "3E5",
     "1.5e3",
@@ -520,7 +519,6 @@ NO_TEXTS = [
     "$(POD_NAME)",
     "/data",
     "./a.py",
-    # fmt: on
 ]
 """Texts that some reader of YAML takes for another type, and some that none does."""
 ODD_TEXTS = [
