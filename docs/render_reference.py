@@ -79,6 +79,7 @@ WHEN = {
     "listen at all addresses.",
     "output": "The output or a log of a worker cannot be kept or shown.",
     "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
+    "spare_lost": "A node that waited as a spare is lost; how many of --spares still wait. The leader publishes it.",
     "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
     "spare": "The job has all nodes that it takes, or no size of `--nnodes` for one more: this node waits for a place.",
     "notices_on": "elastic-notices asks the metadata service of this machine's cloud.",

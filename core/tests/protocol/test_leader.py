@@ -419,6 +419,24 @@ class TestReforming:
         ledger = halted("ab", HaltReason.RESIZE)
         assert isinstance(decide(view(ledger, stopped("a"), running("b", head=3))), LookAgain)
 
+    @pytest.mark.parametrize(
+        ("spares", "follows", "after"),
+        [
+            pytest.param("c", True, 0.25, id="a spare waits"),
+            pytest.param("", True, 1.0, id="none waits"),
+            pytest.param("c", False, 1.0, id="the failure is no consequence"),
+        ],
+    )
+    def test_a_silent_member_is_replaced_soon_where_a_spare_waits_and_only_its_loss_was_noticed(
+        self, spares: str, follows: bool, after: float
+    ) -> None:
+        failure = replace(incident("a"), follows_peer=follows)
+        ledger = halted("ab", HaltReason.FAILURE, settings(min_nodes=1, max_nodes=2), blame=failure, at=NOW - 0.01)
+        nodes = [seen("a", Phase.STOPPED, head=3, incident=failure), running("b", head=2)]
+        found = decide(view(ledger, *nodes, *(seen(name, head=3) for name in spares), verdict=RESTART))
+        assert isinstance(found, LookAgain)
+        assert found.at == pytest.approx(NOW - 0.01 + after)
+
     def test_survivors_keep_their_order_and_come_first(self) -> None:
         ledger = halted("cab", HaltReason.NODE_LEFT)
         nodes = [

@@ -26,6 +26,9 @@ CAUSE_PATIENCE_SECONDS = 0.1
 PEER_PATIENCE_SECONDS = 0.5
 """How long it waits if all members report failures that follow from the loss of a peer: the rank that closed its
 connections may be about to end. Workers go on meanwhile."""
+REPLACED_SECONDS = 0.25
+"""The same limit after a failure that only follows from the loss of a peer, where enough nodes wait to replace those
+that have not shown it: one that is only slow becomes a node that waits."""
 LAST_CHANCE_SECONDS = 0.1  # how long a node that has already been suspected once gets to show that it is alive
 
 
@@ -145,7 +148,20 @@ class LeaderView:
         if deposed or (unseen and silent):
             last = ledger.halt_at + max(LAST_CHANCE_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
             return max(last, self._back_at)
+        if self._can_replace_silent_members:
+            worst = SUSPICION_FACTOR * ledger.counters.worst_seen
+            return max(self.answered_at + max(REPLACED_SECONDS, worst), self._back_at)
         return self.members_suspected_at
+
+    @cached_property
+    def _can_replace_silent_members(self) -> bool:
+        """Whether a peer was lost, as far as reports tell, and a node waits for each member that is silent since."""
+        old, halt = self.ledger.round, self.ledger.halt
+        if old is None or halt is None or halt.incident is None or isinstance(self.ledger.head.body, Resume):
+            return False
+        silent = self.members_behind(old, self.ledger.head.anchors.halt)
+        follows = self.first_cause(old, halt.incident).follows_peer
+        return follows and 0 < len(silent) <= len(self.waiting_nodes())
 
     @property
     def members_suspected_at(self) -> float:

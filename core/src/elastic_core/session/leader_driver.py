@@ -23,8 +23,8 @@ from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, compose, next_anchors
-from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
-from elastic_core.protocol.roster import NodeInfo, NodeRow, Reached
+from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH, list_names
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Reached
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
@@ -231,7 +231,20 @@ class LeaderDriver:
             store.remove(node_id)
             removed.append(node_id)
         if removed:
+            rows = [self.watch.nodes[node_id].row for node_id in removed]
             self.watch = failure_detector.forget(self.watch, removed)
+            waited = [row for row in rows if row.run == ledger.head.run and row.phase is Phase.WAITING]
+            self._tell_spares([row for row in waited if not row.leaving], ledger)
+
+    def _tell_spares(self, lost: Sequence[NodeRow], ledger: Ledger) -> None:
+        """Tell people that nodes are lost that waited as spares, and how many still do: a loss may have no cover."""
+        if not lost or not (wanted := ledger.settings.agreement.spares) or not ledger.is_live:
+            return
+        members = () if ledger.round is None else ledger.round.group_ranks
+        here = sum(i not in members and node.row.run == ledger.head.run for i, node in self.watch.nodes.items())
+        names = list_names(sorted(str(row.info) for row in lost))
+        message = f"{names} is lost, which waited as a spare: {here} of --spares={wanted} wait"
+        self.publish(Event("spare_lost", message, Level.WARNING, {"spares": here, "wanted": wanted}))
 
     def _is_late(self) -> bool:
         """Whether this turn has tidied up for long enough: the rest can wait for the next one, an incident cannot."""
