@@ -12,7 +12,7 @@ import pytest
 from hosts import Host, hosts
 from live_rounds import live_spans, lives, two_alive
 from redis_servers import Daemon, running
-from stage import WARM, WORKERS, Agent, Stage
+from stage import WARM, WORKERS, Agent, Stage, still_there
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -252,3 +252,36 @@ def test_hosts_that_both_call_themselves_127_0_0_1_do_not_train_past_each_other(
             assert agent.exit_code() == 75, agent.output
             assert not agent.workers()
             agent.wait_for(r"no other host reaches .*, .* at 127.0.0.1: start it with --local_addr=ADDRESS")
+
+
+@pytest.mark.parametrize("cut", ["its link is down", "only the store is away"])
+def test_two_workers_of_rank_0_do_not_run_beside_each_other_for_minutes(
+    stage: Stage, tmp_path: Path, cut: str
+) -> None:
+    """The workers use no collective, as while rank 0 saves, so that nothing else shows that they are cut off."""
+    script = tmp_path / "alone.py"
+    script.write_text("import os, time\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n")
+    with script.open("a") as file:
+        file.write(f"while not os.path.exists({str(tmp_path / 'done')!r}): time.sleep(0.1)\n")
+    with three_and_a_store(tmp_path) as (hosts_, place, meet):
+        conf = "--rdzv_conf=beat_interval=0.5,lost_after=1"
+        flags = ["--nnodes=1:2", "--no_warm_start", conf, *meet, script]
+        first = run(stage, hosts_[0], *flags)
+        first.wait_for("rank 0 of 1")
+        second = run(stage, hosts_[1], *flags)
+        first.wait_for("rank 0 of 2")
+        second.wait_for("rank 1 of 2")
+        worker = first.workers()[0]
+        if cut == "its link is down":
+            hosts_[0].cut_off()
+            second.wait_for("rank 0 of 1")
+            first.wait_for("the workers are stopped")
+            assert still_there([worker], within=30.0) == []
+            hosts_[0].plug_in()
+        else:
+            place.cut_off()
+            first.wait_for("does not answer")
+            assert still_there([worker], within=10.0) == [worker], "an outage of the store alone ends no worker"
+            place.plug_in()
+        (tmp_path / "done").touch()
+        assert second.exit_code() == 0

@@ -166,16 +166,26 @@ def test_a_rank_that_hangs_while_others_go_on_is_ended(at: int, ended: bool) -> 
     ("grace", "received", "stopped"),
     [
         (Grace.PLANNED, None, ("stop", 30.0, signal.SIGTERM)),
-        (Grace.PLANNED, signal.SIGUSR1, ("stop", 30.0, signal.SIGUSR1)),
+        (Grace.PLANNED, signal.SIGINT, ("stop", 30.0, signal.SIGINT)),
+        (Grace.PLANNED, signal.SIGUSR1, ("stop", 30.0, signal.SIGTERM)),
+        (Grace.PLANNED, signal.SIGUSR2, ("stop", 30.0, signal.SIGUSR2)),
+        (Grace.PLANNED, signal.SIGURG, ("stop", 30.0, signal.SIGTERM)),
         (Grace.BROKEN, None, ("stop", 3.0, True, None)),
         (Grace.BROKEN, signal.SIGUSR1, ("stop", 3.0, True, None)),
     ],
 )
 def test_how_workers_are_stopped(grace: Grace, received: int | None, stopped: object) -> None:
-    """After a failure a worker that exited early is looked for first, while it is known how the others ended."""
+    """After a failure a worker that exited early is looked for first, while it is known how the others ended.
+
+    The worker, played by this process, has a handler for SIGUSR2.
+    """
     resources: Any = SimpleNamespace(config=config(), group=Called())
+    resources.group.workers = [SimpleNamespace(is_running=True, pid=os.getpid())]
+    before = signal.signal(signal.SIGUSR2, lambda *_: None), signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     broken = grace is Grace.BROKEN
     early: object = stop_workers(resources, Stop(grace, "why"), received, None)
+    signal.signal(signal.SIGUSR2, before[0])
+    signal.signal(signal.SIGUSR1, before[1])
     assert early == ("early_exit" if broken else None)
     assert resources.group.calls == [*([("early_exit", None)] if broken else []), stopped]
 

@@ -14,6 +14,7 @@ General layout:
 * ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why it failed: from what the
   worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` and
   ``python_traceback`` read these texts. ``watchdog``: the two limits of torch's agent for a hung worker.
+* ``isolation``: whether the job has gone on without this node.
 * ``hangs``: notices workers without progress. ``stacks``: where the workers are, which they say themselves, or
   ``py_spy`` reads from outside.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines,

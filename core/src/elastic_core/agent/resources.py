@@ -44,7 +44,7 @@ from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.protocol.stacks import LOOKS, is_news
 from elastic_core.threads import keep_a_starter
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.linux import run_nanoseconds
+from elastic_core.warden.linux import catches, run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
 
 HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
@@ -188,14 +188,17 @@ def stop_workers(
 ) -> WorkerFailed | None:
     """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
 
-    ``received`` is the signal for which this node leaves. The workers get it too, unless it is a notice to the agent.
+    ``received`` is the signal for which this node leaves. The workers get it too, unless it is a notice to the agent that
+    no worker has a handler for.
     """
     config, group = resources.config, resources.group
     if stop.grace is not Grace.PLANNED:
         early = group.early_exit(failure)
         group.stop(config.failure_grace, broken=True, failure=failure)
         return early
-    group.stop(config.shutdown_timeout, signum=signal.SIGTERM if received in (None, *NOTICES) else received)
+    pids = [worker.pid for worker in group.workers if worker.is_running and worker.pid is not None]
+    known = received is not None and (received not in NOTICES or any(catches(pid, received) for pid in pids))
+    group.stop(config.shutdown_timeout, signum=received if known and received is not None else signal.SIGTERM)
     return None
 
 

@@ -27,7 +27,7 @@ from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BY
 from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.roster import LocalStacks
 from elastic_core.protocol.stacks import FINISHED, NO_STACK, waits_for_peers
-from elastic_core.warden.linux import is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
+from elastic_core.warden.linux import catches, is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
@@ -307,8 +307,4 @@ def _open_file(pid: int) -> int | None:
 
 def _handles_requests(pid: int) -> bool:
     """Whether a process has handlers for all three signals; it does not from its last ``atexit`` function on."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-            caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
-        return all(caught >> (signum - 1) & 1 for signum in (SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING))
-    return False
+    return catches(pid, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING)

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, StopDue, Tick
+from elastic_core.agent.isolation import Isolation
 from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
-from elastic_core.agent.probing import probe
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, finish_helpers, handle_warden_death, stop_workers
 from elastic_core.agent.run_summary import count_run
@@ -87,7 +87,8 @@ class Supervisor:
             node_gone=self._plugins.node_gone,
             reached=self._group.progress.reached,
         )
-        self._session = Session(store, joined, runtime, calls)
+        self._session = session = Session(store, joined, runtime, calls)
+        self._isolation = Isolation(applicant.info.node_id, session.look_up, runtime, resources.unreachable)
         self._departure = Departure(
             resources, runtime, self._session.ask_finished, state=lambda: self._state, step=self._step, say=self._say
         )
@@ -256,11 +257,9 @@ class Supervisor:
 
         Once an embedded store is known to be gone, no other node can start a round, and the workers may finish.
         """
-        now, seconds = self._runtime.now(), None
-        if self._state.work in (Work.RUNNING, Work.STOPPING) and not self._session.store_gone:
-            fence_at = self._session.contact.at + FENCE_SHARE * self._state.ledger.settings.timing.fence_after
-            seconds = max(0.0, fence_at - now)
-        self._resources.fence(seconds, now)
+        busy = self._state.work in (Work.RUNNING, Work.STOPPING) and not self._session.store_gone
+        seconds = self._isolation.fence_in(self._session.contact, self._state.ledger) if busy else None
+        self._resources.fence(seconds, self._runtime.now())
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
@@ -292,8 +291,7 @@ class Supervisor:
             if not (wait and self._resources.explain_hang(found, last, self._runtime.thread)):
                 self._step(self._resources.end_hung(found, self._state.round))
         if failed is not None:  # last, because probes are not urgent
-            node_id, session = self._state.info.node_id, self._session
-            probe(failed, node_id, session.look_up, self._loop.post, self._runtime, self._resources.unreachable)
+            self._isolation.probe(failed, self._loop.post)
 
     def _remember(self, before: NodeState) -> None:
         """Keep what :meth:`describe` shows; no decision depends on it."""
@@ -334,6 +332,7 @@ class Supervisor:
             return  # the round has ended while its workers waited
         try:
             self._group.start(current, restart_count)
+            self._isolation.begin(current)
             if self._stores.dead(current.offer):
                 self._step(self._group.lose_store(current, None))
         except (ElasticError, OSError) as exc:

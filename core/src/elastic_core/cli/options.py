@@ -229,7 +229,8 @@ class Flags:
         fills="hang_timeout",
     )
     signals_to_handle: tuple[signal.Signals, ...] | None = FAILURE.flag(
-        "On which signals this node leaves. Its workers get the same signal, SIGTERM in the last fifth of "
+        "On which signals this node leaves. Its workers get the same signal (SIGTERM for a SIGURG, SIGUSR1 or SIGUSR2 "
+        "that none of them handles), SIGTERM in the last fifth of "
         "--shutdown_timeout, at most 5 s before its end, and SIGKILL then. On SIGQUIT, unless it is named here, "
         "the agent writes its state to stderr and goes on.",
         parse=parse.signals,

@@ -108,7 +108,7 @@ def _describe_incident(incident: Incident) -> str:
 def append_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachable: str | None = None) -> Decision:
     """Return a ROUND of ``nodes`` in this order, with updated counters; ``unreachable`` was left out of it (L5)."""
     old, halt = view.ledger.round, view.ledger.halt
-    nodes = sort_by_rank(nodes)
+    nodes = sort_by_rank(nodes, () if old is None else old.group_ranks)
     offer = nodes[0].row.offer
     if offer is None or (old is not None and offer == old.offer):
         return LookAgain(view.next_look_at(nodes=nodes))  # the row with rank 0's next offer will call `decide` again

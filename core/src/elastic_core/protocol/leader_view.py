@@ -360,15 +360,16 @@ def is_at_loopback(node: NodeView) -> bool:
     return node.row.info.address.startswith(("127.", "::1"))
 
 
-def sort_by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
-    """Sort nodes by ``--node_rank``, and those without one by ``order``; nodes without either come last, as they are.
+def sort_by_rank(nodes: Iterable[NodeView], staying: Collection[str] = ()) -> list[NodeView]:
+    """Sort nodes by ``--node_rank``; of those without one, first the ``staying`` ones as they are, then by ``order``.
 
-    Numbers in an order count as numbers: n2 comes before n10, and so neighbours in a network may be neighbours in rank.
+    So rank 0 always has the state of the training. Numbers in an order count as numbers: n2 comes before n10, and so
+    neighbours in a network may be neighbours in rank. Nodes without an order come last, as they are.
     """
 
-    def key(node: NodeView) -> tuple[float, bool, list[int | str]]:
-        rank, order = node.row.info.node_rank, node.row.info.order
+    def key(node: NodeView) -> tuple[float, bool, bool, list[int | str]]:
+        rank, new, order = node.row.info.node_rank, node.node_id not in staying, node.row.info.order
         parts = [int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", order))]
-        return math.inf if rank is None else rank, not order, parts
+        return math.inf if rank is None else rank, new, new and not order, parts if new else []
 
     return sorted(nodes, key=key)

@@ -263,6 +263,13 @@ def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int, int, in
     return totals
 
 
+def catches(pid: int, *signums: int) -> bool:
+    """Whether a process has a handler for each of these signals; False of one that is gone."""
+    lines = _read(pid, "status").splitlines()
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    return all(caught >> (signum - 1) & 1 for signum in signums)
+
+
 def _io(pid: int, *names: str) -> int:
     """Return the sum of these counts of proc_pid_io(5); 0 where they may not be read."""
     counts = dict(line.split(": ") for line in _read(pid, "io").splitlines() if ": " in line)
