@@ -255,12 +255,12 @@ def test_hosts_that_both_call_themselves_127_0_0_1_do_not_train_past_each_other(
 
 
 @pytest.mark.parametrize("cut", ["its link is down", "only the store is away"])
-def test_two_workers_of_rank_0_do_not_run_beside_each_other_for_minutes(
-    stage: Stage, tmp_path: Path, cut: str
-) -> None:
+def test_two_workers_of_rank_0_do_not_run_beside_each_other_for_minutes(stage: Stage, tmp_path: Path, cut: str) -> None:
     """The workers use no collective, as while rank 0 saves, so that nothing else shows that they are cut off."""
     script = tmp_path / "alone.py"
-    script.write_text("import os, time\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n")
+    script.write_text(
+        "import os, time\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
+    )
     with script.open("a") as file:
         file.write(f"while not os.path.exists({str(tmp_path / 'done')!r}): time.sleep(0.1)\n")
     with three_and_a_store(tmp_path) as (hosts_, place, meet):

@@ -97,7 +97,9 @@ class TestForming:
         orders = {"a": "s1.n10", "b": "", "c": "s1.n9", "d": "s0.n11", "e": "s1.n9.x"}
         nodes = [seen(name, node=replace(info(name), order=order)) for name, order in orders.items()]
         assert [node.node_id for node in sort_by_rank(nodes)] == ["d", "c", "e", "a", "b"]
-        assert [node.node_id for node in sort_by_rank(nodes, ("a", "b"))] == ["a", "b", "d", "c", "e"], "they stay first"
+        assert [node.node_id for node in sort_by_rank(nodes, ("a", "b"))] == ["a", "b", "d", "c", "e"], (
+            "they stay first"
+        )
         numbered = [*nodes, seen("f", node=replace(info("f"), node_rank=0, order="s9"))]
         assert sort_by_rank(numbered)[0].node_id == "f"
 

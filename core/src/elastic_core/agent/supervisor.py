@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, StopDue, Tick
-from elastic_core.agent.isolation import Isolation
 from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
+from elastic_core.agent.isolation import Isolation
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources, finish_helpers, handle_warden_death, stop_workers
 from elastic_core.agent.run_summary import count_run

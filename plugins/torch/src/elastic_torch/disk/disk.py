@@ -98,7 +98,7 @@ class Disk:
         self._started = time.monotonic()
         self._last: int | None = None
         self._read_only, self._patience = read_only, read_timeout
-        self._ignores = ignore_unreadable or _is_set(environ, IGNORE)
+        self._ignores = ignore_unreadable or ignores_unreadable(environ)
         ranks = dist.get_process_group_ranks(process_group) if _distributed() else None
         self._front, self._back = collective_of(ranks), collective_of(ranks)
         self._schedule = Schedule(interval, mean_time_between_failures, self._front, time.monotonic)
@@ -374,6 +374,11 @@ def _distributed() -> bool:
 def _is_restart(environ: Mapping[str, str]) -> bool:
     """Whether this is a later round, or a restart: there may be more to lose in memory than a disk has."""
     return int(environ.get("ELASTIC_ROUND") or 0) > 1 or int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+def ignores_unreadable(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user wants to begin anew where there is a state of the training and none can be loaded."""
+    return _is_set(environ, IGNORE)
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

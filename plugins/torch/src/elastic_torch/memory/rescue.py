@@ -94,6 +94,8 @@ class Rescue:
         self._directories = directories(name, directory, environ.get(VARIABLE, ""), sys.argv)
         self._base: Any = None
         self._saved: Sequence[int] | None = None
+        self._unusable: Candidate | None = None
+        self._environ = environ
 
     def find(self, peers: Peers, newest: AnyCheckpoint | None) -> list[Candidate]:
         """Return what can be gone on from instead of the newest checkpoint, the best first. Collective; the same on
@@ -134,7 +136,27 @@ class Rescue:
                 else "The snapshot of step %d in %s, of run %s, cannot be used: " + "; ".join(filter(None, errors))
             )
             logger.warning(text, candidate.step, folder, candidate.first.run)
+        if any(errors):
+            self._unusable = self._unusable or candidate
         return not any(errors)
+
+    def check(self) -> None:
+        """Refuse to begin anew where a snapshot is all that there is of a training, and could not be used.
+
+        Raises:
+            CheckpointUnreadableError: That is so, and the user has not said that it is to be ignored.
+        """
+        if (lost := self._unusable) is None:
+            return
+        from elastic_torch.disk.disk import IGNORE, ignores_unreadable  # few need it
+        from elastic_torch.disk.errors import CheckpointUnreadableError
+
+        if not ignores_unreadable(self._environ):
+            raise CheckpointUnreadableError(
+                f"The snapshot of step {lost.step} in {Path(lost.first.path).parent} is all that there is of this "
+                "training, and cannot be used.",
+                hint=f"A warning above says why. To begin anew all the same, move that folder away, or set {IGNORE}=1.",
+            )
 
     def register(self, peers: Peers, newest: Callable[[], AnyCheckpoint | None]) -> None:
         """Tell the agent of this node what to do if the job fails. Collective.

@@ -328,6 +328,7 @@ class TrainState:
 
         Raises:
             UsageError: There are other ranks, but no process group.
+            CheckpointUnreadableError: There are checkpoints, or such a snapshot, and none can be loaded.
         """
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError(
@@ -347,6 +348,7 @@ class TrainState:
             tier = self._load_snapshot(stamp)
         self._memory.go_on(self._stamp(), self._whole)
         if tier is None:
+            self._rescue.check()
             return None
         self._resumed = True
         return Restored(self.step, self.epoch, tier)
