@@ -188,8 +188,8 @@ def stop_workers(
 ) -> WorkerFailed | None:
     """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
 
-    ``received`` is the signal for which this node leaves. The workers get it too, unless it is a notice to the agent and
-    no worker has a handler for it.
+    ``received`` is the signal for which this node leaves. The workers get it too, unless it is a notice to the agent
+    for which no worker has a handler.
     """
     config, group = resources.config, resources.group
     if stop.grace is not Grace.PLANNED:
