@@ -24,7 +24,8 @@ def load():
 def save(step, text):
     folder = KEPT / f"checkpoint-{step}"
     folder.mkdir(exist_ok=True)
-    (folder / "trainer_state.json").write_text(text)
+    (folder / "new").write_text(text)
+    (folder / "new").rename(folder / "trainer_state.json")  # the other rank may look at this moment
 
 
 first = load()

@@ -149,8 +149,20 @@ def test_two_torn_checkpoints_with_training_between_are_both_set_aside(torn: Pat
     assert verdict.action is Action.RESTART
 
 
-def test_nothing_is_lost_where_it_cannot_be_renamed(torn: Path) -> None:
-    torn.with_name("torn-checkpoint-15").mkdir()
+def test_one_that_is_torn_again_gets_another_name(torn: Path) -> None:
+    for name in ("torn-checkpoint-15", "torn-checkpoint-15-2"):
+        torn.with_name(name).mkdir()
+    verdict = judge(newest(torn), history(earlier()), given(torn, set_aside=True))
+    assert verdict is not None
+    assert verdict.reason.endswith("torn-checkpoint-15-3")
+    assert (torn.with_name("torn-checkpoint-15-3") / "model.safetensors").exists()
+
+
+def test_nothing_is_lost_where_it_cannot_be_renamed(torn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not permitted")
+
+    monkeypatch.setattr(os, "rename", refuse)
     verdict = judge(newest(torn), history(earlier()), given(torn, set_aside=True))
     assert verdict is not None
     assert verdict.action is Action.GIVE_UP

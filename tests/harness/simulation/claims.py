@@ -41,8 +41,8 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "a question of an earlier round stands",
         "advance",
-        "after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None)",
-        "after(halt=None, plan=None, stop_at=None, over=None, suspected=None)",
+        "after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)",
+        "after(halt=None, plan=None, stop_at=None, over=None, suspected=None, hang=None)",
         "questions",
     ),
     # Who is gone

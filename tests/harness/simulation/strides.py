@@ -66,7 +66,9 @@ def check_round(world: World, entry: Entry, members: set[str], earlier: Round | 
         and not is_lost(watch, row.info.node_id, timing, now)
     ]
     new = members - earlier.group_ranks.keys()
-    spares = [row for row in ready if row.info.node_id in new and row.info.host_id not in before.losses]
+    left = {agent.info.host_id for i in earlier.group_ranks if (agent := world.agent(i)) is not None and agent.leaving}
+    others = [row for row in ready if row.info.node_id in new and row.info.host_id not in left]
+    spares = [row for row in others if row.info.host_id not in before.losses]
     kept_out = [row for row in ready if row.info.node_id not in members and row.info.host_id in known]
     if kept_out and not spares:
         return

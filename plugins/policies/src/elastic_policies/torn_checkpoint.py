@@ -8,7 +8,7 @@ The leader alone judges, so one node alone moves a checkpoint aside. It is renam
 
 from __future__ import annotations
 
-import errno
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -105,10 +105,9 @@ def _seconds_unchanged(path: str) -> float | None:
 def _set_aside(path: str, what: str) -> Verdict:
     """Rename a checkpoint; the verdict says what became of it."""
     folder, name = os.path.split(path)
-    aside = os.path.join(folder, f"{ASIDE}{name}")
+    names = itertools.chain([f"{ASIDE}{name}"], (f"{ASIDE}{name}-{number}" for number in itertools.count(2)))
+    aside = next(each for each in (os.path.join(folder, each) for each in names) if not os.path.lexists(each))
     try:
-        if os.path.lexists(aside):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), aside)
         os.rename(path, aside)
     except OSError as exc:
         return Verdict(Action.GIVE_UP, f"{what}; it may be torn, and cannot be set aside: {exc}", policy=NAME)
