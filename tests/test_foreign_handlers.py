@@ -208,6 +208,32 @@ def test_a_hang_is_named_on_its_node_and_ended_over_torchs_own_handler(stage: St
     assert sum("lock_twice (hang.py:" in agent.output for agent in agents) == 1, "the node of rank 1 names it"
 
 
+ABSENT = """
+import os, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+def load():
+    time.sleep(1000)
+dist.init_process_group("gloo", timeout=timedelta(seconds=4))
+dist.barrier()
+if os.environ["RANK"] == "1": load()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_its_peers_waited_for_is_asked_before_it_is_stopped(
+    stage: Stage, torch_c10d: list[str], tmp_path: Path
+) -> None:
+    """Over a handler of others, a node asks its own ranks."""
+    script = tmp_path / "train.py"
+    script.write_text(ABSENT)
+    flags = ["--nnodes=1", "--nproc_per_node=2", "--max_restarts=1", "--hang_window=0", *torch_c10d]
+    agent = stage.run(*flags, script, env=WARM)
+    assert agent.exit_code() != 0
+    agent.wait_for(r"  others  rank 1 is in load \(train.py:6\)")
+    agent.wait_for(r"restart 1 of 1 \(.*; rank 1 is in load \(train.py:6\)\)")
+
+
 WAITS = """
 import os, subprocess, sys
 from report import report

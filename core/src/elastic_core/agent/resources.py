@@ -47,6 +47,7 @@ from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import catches, run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
 
+ASK_SECONDS = 0.5  # how long workers are asked where they are before they are stopped after the loss of a peer
 HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
 NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
 """Signals by which a scheduler says that it takes the node away. Workers get SIGTERM, on which scripts save."""

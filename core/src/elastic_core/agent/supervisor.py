@@ -16,7 +16,7 @@ from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, O
 from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
 from elastic_core.agent.isolation import Isolation
 from elastic_core.agent.report import Ending, finish
-from elastic_core.agent.resources import Resources, finish_helpers, handle_warden_death, stop_workers
+from elastic_core.agent.resources import ASK_SECONDS, Resources, finish_helpers, handle_warden_death, stop_workers
 from elastic_core.agent.run_summary import count_run
 from elastic_core.agent.shutdown import Departure, settle_exit
 from elastic_core.agent.start_gate import StartAnswer, StartDue
@@ -47,7 +47,6 @@ from elastic_core.warden.client import CLOSING
 
 SILENT_PROGRESS_SECONDS = 30.0  # for which all ranks of a script without reports must live to count as progress (L4)
 ANSWER_KEPT_SECONDS = 30.0  # how long the answer to a STACKS stands in the row, also for the next leader
-ASK_SECONDS = 0.5  # how long workers are asked where they are before they are stopped after the loss of a peer
 ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
 

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
-from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived
+from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived, StopDue
 from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import (
+    ASK_SECONDS,
     Resources,
     finish_helpers,
     handle_warden_death,
@@ -62,7 +63,7 @@ from elastic_core.protocol.node_events import (
     WorkersGone,
 )
 from elastic_core.protocol.roster import LocalStacks
-from elastic_core.protocol.stacks import next_question_at, report_alone, with_report
+from elastic_core.protocol.stacks import describe_absent, next_question_at, report_alone, with_report
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.session.verdict_event import verdict_event
@@ -171,6 +172,7 @@ class HandlerAgent:
         self._suspected: Stacks | None = None  # the newest report of a suspicion that this round hangs
         self._suspected_at = 0.0  # when that came
         self._hang: Stacks | None = None  # the newest of them that found a hang
+        self._put_off: Stop | None = None  # while the workers are asked where they are
         self._locating = False  # whether it is being found out where the ranks are
         self._over = False  # whether the handler is shut down too
         self._gate = resources.start_gate(runtime.now)
@@ -232,8 +234,13 @@ class HandlerAgent:
             case HangExplained(hung):
                 self._resources.note_explained(event)
                 self._end_hung(hung)
+            case Located(found) if found.answers < 0:  # before a stop
+                self._step(state_machine.Absent(describe_absent([found])))
+                self._stop(self._put_off)
             case Located(found):
                 self._on_located(found)
+            case StopDue():
+                self._stop(self._put_off)
             case ShutDown(error):
                 self._on_shut_down(error)
             case SignalReceived(signum) | WardenSignalled(signum):
@@ -451,7 +458,18 @@ class HandlerAgent:
         self._count_timer += 1
         self._loop.at(self._runtime.now() + seconds, _CountDue(self._count_timer))
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, stop: Stop | None) -> None:
+        """Stop the workers; those that may be what a failed rank waited for are asked first where they are."""
+        failed, here = self._state.incident, any(worker.is_running for worker in self._group.workers)
+        if stop is None or self._state.work is not HandlerWork.STOPPING:
+            return  # the workers are stopped already
+        if self._put_off is None and failed is not None and failed.follows_peer and here:
+            self._put_off = stop
+            self._loop.at(self._runtime.now() + ASK_SECONDS, StopDue())
+            asked = Locate(-self._round, full=False, judge=False, brief=True)
+            self._resources.locate_workers(asked, self._runtime.thread)
+            return
+        self._put_off = None
         if (reason := self._state.reason) is not None:
             self._publish(report.round_halted(Halt(round=self._round, reason=reason, why=stop.why)))
         early = stop_workers(self._resources, stop, self._received, self._state.incident)

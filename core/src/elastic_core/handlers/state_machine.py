@@ -71,7 +71,16 @@ class OthersFinished:
     missing: tuple[int, ...] = ()
 
 
-HandlerEvent: TypeAlias = "Met | Counted | Judged | OthersFinished | WorkerFailed | WorkersDone | WorkersGone | Leaving"
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Where the ranks here were that may be what a failed one waited for; '' for none."""
+
+    others: str
+
+
+HandlerEvent: TypeAlias = (
+    "Met | Counted | Judged | OthersFinished | WorkerFailed | Absent | WorkersDone | WorkersGone | Leaving"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,8 @@ def step(state: HandlerState, event: HandlerEvent) -> Step:
             return state, (*effects, Judge(as_judged(incident), state.restarts))
         case WorkerFailed(incident), HandlerWork.STOPPING if _is_better_cause(state, incident):
             return replace(state, why=f"rank {incident.rank} {incident.describe()}", incident=incident), ()
+        case Absent(others), HandlerWork.STOPPING if others and state.incident is not None:
+            return replace(state, why=f"{state.why}; {others}", incident=replace(state.incident, others=others)), ()
         case WorkersDone(), HandlerWork.RUNNING:
             return replace(state, work=HandlerWork.FINISHING), (AwaitOthers(),)
         case OthersFinished(missing), HandlerWork.FINISHING:

@@ -155,10 +155,15 @@ def describe_others(view: LeaderView, old: Round, first: Incident) -> str:
 
     They were asked before they were stopped, after the HALT. A rank in a collective waited as well.
     """
-    halt, epoch, places = view.ledger.head.anchors.halt, view.ledger.head.epoch, dict[int, str]()
-    for node in view.node_views(old) if first.follows_peer else ():
-        if (found := node.row.stacks) is not None and (node.row.epoch, found.answers) == (epoch, halt):
-            places |= {rank: where for where, ranks in found.places.items() for rank in ranks}
+    halt, epoch = view.ledger.head.anchors.halt, view.ledger.head.epoch
+    rows = [node.row for node in view.node_views(old)] if first.follows_peer else []
+    current = [row.stacks for row in rows if row.epoch == epoch and row.stacks is not None]
+    return describe_absent(found for found in current if found.answers == halt)
+
+
+def describe_absent(answers: Iterable[LocalStacks]) -> str:
+    """Return where the ranks are that wait for no other, in one line; '' for none."""
+    places = {rank: where for found in answers for where, ranks in found.places.items() for rank in ranks}
     places = {rank: where for rank, where in places.items() if not waits_for_peers(where) and where not in _ENDED}
     return "; ".join(_describe(where, ranks) for where, ranks in _by_suspicion(places))
 

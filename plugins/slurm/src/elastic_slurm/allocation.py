@@ -77,7 +77,7 @@ def read(environ: Mapping[str, str]) -> Allocation | None:
 def _order(environ: Mapping[str, str], *, in_step: bool) -> tuple[str, str]:
     """Return where this node stands among those of the job: by its switches, the step's order, or the array's."""
     if "." in (address := environ.get("SLURM_TOPOLOGY_ADDR", "")):  # without switches it is only the node's name
-        return address, "SLURM_TOPOLOGY_ADDR"
+        return address.replace(",", "."), "SLURM_TOPOLOGY_ADDR"
     names = ("SLURM_ARRAY_TASK_ID", *(["SLURM_PROCID"] if in_step else []))
     found = {name: text for name in names if (text := environ.get(name))}
     return ".".join(found.values()), " and ".join(found)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import click
 
+from elastic_core.config.rdzv_conf import SHUTDOWN_VARIABLE
 from elastic_core.hookspecs import hookimpl
 from elastic_slurm import allocation, defaults, shared_directory
 
@@ -19,6 +20,8 @@ def elastic_scheduler_defaults(
     """Return what follows from the allocation; the first node says so in one line on stderr."""
     if (here := allocation.read(environ)) is None:
         return None
+    if environ.get(SHUTDOWN_VARIABLE):
+        given = {**given, "shutdown_timeout": environ[SHUTDOWN_VARIABLE]}
     found = defaults.flag_defaults(here, given, functools.partial(shared_directory.find, environ))
     if here.first and (text := defaults.warning(here, given)) is not None:
         click.echo(f"elastic: warning: {text}", err=True)

@@ -19,9 +19,9 @@ FOLDER = (
 )
 NETWORK_TYPES = frozenset(
     (
-        *("afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
+        *("afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "dvs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
         *("ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb3", "vast", "wekafs"),
-        *("fuse.beegfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.juicefs", "fuse.moosefs"),
+        *("fuse.beegfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.daos", "fuse.glusterfs", "fuse.juicefs", "fuse.moosefs"),
         *("fuse.quobyte", "fuse.sshfs"),
     )
 )
