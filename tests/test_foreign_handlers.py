@@ -231,7 +231,7 @@ def test_a_rank_that_its_peers_waited_for_is_asked_before_it_is_stopped(
     agent = stage.run(*flags, script, env=WARM)
     assert agent.exit_code() != 0
     agent.wait_for(r"  others  rank 1 is in load \(train.py:6\)")
-    agent.wait_for(r"restart 1 of 1 \(.*; rank 1 is in load \(train.py:6\)\)")
+    agent.wait_for(r"1 of 1 restarts spent here \(.*; rank 1 is in load \(train.py:6\)\)")
 
 
 WAITS = """

@@ -267,7 +267,7 @@ RICH = """
         task = bars.add_task("train", total=50)
         for step in range(1, 31):
             bars.update(task, advance=1, refresh=True)
-            time.sleep(0.02)
+            time.sleep(0.1)
     raise SystemExit(3)
 """
 
@@ -291,7 +291,7 @@ def test_a_bar_of_richs_own_on_a_terminal(stage: Stage, script: Path) -> None:
 GENERIC = """
     for step in range(1, 21):
         print(f"iter {step}: loss 2.34{step}, time 120.34ms, mfu 23.40%", flush=True)
-        time.sleep(0.02)
+        time.sleep(0.1)
     raise SystemExit(3)
 """
 

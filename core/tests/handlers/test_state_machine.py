@@ -9,6 +9,7 @@ from views import incident, members, offer
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.handlers.state_machine import (
+    Absent,
     AskHandler,
     AwaitOthers,
     Close,
@@ -276,3 +277,13 @@ def test_a_rank_that_exited_early_explains_a_peers_loss_and_another_try_would_no
 @pytest.mark.parametrize(("alike", "why"), [(1, "enough"), (2, "enough; 2 ranks of this node failed alike")])
 def test_ranks_that_failed_alike_are_counted(alike: int, why: str) -> None:
     assert closed_after(WorkerFailed(FAILURE), NEVER, WorkersGone(alike)).why == why
+
+
+def test_where_the_other_ranks_were_is_kept_with_the_failure_and_with_the_reason_of_the_next_round() -> None:
+    where = "rank 1 is in load (train.py:6)"
+    state, effects = after(RUNNING, WorkerFailed(FAILURE), Absent(where), AGAIN)
+    assert state.incident is not None
+    assert (state.incident.others, state.why) == (where, f"{WHY}; {where}")
+    assert effects == [Stop(Grace.BROKEN, WHY), Judge(FAILURE, 0)]
+    assert after(RUNNING, WorkerFailed(FAILURE), Absent(""))[0].why == WHY, "no rank is known to be elsewhere"
+    assert after(RUNNING, Absent(where))[0] == RUNNING, "it comes too late"
