@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from elastic_kubernetes.manifests import REPLACEMENTS, TARGETS as RENDERED
 from elastic_kubernetes.pod_template import AGENT_SECONDS, PodOptions
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
-FILES = sorted(DEPLOY.glob("*.yaml"))
+FILES = sorted(set(DEPLOY.glob("*.yaml")) - {DEPLOY / "kustomization.yaml"})
 GI = 1 << 30
 OPTIONS = PodOptions(backend="etcd", shared_memory=8 * GI, snapshots=24 * GI)
 ENDPOINT = "etcd-service:2379"
@@ -122,6 +123,30 @@ def test_a_planned_stop_ends_before_the_kubelet_kills(manifest: dict[str, Any]) 
         assert spec["restartPolicy"] == "Never", "podFailurePolicy needs it"
         names = [variable["name"] for variable in container["env"]]
         assert len(set(names)) == len(names)
+
+
+def test_kustomize_finds_all_places_of_a_name() -> None:
+    """A prefix of an overlay then changes all of them; where the name stands besides, a copy would meet the original."""
+    manifests = {document["kind"]: document for document in documents(DEPLOY / "job.yaml")}
+    (base,) = documents(DEPLOY / "kustomization.yaml")
+    assert base["resources"] == ["job.yaml"]
+    (names,) = documents(DEPLOY / base["configurations"][0])
+    places = 0
+    for reference in names["nameReference"]:
+        name = manifests[reference["kind"]]["metadata"]["name"]
+        for field in reference["fieldSpecs"]:
+            *path, last = re.split(r"(?<!\\)/", field["path"])
+            found = manifests[field["kind"]]
+            for key in path:
+                found = found[key]
+            assert found.pop(last.replace("\\/", "/")) == name
+            places += 1
+    assert places == 3
+    for manifest in manifests.values():
+        assert manifest["metadata"].pop("name") == "train"
+    assert "train" not in re.findall(
+        r"[\w.-]+", re.sub(r"registry\.example/train:1|/workspace/\S+", "", str(manifests))
+    )
 
 
 def test_an_elastic_job_of_the_documents_is_valid_itself() -> None:

@@ -250,7 +250,7 @@ def test_the_sample_as_it_is_needs_an_endpoint_and_an_image(render: Callable[...
     text = SAMPLE.read_text(encoding="utf-8")
     _, err = render(text, code=2)
     assert "is a placeholder" in err
-    (_, rendered), err = render(text, "--rdzv-endpoint=etcd:2379")
+    (_, rendered, *_), err = render(text, "--rdzv-endpoint=etcd:2379")
     assert "has torchelastic's launcher, and not Elastic" in err
     found = rendered["spec"]["template"]["spec"]["containers"][0]
     assert found["command"] == ["elastic", "run"]
@@ -267,7 +267,7 @@ def test_an_alias_stands_for_its_value(job: dict[str, Any], render: Callable[...
     container(job)["resources"] = {"limits": limits, "requests": limits}
     text = yaml.safe_dump(job)
     assert "*id" in text
-    (_, rendered), _ = render(text)
+    (_, rendered, *_), _ = render(text)
     found = rendered["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert found["limits"] == found["requests"]
 
@@ -293,7 +293,7 @@ def test_a_password_in_a_manifest_is_a_warning_with_the_secret_to_make(
         assert "s3" not in err
     secret = {"name": "PET_RDZV_ENDPOINT", "valueFrom": {"secretKeyRef": {"name": "rendezvous", "key": "endpoint"}}}
     container(job)["env"] = [secret]
-    (_, rendered), err = render(job)
+    (_, rendered, *_), err = render(job)
     assert err == ""
     assert "s3" not in str(rendered)
     assert secret in rendered["spec"]["template"]["spec"]["containers"][0]["env"]
@@ -304,14 +304,14 @@ def test_sizes_policies_and_times_are_taken_over(job: dict[str, Any], render: Ca
         minReplicas=2, maxReplicas=8, backoffLimit=9, activeDeadlineSeconds=60, ttlSecondsAfterFinished=5
     )
     worker(job)["replicas"] = 4
-    (_, rendered), err = render(job)
+    (_, rendered, *_), err = render(job)
     spec = rendered["spec"]
     assert (spec["parallelism"], spec["completions"]) == (4, 4)
     assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (9, 60, 5)
     assert spec["successPolicy"] == {"rules": [{"succeededCount": 2}]}
     env = {one["name"]: one.get("value") for one in spec["template"]["spec"]["containers"][0]["env"]}
     assert (env["PET_NNODES"], env["PET_RDZV_BACKEND"]) == ("2:8", "etcd")
-    (_, train_job), err = render(job, "--to=trainjob")
+    (_, train_job, *_), err = render(job, "--to=trainjob")
     assert train_job["spec"]["trainer"]["numNodes"] == 4
     assert train_job["spec"]["activeDeadlineSeconds"] == 60
     assert "spec.maxReplicas 8 is left out" in err
@@ -320,7 +320,7 @@ def test_sizes_policies_and_times_are_taken_over(job: dict[str, Any], render: Ca
 
 def test_the_memory_limit_counts_shared_memory_and_snapshots(job: dict[str, Any], render: Callable[..., Any]) -> None:
     container(job)["resources"] = {"limits": {"memory": "10Gi"}, "requests": {"memory": "8G", "cpu": 4}}
-    (_, rendered), _ = render(job, "--shm_size=2Gi", "--snapshot_memory=512Mi")
+    (_, rendered, *_), _ = render(job, "--shm_size=2Gi", "--snapshot_memory=512Mi")
     found = rendered["spec"]["template"]["spec"]["containers"][0]["resources"]
     extra = (2 << 30) + (512 << 20)
     assert found["limits"] == {"memory": "12800Mi"}
@@ -332,7 +332,7 @@ def test_a_shared_memory_of_the_users_own_is_left_alone(job: dict[str, Any], ren
     container(job)["resources"] = {"limits": {"memory": "10Gi"}}
     container(job)["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
     pod(job)["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "3Gi"}}]
-    (_, rendered), _ = render(job)
+    (_, rendered, *_), _ = render(job)
     spec = rendered["spec"]["template"]["spec"]
     assert spec["volumes"] == pod(job)["volumes"]
     assert spec["containers"][0]["resources"]["limits"] == {"memory": "10Gi"}
@@ -340,7 +340,7 @@ def test_a_shared_memory_of_the_users_own_is_left_alone(job: dict[str, Any], ren
 
 def test_a_variable_of_the_users_own_takes_the_place_of_ours(job: dict[str, Any], render: Callable[..., Any]) -> None:
     container(job)["env"] = [{"name": "PET_RDZV_ID", "value": "mine"}, {"name": "DATA", "value": "$(POD_NAME)"}]
-    (_, rendered), _ = render(job)
+    (_, rendered, *_), _ = render(job)
     env = rendered["spec"]["template"]["spec"]["containers"][0]["env"]
     assert [one["value"] for one in env if one["name"] == "PET_RDZV_ID"] == ["mine"]
     assert env[0]["name"] == "POD_NAME", "before the variables that refer to it"
@@ -368,7 +368,7 @@ def test_a_known_launcher_becomes_elastic_run(command: list[str], args: list[str
 
 def test_a_shell_is_kept_and_its_node_drained_before_it_ends(job: dict[str, Any], render: Callable[..., Any]) -> None:
     container(job).update(command=["bash", "-c"], args=["torchrun train.py"])
-    (service, rendered), err = render(job)
+    (service, rendered, *_), err = render(job)
     found = rendered["spec"]["template"]["spec"]["containers"][0]
     assert found["command"] == ["bash", "-c"]
     assert "elastic drain" in found["lifecycle"]["preStop"]["exec"]["command"][-1]
@@ -392,7 +392,7 @@ def test_several_jobs_and_standard_input(job: dict[str, Any], monkeypatch: pytes
     command = [sys.executable, "-m", "elastic_core", "render", "-", "--to=jobset"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     names = [document["metadata"]["name"] for document in yaml.safe_load_all(done.stdout)]
-    assert names == ["imagenet", "other"]
+    assert names == ["imagenet", "imagenet", "other", "other"]
     assert done.stderr == ""
 
 
@@ -558,13 +558,28 @@ def test_no_reader_of_yaml_takes_a_text_for_another_type(job: dict[str, Any], re
     assert sum(scalar.style is None for scalar in node.value) > 5, "plain words stay as they are"
 
 
+@pytest.mark.parametrize("target", ["job", "jobset", "trainjob"])
+def test_pods_may_be_evicted_down_to_the_minimum(job: dict[str, Any], render: Callable[..., Any], target: str) -> None:
+    """A budget that spares no pod would block every drain of its machine, so a job of fixed size has none."""
+    job["metadata"]["labels"] = {"team": "vision"}
+    (*others, budget), _ = render(job, f"--to={target}")
+    assert budget["kind"] == "PodDisruptionBudget"
+    assert budget["metadata"] == job["metadata"]
+    assert budget["spec"]["minAvailable"] == job["spec"]["minReplicas"] == 1
+    ((label, name),) = budget["spec"]["selector"]["matchLabels"].items()
+    assert name == job["metadata"]["name"]
+    assert f"metadata.labels['{label}']" in str(others), "PET_RDZV_ID has the name from the same label"
+    job["spec"]["minReplicas"] = job["spec"]["replicaSpecs"]["Worker"]["replicas"]
+    assert all(one["kind"] != "PodDisruptionBudget" for one in render(job, f"--to={target}")[0])
+
+
 OTHER_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "inf", "nan"}
 
 
 def test_lists_are_taken_apart_and_other_objects_are_passed_on(job: dict[str, Any], render: Callable[..., Any]) -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
     listed, _ = render({"apiVersion": "v1", "kind": "List", "items": [job]})
-    assert [one["kind"] for one in listed] == ["Service", "Job"]
+    assert [one["kind"] for one in listed] == ["Service", "Job", "PodDisruptionBudget"]
     beside, _ = render(yaml.safe_dump_all([secret, job]))
     assert beside == [secret, *listed]
 

@@ -22,6 +22,9 @@ them take a week.
 """
 JOBSET_RESTARTS = 3  # how often a JobSet begins anew after a failure that was not the program's
 NODE = "node"  # the name that Kubeflow Trainer knows: of the replicated job, and of its container
+JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+"""Of pods. A JobSet that Kubeflow Trainer makes has the TrainJob's name."""
 ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 PLACED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
@@ -34,8 +37,8 @@ JOB_IS_OVER = (ExitCode.JOB_FAILED, ExitCode.USAGE, *WORTH_RUNNING_AGAIN)
 
 
 def as_job(job: ElasticJob, options: PodOptions) -> list[Manifest]:
-    """Return an Indexed Job, and the headless Service that gives its pods names."""
-    template = pod_template(job, options, find_launch(_container(job)), sizes=True)
+    """Return an Indexed Job, the headless Service that gives its pods names, and its disruption budget."""
+    template = pod_template(job, options, find_launch(_container(job)), sizes=True, name_label=JOB_NAME_LABEL)
     template["spec"]["subdomain"] = job.name
     service = {
         "apiVersion": "v1",
@@ -44,18 +47,19 @@ def as_job(job: ElasticJob, options: PodOptions) -> list[Manifest]:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {"batch.kubernetes.io/job-name": job.name},
+            "selector": {JOB_NAME_LABEL: job.name},
         },
     }
     spec = _job_spec(job, template)
     if job.ttl_seconds is not None:
         spec["ttlSecondsAfterFinished"] = job.ttl_seconds
-    return [service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job), "spec": spec}]
+    indexed = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job), "spec": spec}
+    return [service, indexed, *_disruption_budget(job, JOB_NAME_LABEL)]
 
 
 def as_jobset(job: ElasticJob, options: PodOptions) -> list[Manifest]:
     """Return a JobSet of one Indexed Job, which begins anew where the failure was not the program's."""
-    template = pod_template(job, options, find_launch(_container(job)), sizes=True)
+    template = pod_template(job, options, find_launch(_container(job)), sizes=True, name_label=JOBSET_NAME_LABEL)
     spec: Manifest = {
         "failurePolicy": _jobset_failure_policy(),
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -63,7 +67,8 @@ def as_jobset(job: ElasticJob, options: PodOptions) -> list[Manifest]:
     }
     if job.ttl_seconds is not None:
         spec["ttlSecondsAfterFinished"] = job.ttl_seconds
-    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job), "spec": spec}]
+    jobset = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job), "spec": spec}
+    return [jobset, *_disruption_budget(job, JOBSET_NAME_LABEL)]
 
 
 def as_trainjob(job: ElasticJob, options: PodOptions) -> list[Manifest]:
@@ -83,7 +88,7 @@ def as_trainjob(job: ElasticJob, options: PodOptions) -> list[Manifest]:
             "the script into `args`, or render with --to jobset.",
         )
     sized = Launch((*LAUNCHER, f"--nnodes={job.min_nodes}:$(PET_NNODES)"), ())
-    template = pod_template(job, options, sized, sizes=False)
+    template = pod_template(job, options, sized, sizes=False, name_label=JOBSET_NAME_LABEL)
     container = template["spec"]["containers"][job.container]
     container["name"] = NODE
     del container["args"]
@@ -117,7 +122,27 @@ def as_trainjob(job: ElasticJob, options: PodOptions) -> list[Manifest]:
         "metadata": _metadata(job),
         "spec": spec,
     }
-    return [runtime, train_job]
+    return [runtime, train_job, *_disruption_budget(job, JOBSET_NAME_LABEL)]
+
+
+def _disruption_budget(job: ElasticJob, name_label: str) -> list[Manifest]:
+    """Return what lets drains of machines and autoscalers take pods one by one, down to the job's minimum.
+
+    None where no pod can be spared: such a budget would block every drain of their machines.
+    """
+    if job.min_nodes >= job.nodes:
+        return []
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job),
+        "spec": {
+            "minAvailable": job.min_nodes,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": {name_label: job.name}},
+        },
+    }
+    return [budget]
 
 
 TARGETS: Mapping[str, Callable[[ElasticJob, PodOptions], list[Manifest]]] = {

@@ -86,10 +86,13 @@ def stop_seconds(grace_period: int, job: ElasticJob) -> int:
     return left
 
 
-def pod_template(job: ElasticJob, options: PodOptions, launch: Launch, *, sizes: bool) -> dict[str, Any]:
+def pod_template(
+    job: ElasticJob, options: PodOptions, launch: Launch, *, sizes: bool, name_label: str
+) -> dict[str, Any]:
     """Return the ``template`` of the pod of one node.
 
-    ``sizes`` says whether ``PET_NNODES`` is set: Kubeflow Trainer sets its own.
+    ``sizes`` says whether ``PET_NNODES`` is set: Kubeflow Trainer sets its own. ``name_label`` is the label of the pod
+    in which its controller writes the job's name, so that a copy of the manifest under another name is another job.
     """
     template: dict[str, Any] = copy.deepcopy(dict(job.template))
     spec = template["spec"]
@@ -105,7 +108,9 @@ def pod_template(job: ElasticJob, options: PodOptions, launch: Launch, *, sizes:
         # The container's first process may be a shell, which passes no signal on. The node is drained instead.
         drain = {"exec": {"command": ["sh", "-c", 'exec elastic drain "$ELASTIC_HOST_NAME"']}}
         container["lifecycle"] = {**(container.get("lifecycle") or {}), "preStop": drain}
-    container["env"] = _merged(_variables(job, options, grace, sizes=sizes), container.get("env") or [])
+    container["env"] = _merged(
+        _variables(job, options, grace, sizes=sizes, name_label=name_label), container.get("env") or []
+    )
     container.setdefault(
         "terminationMessagePolicy", "FallbackToLogsOnError"
     )  # so `kubectl describe` says why it failed
@@ -123,7 +128,9 @@ def _in_order(container: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: container[name] for name in first if name in container}, **container}
 
 
-def _variables(job: ElasticJob, options: PodOptions, grace: int, *, sizes: bool) -> list[dict[str, Any]]:
+def _variables(
+    job: ElasticJob, options: PodOptions, grace: int, *, sizes: bool, name_label: str
+) -> list[dict[str, Any]]:
     """Return the variables of ``elastic run``, those first that others refer to."""
     plan = {"PET_NNODES": f"{job.min_nodes}:{job.max_nodes}"} if sizes else {}
     values = {
@@ -132,7 +139,7 @@ def _variables(job: ElasticJob, options: PodOptions, grace: int, *, sizes: bool)
         "PET_LOCAL_ADDR": "$(POD_IP)",
         "PET_RDZV_BACKEND": options.backend,
         "PET_RDZV_ENDPOINT": job.endpoint,
-        "PET_RDZV_ID": f"$(POD_NAMESPACE).{job.name}",
+        "PET_RDZV_ID": "$(POD_NAMESPACE).$(TRAIN_JOB)",
         "PET_RDZV_CONF": f"join_timeout={JOIN_SECONDS},order=$(POD_NAME)",
         **plan,
         "PET_PREEMPTION_GRACE": str(grace),
@@ -143,6 +150,7 @@ def _variables(job: ElasticJob, options: PodOptions, grace: int, *, sizes: bool)
         _from_field("POD_NAME", "metadata.name"),
         _from_field("POD_NAMESPACE", "metadata.namespace"),
         _from_field("POD_IP", "status.podIP"),
+        _from_field("TRAIN_JOB", f"metadata.labels['{name_label}']"),
         _from_field("JOB_UID", f"metadata.labels['{JOB_UID_LABEL}']"),
         *({"name": name, "value": value} for name, value in values.items()),
     ]
