@@ -206,7 +206,7 @@ def test_the_elastic_job_of_the_documents_is_rendered_and_trains(sample: Cluster
 
 def test_the_sample_as_a_trainjob_has_the_same_command_line() -> None:
     (elastic_job,) = read_jobs(SAMPLE.read_text(encoding="utf-8"), SAMPLE.name, "etcd:2379")
-    runtime, train_job = as_trainjob(elastic_job, PodOptions(backend="etcd"))
+    runtime, train_job, *_ = as_trainjob(elastic_job, PodOptions(backend="etcd"))
     job = job_of_jobset(jobset_of_trainjob(runtime, train_job))
     container = job.spec["template"]["spec"]["containers"][0]
     as_args = as_job(elastic_job, PodOptions(backend="etcd"))[1]["spec"]["template"]["spec"]["containers"][0]["args"]

@@ -126,7 +126,7 @@ def test_a_planned_stop_ends_before_the_kubelet_kills(manifest: dict[str, Any]) 
 
 
 def test_kustomize_finds_all_places_of_a_name() -> None:
-    """A prefix of an overlay then changes all of them; where the name stands besides, a copy would meet the original."""
+    """A prefix of an overlay then changes all of them: no copy has a name of the original."""
     manifests = {document["kind"]: document for document in documents(DEPLOY / "job.yaml")}
     (base,) = documents(DEPLOY / "kustomization.yaml")
     assert base["resources"] == ["job.yaml"]
