@@ -1,6 +1,6 @@
 """Finds out which nodes of a run are alive, for a node that is not in it: their heartbeats are watched for a while.
 
-The leader of a run knows the nodes of its own run by the failure detector (``protocol/failure_detector.py``).
+The leader of a run learns from ``protocol/failure_detector.py`` which nodes of its run are alive.
 """
 
 from __future__ import annotations

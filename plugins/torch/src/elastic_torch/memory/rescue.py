@@ -155,7 +155,8 @@ class Rescue:
             raise CheckpointUnreadableError(
                 f"The snapshot of step {lost.step} in {Path(lost.first.path).parent} is all that there is of this "
                 "training, and cannot be used.",
-                hint=f"A warning above says why. To begin anew all the same, move that folder away, or set {IGNORE}=1.",
+                hint="The warning above says what is damaged. To start without this snapshot, move the folder "
+                f"away, or set {IGNORE}=1.",
             )
 
     def register(self, peers: Peers, newest: Callable[[], AnyCheckpoint | None]) -> None:
