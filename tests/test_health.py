@@ -221,7 +221,7 @@ def test_an_ordinary_restart_runs_no_check(stage: Stage, tmp_path: Path) -> None
 def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_path: Path, mended: bool) -> None:
     (tmp_path / "mended").touch()
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
-    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
     flags = ["--nnodes=1:2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
     flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30"]
     with hosts(2) as (one, two):
@@ -253,7 +253,7 @@ def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_
 def test_a_node_that_is_preempted_while_it_is_checked_again_does_not_enter(stage: Stage, tmp_path: Path) -> None:
     second = f"#!/bin/sh\n[ -e {tmp_path}/again ] || exit 0\ntouch {tmp_path}/began\nexec sleep 3600\n"
     check = script(tmp_path / "check", second)
-    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
     flags = ["--nnodes=1:2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
     flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30"]
     with hosts(2) as (one, two):
@@ -296,7 +296,7 @@ sys.exit(main())
 def test_a_node_that_is_preempted_as_it_leaves_for_its_checks_does_not_enter_again(
     stage: Stage, tmp_path: Path
 ) -> None:
-    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
     flags = ["--nnodes=1:2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
     flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30,lost_after=120"]
     with hosts(2) as (one, two):
@@ -341,7 +341,7 @@ def test_a_node_that_is_asked_to_leave_while_it_is_checked_again_does_not_enter(
     """Before its checks have begun, or while they run."""
     second = f"#!/bin/sh\n[ -e {tmp_path}/again ] || exit 0\ntouch {tmp_path}/began\nexec sleep 3600\n"
     check = script(tmp_path / "check", second)
-    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
     rendezvous = ["--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}"]
     flags = ["--nnodes=1:2", *rendezvous, "--max_restarts=3", "--health_timeout=3600"]
     flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30"]
@@ -399,7 +399,7 @@ def test_a_node_that_is_asked_to_leave_while_it_is_checked_again_does_not_enter(
 def test_a_host_in_quarantine_that_the_job_needs_stays_in_it_unchecked(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "mended").touch()
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
-    job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
+    job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
     flags = ["--nnodes=2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
     flags += ["--failure_policy=quarantine=1/1h:1h"]
     with hosts(2) as (one, two):

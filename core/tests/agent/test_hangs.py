@@ -42,6 +42,24 @@ def test_what_counts_as_progress(stepped: float | None, printed: float, computed
 
 
 @pytest.mark.parametrize(
+    ("use", "works"),
+    [
+        pytest.param(Use(110.0, 0.0, 0, 0, 0, 0), False, id="nothing"),
+        pytest.param(Use(110.0, 0.2, 0, 0, 0, 0), False, id="two percent of a core"),
+        pytest.param(Use(110.0, 0.4, 0, 0, 0, 0), True, id="four percent of a core"),
+        pytest.param(Use(110.0, 0.0, 0, 13, 13, 0), False, id="wakes once a second"),
+        pytest.param(Use(110.0, 0.0, 0, 14, 0, 0), True, id="calls"),
+        pytest.param(Use(110.0, 0.0, 0, 0, 14, 0), True, id="receives"),
+        pytest.param(Use(110.0, 0.0, 13 * 4096, 0, 0, 0), False, id="a log"),
+        pytest.param(Use(110.0, 0.0, 100_000, 0, 0, 0), True, id="a child copies to a slow disk"),
+        pytest.param(Use(110.0, 0.0, 0, 0, 0, 1), True, id="waits for a disk"),
+    ],
+)
+def test_what_a_rank_does_that_may_be_working(use: Use, works: bool) -> None:
+    assert use.may_work_since(Use(100.0, 0.0, 0, 0, 0, 2), waits_in="do_wait") is works
+
+
+@pytest.mark.parametrize(
     ("given", "longest", "window"),
     [(None, None, 300.0), (None, 12.0, 300.0), (None, 60.0, 600.0), (20.0, 60.0, 20.0)],
 )
@@ -120,7 +138,7 @@ class TestWatch:
             self.progress,
             cpu=lambda pid: self.used[pid],
             written=lambda pid: self.written,
-            uses=lambda pids: {pid: Use(self.clock.at, self.used[pid], 0, 0, 0) for pid in pids},
+            uses=lambda pids: {pid: Use(self.clock.at, self.used[pid], 0, 0, 0, 0) for pid in pids},
             now=self.clock,
         )
 

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 from wardens import wait_until
 
-from elastic_core.warden.linux import bytes_written, descendants, kill, name_of, run_nanoseconds, signal_group, waits_in
+from elastic_core.warden.linux import (
+    bytes_written,
+    descendants,
+    kill,
+    name_of,
+    run_nanoseconds,
+    signal_group,
+    used_by_trees,
+    waits_in,
+)
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 OURS = (sys.executable, "-c")
@@ -267,3 +276,15 @@ print(before, within, flag())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "0 1 0\n"
+
+
+def test_a_process_that_waits_in_the_kernel_uninterruptibly_is_counted() -> None:
+    clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    vfork = 0x4000 | 0x100 | signal.SIGCHLD  # CLONE_VFORK, CLONE_VM: its caller waits, in state D, for the child
+    text = f"import ctypes, time; ctypes.PyDLL(None).syscall({clone}, {vfork}, 0, 0, 0, 0) or time.sleep(100)"
+    with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as process:
+        try:
+            assert wait_until(lambda: used_by_trees([process.pid])[process.pid][-1] == 1)
+            assert used_by_trees([os.getpid()])[os.getpid()][-1] >= 1
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)

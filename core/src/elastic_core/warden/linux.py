@@ -241,25 +241,27 @@ def run_nanoseconds(pid: int, *, all_threads: bool = False) -> int:
     return sum(int(fields[0]) for name in threads if (fields := _read(pid, name).split()))
 
 
-def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int, int, int]]:
+def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int, int, int, int]]:
     """Return what each of these processes has used.
 
     That is, together with all its descendants, the CPU time in seconds, as of :func:`cpu_seconds_wanted`, and the bytes
     read from and written to disks and network file systems (memory files do not count); of itself alone, the calls of
-    read(2), write(2) and the like, on anything, and how often its main thread has waited.
+    read(2), write(2) and the like, on anything, and how often its main thread has waited; and how many of all these
+    processes wait at this moment for a disk or a network file system, in the state D of proc(5).
     """
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
     found = {pid: fields for pid in pids if (fields := _fields(pid))}
-    totals = {pid: (0.0, 0, _io(pid, "syscr", "syscw"), _waits(pid)) for pid in roots}
+    totals = {pid: (0.0, 0, _io(pid, "syscr", "syscw"), _waits(pid), 0) for pid in roots}
     for pid, fields in found.items():
         above, seen = pid, {0}
         while above not in totals and above in found and above not in seen:
             seen.add(above)
             above = int(found[above][1])
         if above in totals:
-            cpu, disk, calls, waits = totals[above]
+            cpu, disk, calls, waits, blocked = totals[above]
             cpu += _cpu_seconds(fields) + _delay_seconds(pid)
-            totals[above] = cpu, disk + _io(pid, "read_bytes", "write_bytes"), calls, waits
+            disk += _io(pid, "read_bytes", "write_bytes")
+            totals[above] = cpu, disk, calls, waits, blocked + (fields[0] == "D")
     return totals
 
 
