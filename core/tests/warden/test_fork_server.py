@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from elastic_core.warden.fork_server import IMPORT_MAX_SECONDS, SUCCESSOR_DELAYS
 from elastic_core.warden.linux import become_subreaper, signal_group
 from elastic_core.warden.spawn import Child, Kind
 
-FOREVER = {
+FOREVER: dict[str, Any] = {
     "modules": ["torch"],
     "python": ["sh", "-c", "sleep 1000"],
     "program": [],
@@ -87,6 +88,21 @@ def test_nobody_waits_for_a_fork_server_that_will_not_be(view: View) -> None:
     assert view.client.process is None
     assert view.client.next_deadline() == 0
     assert view.client.take_released() == [worker]
+
+
+def test_one_with_other_settings_replaces_it(view: View) -> None:
+    first = view.client.process
+    assert first is not None
+    assert view.client.start(dict(FOREVER)) is None
+    assert view.client.process is first, "these settings are the same"
+    second = view.client.start({**FOREVER, "env": {**FOREVER["env"], "OMP_NUM_THREADS": "2"}})
+    assert view.client.process is second is not first
+    assert first.pid is not None
+    assert os.waitpid(first.pid, 0)[1] == signal.SIGKILL
+    first.read_start()
+    assert view.client.handle_death(first, -signal.SIGKILL, closing=False) is None
+    assert view.client.process is second
+    assert view.told == []
 
 
 def test_at_the_end_a_dead_fork_server_is_not_made_again(view: View) -> None:

@@ -59,10 +59,12 @@ def run(warden: Warden | None, **flags: Any) -> int:
             return run(warden, **flags)
     given = Flags(**flags)
     with hints_with_sources():
-        catalogue = Catalogue.read()  # once: it takes 11 ms
-        given = scheduler.with_defaults(given, os.environ, warn, catalogue)
         known = outline(given, os.environ)
         run_agent.send_fork_server(known, warden)
+        catalogue = Catalogue.read()  # once: it takes 11 ms, in which the fork server starts
+        if (settled := scheduler.with_defaults(given, os.environ, warn, catalogue)) is not given:
+            given, known = settled, outline(settled, os.environ)
+            run_agent.send_fork_server(known, warden)
         config, loaded = _complete(known, given, catalogue)
     if config.signals is not None:
         interrupt.discard_again(but=config.signals)  # the agent does not leave on the others

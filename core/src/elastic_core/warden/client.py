@@ -146,8 +146,10 @@ class Warden:
         program: Sequence[str],
         env: Mapping[str, str],
     ) -> None:
-        """Start the fork server, once: ForkServerReady or ForkServerFailed will come, and ForkServerDied whenever it
-        is started again; ForkServerGrown or ForkServerStayed, if there are modules to import later.
+        """Start the fork server: ForkServerReady or ForkServerFailed will come, and ForkServerDied whenever it is
+        started again; ForkServerGrown or ForkServerStayed, if there are modules to import later.
+
+        Before it is used, other settings may replace it; the same ones change nothing.
 
         It imports in the agent's directory, from where ``python`` finds modules by itself: not from the script's.
 

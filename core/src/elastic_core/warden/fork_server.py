@@ -89,8 +89,12 @@ class ForkServerClient:
         return self._successor_channel if known and not undelivered else None
 
     def start(self, settings: Message) -> Child | None:
-        """Start the fork server for the first time; return its process, or None if that fails."""
-        self._settings = settings
+        """Start the fork server, in the place of one with other settings; return its process, or None for none."""
+        if settings == self._settings:
+            return None
+        self.kill(self.process)
+        self._close_channel()
+        self.process, self._ready, self._settings = None, False, settings
         self.refusal = ""
         return self._start()
 
