@@ -107,6 +107,20 @@ def test_a_worker_that_signals_its_parent_has_its_node_leave(stage: Stage, start
     assert "again" not in agent.output.replace("once more to kill", "")
 
 
+@pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_scheduler_s_signal_to_workers_and_agent_lets_workers_save(
+    stage: Stage, signum: signal.Signals, start: dict[str, str]
+) -> None:
+    agent = stage.run("--standalone", "--nproc_per_node=2", HANDLED, WORKERS / "saves.py", env=start)
+    for report in agent.wait_for_report("started", count=2):
+        os.kill(report["worker"], signum)
+    agent.signal(signum)
+    assert agent.exit_code() == 128 + signum
+    assert len(agent.reports("saved")) == 2
+    assert "restart 1" not in agent.output
+
+
 def test_a_signal_to_the_parent_of_workers_of_a_rendezvous_handler(stage: Stage) -> None:
     pytest.importorskip("torch")
     agent = stage.run("--rdzv_backend=torch-c10d", WORKERS / "signalled.py")

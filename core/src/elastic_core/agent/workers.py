@@ -56,6 +56,8 @@ from elastic_core.warden.linux import waits_in
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
+_OF_USERS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+"""Where they announce that the node leaves, a scheduler may send them to workers too, which they would end."""
 
 
 @dataclass
@@ -138,7 +140,15 @@ class WorkerGroup:
             with contextlib.closing(streams), self.reports.open(tag, worker.reported) as control:
                 out, err = streams.stdout, streams.stderr
                 self.warden.spawn(
-                    tag, argv, env, stdout=out, stderr=err, control=control.fileno(), cpus=cpus, warm=self.warm
+                    tag,
+                    argv,
+                    env,
+                    stdout=out,
+                    stderr=err,
+                    control=control.fileno(),
+                    cpus=cpus,
+                    ignored=_OF_USERS.intersection(self.config.signals or ()),
+                    warm=self.warm,
                 )
         remove_round(self.directory / f"round_{self._directory_of}", temporary=self.temporary)
         self._directory_of = current.number

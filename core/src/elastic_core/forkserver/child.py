@@ -6,6 +6,7 @@ The rest is as in a fresh interpreter; the package's docstring says why.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import types
 import warnings
@@ -37,6 +38,8 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
         threading.main_thread()._set_native_id()  # before Python 3.13 a fork keeps its parent's
     volunteer_for_oom()
     stack_dump.prepare()
+    for signum in request["ignored"]:
+        signal.signal(signum, signal.SIG_IGN)
     if request["cpus"] is not None:
         os.sched_setaffinity(0, request["cpus"])
 

@@ -111,6 +111,7 @@ class Warden:
         stderr: int | None = None,
         control: int | None = None,
         cpus: Collection[int] | None = None,
+        ignored: Collection[int] = (),
         warm: bool = False,
     ) -> None:
         """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
@@ -128,12 +129,13 @@ class Warden:
             stderr: As stdin.
             control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
             cpus: The CPUs that it may run on; None for the agent's.
+            ignored: The signals that it ignores until it sets another disposition.
             warm: Whether to have it forked by the fork server.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
         request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
-        request["cpus"] = None if cpus is None else sorted(cpus)
+        request |= {"cpus": None if cpus is None else sorted(cpus), "ignored": sorted(ignored)}
         # How many fences the caller has handled: a request that crosses a Fenced belongs to a round that is over.
         self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
 

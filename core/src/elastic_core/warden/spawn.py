@@ -189,7 +189,7 @@ def _become(child: Child, given: Mapping[str, int], pipe: int, warden: int) -> N
             volunteer_for_oom()
             prepare_worker(request["argv"], environment)
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signum, signal.SIG_IGN if signum in request.get("ignored", ()) else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if request.get("cpus") is not None:
             what = f"CPUs {request['cpus']}"
