@@ -236,8 +236,21 @@ def test_a_process_that_would_be_a_world_of_one_is_refused(environ: dict[str, st
     error = refused(environ)
     assert message in error.message
     assert "srun --nodes=4 --ntasks=4 --ntasks-per-node=1 elastic run …" in str(error.hint)
-    for given in ({"nnodes": "4"}, {"standalone": True}):
+    for given in ({"nnodes": "4", "rdzv_endpoint": "node2"}, {"standalone": True}):
         assert found(environ, given)
+
+
+def test_a_number_of_nodes_does_not_make_a_login_node_one_of_them() -> None:
+    below_salloc = {name: text for name, text in JOB.items() if name != "SLURMD_NODENAME"}
+    here = allocation.read(below_salloc)
+    assert here is not None
+    with pytest.raises(UsageError, match="This host is not one of the 4 nodes of Slurm job 1077"):
+        flag_defaults(here, {"nnodes": "4"}, lambda: None)
+    assert flag_defaults(here, {"nnodes": "1"}, lambda: None)
+    inside = allocation.read(JOB)
+    assert inside is not None
+    place = flag_defaults(inside, {"nnodes": "4"}, lambda: None)["rdzv_endpoint"]
+    assert place[1] == "the first node of SLURM_JOB_NODELIST"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def flag_defaults(
         found.update(_size_and_name(here, given))
         several = str(given.get("nnodes", found["nnodes"][0])) != "1"
         if several and not given.keys() & {*PLACE}:
+            _check_host(here)
             found.update(_place(here, find_shared, embedded_too=not _is_array_of_nodes(here, given)))
     if here.gpus:
         found["nproc_per_node"] = (str(here.gpus), here.gpus_from)
@@ -100,9 +101,13 @@ def _size_and_name(here: Allocation, given: Mapping[str, object]) -> dict[str, D
         return {"nnodes": (f"1:{most}" if most > 1 else "1", "SLURM_ARRAY_TASK_COUNT")}
     name = here.job if here.step is None else f"{here.job}.{here.step}"
     return {
-        "nnodes": (str(len(here.nodes)), "SLURM_JOB_NODELIST" if here.step is None else "SLURM_STEP_NODELIST"),
+        "nnodes": (str(len(here.nodes)), _list_of(here)),
         "rdzv_id": (name, "SLURM_JOB_ID" if here.step is None else "SLURM_JOB_ID and SLURM_STEP_ID"),
     }
+
+
+def _list_of(here: Allocation) -> str:
+    return "SLURM_JOB_NODELIST" if here.step is None else "SLURM_STEP_NODELIST"
 
 
 def _is_array_of_nodes(here: Allocation, given: Mapping[str, object]) -> bool:
@@ -125,7 +130,7 @@ def _place(here: Allocation, find_shared: Callable[[], Default | None], *, embed
     endpoint = f"{here.nodes[0]}:{port_of(here.job, here.step)}"
     return {
         "rdzv_backend": ("c10d", "no directory is known to be shared"),
-        "rdzv_endpoint": (endpoint, "the first node of SLURM_STEP_NODELIST"),
+        "rdzv_endpoint": (endpoint, f"the first node of {_list_of(here)}"),
     }
 
 
@@ -141,15 +146,10 @@ def port_of(job: str, step: str | None) -> int:
 
 def _check(here: Allocation) -> None:
     """Refuse a process that is not one of a step with one process on each node of the allocation."""
+    _check_host(here)
     count = here.job_nodes
     nodes = f"{count} node{'s' if count > 1 else ''}"
     again = "For a job of this node alone: --standalone, or --nnodes=1."
-    if here.node is None:
-        raise UsageError(
-            f"This host is not one of the {nodes} of Slurm job {here.job}: `elastic run` was typed on the host from "
-            "which the job was submitted.",
-            hint=f"Write srun in front of it: {_srun(here)}",
-        )
     if here.step is None and count > 1:
         raise UsageError(
             f"Slurm job {here.job} has {nodes}, and `elastic run` was started on {here.node} alone, without srun.",
@@ -172,6 +172,16 @@ def _check(here: Allocation) -> None:
             )
         raise UsageError(
             f"srun has started `elastic run` {here.tasks_here} times on {here.node}, once for each task.", hint=text
+        )
+
+
+def _check_host(here: Allocation) -> None:
+    """Refuse a process outside of the allocation."""
+    if here.node is None:
+        raise UsageError(
+            f"This host is not one of the {here.job_nodes} node{'s' if here.job_nodes > 1 else ''} of Slurm job "
+            f"{here.job}: `elastic run` was typed on the host from which the job was submitted.",
+            hint=f"Write srun in front of it: {_srun(here)}\nElse say where the nodes meet: --rdzv_endpoint.",
         )
 
 
