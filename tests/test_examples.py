@@ -67,13 +67,46 @@ def test_a_resnet_that_saves_its_own_checkpoints_goes_on_from_the_newest(
     assert sorted(path.name for path in tmp_path.glob("*.pt*")) == ["best.pt", "newest.pt"]
 
 
-def test_the_dockerfile_copies_what_is_there_and_starts_what_exists() -> None:
-    lines = (EXAMPLES / "imagenet" / "Dockerfile").read_text().splitlines()
-    copied = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
-    assert [source for source in copied if not (EXAMPLES.parent / source).exists()] == []
-    assert 'ENTRYPOINT ["elastic", "run"]' in lines
-    (command,) = (json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD "))
-    assert f"examples/imagenet/{command[-2]}" in copied
+def instructions(dockerfile: Path, name: str) -> list[list[str]]:
+    """Return the words of each instruction of that name, with the defaults of the arguments."""
+    text = dockerfile.read_text().replace("\\\n", " ")
+    for argument, default in re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE):
+        text = text.replace(f"${{{argument}}}", default)
+    return [line.split()[1:] for line in text.splitlines() if line.startswith(f"{name} ")]
+
+
+def copied(dockerfile: Path) -> list[str]:
+    return [source for *sources, _ in instructions(dockerfile, "COPY") for source in sources]
+
+
+@pytest.mark.parametrize("folder", ["examples/imagenet", "deploy/kubernetes"])
+def test_a_dockerfile_copies_and_installs_what_is_there(folder: str) -> None:
+    root = EXAMPLES.parent
+    dockerfile = root / folder / "Dockerfile"
+    (run,) = instructions(dockerfile, "RUN")
+    installed = [word for word in run if word.startswith("./")]
+    assert [source for source in copied(dockerfile) if not (root / source).exists()] == []
+    assert [source for source in installed if not (root / source / "pyproject.toml").exists()] == []
+
+
+def test_the_image_of_imagenet_starts_its_script() -> None:
+    dockerfile = EXAMPLES / "imagenet" / "Dockerfile"
+    assert [json.loads(" ".join(words)) for words in instructions(dockerfile, "ENTRYPOINT")] == [["elastic", "run"]]
+    (command,) = (json.loads(" ".join(words)) for words in instructions(dockerfile, "CMD"))
+    assert f"examples/imagenet/{command[-2]}" in copied(dockerfile)
+
+
+def test_the_image_for_kubernetes_runs_as_the_manifests_do(stage: Stage, tmp_path: Path) -> None:
+    dockerfile = EXAMPLES.parent / "deploy" / "kubernetes" / "Dockerfile"
+    job = (dockerfile.parent / "job.yaml").read_text()
+    assert re.findall(r"runAsUser: (\d+)", job) == [user for (user,) in instructions(dockerfile, "USER")]
+    (command,) = (json.loads(" ".join(words)) for words in instructions(dockerfile, "CMD"))
+    assert command[-1] in job
+    script = tmp_path / "train.py"
+    script.write_text((EXAMPLES.parent / copied(dockerfile)[-1]).read_text())
+    flags = [flag.replace("auto", "2") for flag in command[2:-1]]
+    agent = stage.run(*flags, script, "--epochs=1", env=WARM)
+    assert agent.exit_code() == 0, agent.output
 
 
 def test_another_library_takes_elastic_torchs_place(stage: Stage, tmp_path: Path) -> None:
