@@ -134,6 +134,31 @@ def test_maintenance_of_the_host(service: Cloud, text: str, seconds: list[float 
     assert [notice.seconds for notice in source.look()] == seconds
 
 
+@pytest.mark.parametrize(
+    ("upcoming", "seconds"),
+    [
+        ('{"window_start_time": "2016-09-19T19:29:47Z", "latest_window_start_time": "2016-09-19T20:00:00Z"}', None),
+        ('{"windowStartTime": "2016-09-19T18:32:00Z"}', 133.0),
+        ('{"latestWindowStartTime": "2016-09-19T20:00:00Z"}', 60.0),
+        ('{"startTime": "2016-09-19T18:00:00Z"}', 60.0),
+        ('{"windowStartTime": "soon"}', 60.0),
+        ('{ "error": "no notifications have been received yet, try again later" }', 60.0),
+        (None, 60.0),
+    ],
+)
+def test_the_node_stays_until_the_last_minutes_before_maintenance_that_is_announced_an_hour_ahead(
+    service: Cloud, upcoming: str | None, seconds: float | None
+) -> None:
+    service.announce("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+    if upcoming is not None:
+        service.announce("upcoming-maintenance", upcoming)
+    source = gcp.MetadataKey(gcp.MAINTENANCE, service.url.removeprefix("http://"), now=lambda: NOON)
+    (notice,) = source.look()
+    assert notice.seconds == seconds
+    if seconds is None:
+        assert notice.what == "GCP terminates this machine for maintenance of its host at 2016-09-19T19:29:47Z"
+
+
 @pytest.mark.parametrize("parse", gcp.PARSERS.values())
 @pytest.mark.parametrize("text", GARBAGE)
 def test_what_is_none_of_the_values_is_refused(parse: object, text: str) -> None:

@@ -1,11 +1,16 @@
 """Google Compute Engine: whether the machine is preempted (30 s ahead), and host maintenance that terminates it.
 
 Both keys are asked with ``wait_for_change``: the service answers when the value changes, or after ``WAIT_SECONDS``.
+The maintenance of a machine with GPUs is announced up to an hour ahead. Where ``instance/upcoming-maintenance`` has the
+time at which it begins, the node leaves in the last minutes before that.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, refused
 from elastic_notices.notice import Notice, NotUnderstoodError
@@ -13,10 +18,12 @@ from elastic_notices.notice import Notice, NotUnderstoodError
 HOST_VARIABLE = "GCE_METADATA_HOST"  # HOST[:PORT], as for Google's own libraries
 HOST = "metadata.google.internal"
 HEADERS = {"Metadata-Flavor": "Google"}
-PREEMPTED, MAINTENANCE = "preempted", "maintenance-event"
+PREEMPTED, MAINTENANCE, UPCOMING = "preempted", "maintenance-event", "upcoming-maintenance"
 WAIT_SECONDS = 60
 PREEMPTED_SECONDS = 30.0  # what a preempted machine gets
 MAINTENANCE_SECONDS = 60.0  # the least that a machine gets before maintenance that terminates it
+LAST_SECONDS = 180.0  # before a maintenance whose beginning is known, in which the node leaves
+WINDOW_START = re.compile(r'"(?:window_?)?start_?time"\s*:\s*"([^"]+)"', re.IGNORECASE)  # all spellings in use
 
 
 def parse_preempted(text: str) -> Sequence[Notice]:
@@ -41,6 +48,24 @@ def parse_maintenance(text: str) -> Sequence[Notice]:
     raise NotUnderstoodError(f"no maintenance event: {text[:80]!r}")
 
 
+def at_window_start(notice: Notice, upcoming: str, now: float) -> Notice:
+    """Return the notice of a maintenance with the time that is left; until the last minutes it is a hint.
+
+    Args:
+        notice: One of :func:`parse_maintenance`.
+        upcoming: The value of ``instance/upcoming-maintenance``, which may say when the maintenance begins.
+        now: The time, in seconds since 1970.
+    """
+    found = WINDOW_START.search(upcoming)
+    try:
+        left = datetime.fromisoformat(found[1].replace("Z", "+00:00")).timestamp() - now if found else 0.0
+    except ValueError:
+        left = 0.0
+    if found is None or left <= MAINTENANCE_SECONDS:
+        return notice
+    return Notice(f"{notice.what} at {found[1]}", None if left > LAST_SECONDS else left)
+
+
 PARSERS = {PREEMPTED: parse_preempted, MAINTENANCE: parse_maintenance}
 
 
@@ -49,10 +74,13 @@ class MetadataKey:
 
     advice = "If pods cannot reach metadata.google.internal, give the pod hostNetwork: true."
 
-    def __init__(self, key: str, host: str = HOST, send: Callable[..., Answer] = ask) -> None:
+    def __init__(
+        self, key: str, host: str = HOST, send: Callable[..., Answer] = ask, now: Callable[[], float] = time.time
+    ) -> None:
         self.name = f"the metadata service of GCP ({key})"
-        self._key, self._send = key, send
-        self._url = f"http://{host}/computeMetadata/v1/instance/{key}"
+        self._key, self._send, self._now = key, send, now
+        instance = f"http://{host}/computeMetadata/v1/instance"
+        self._url, self._upcoming_url = f"{instance}/{key}", f"{instance}/{UPCOMING}?alt=json"
         self._etag = ""
 
     def look(self) -> Sequence[Notice]:
@@ -66,6 +94,15 @@ class MetadataKey:
             self._etag = ""
             raise refused(answer, self._url)
         found = PARSERS[self._key](answer.text)
+        if self._key == MAINTENANCE and any(notice.seconds is not None for notice in found):
+            found = [at_window_start(notice, self._upcoming(), self._now()) for notice in found]
         etag = next((value for name, value in answer.headers.items() if name.lower() == "etag"), "")
         self._etag = etag if etag.isalnum() else ""
         return found
+
+    def _upcoming(self) -> str:
+        try:
+            answer = self._send(self._upcoming_url, HEADERS, timeout=TIMEOUT_SECONDS)
+        except OSError:
+            return ""
+        return answer.text if answer.status == 200 else ""

@@ -113,7 +113,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(403)
             return
         given = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        first = {"preempted": "FALSE", "maintenance-event": "NONE"}[key]
+        first = {"preempted": "FALSE", "maintenance-event": "NONE"}.get(key, "")
+        if not first and key not in self.cloud.values:
+            self._send(503)
+            return
         with self.cloud.changed:
             if given.get("wait_for_change") == "true":
                 last, seconds = given.get("last_etag"), float(given.get("timeout_sec", 60))
