@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +155,22 @@ def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, t
     agent.wait_for_report("began", count=2)
     assert [(r["tier"], r["step"]) for r in agent.reports("began")] == [("rescued", 7)] * 2
     assert agent.exit_code() == 0, agent.output
+
+
+def test_a_run_whose_place_another_one_has_taken_writes_its_newest_step_first(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    meeting = [*over("file", tmp_path / "store"), "--nnodes=1:2", "--nproc_per_node=1"]
+    job = [TRAIN, "--epochs=2", "--disk", tmp_path / "disk", "--interval=100", "--at=7", "--hold", tmp_path / "hold"]
+    first = stage.start([*RUN, *meeting, *map(str, job)], env=QUICK)
+    first.wait_for_report("holding")
+    first.signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, first.pid, os.WSTOPPED)
+    shutil.rmtree(tmp_path / "store" / "job")
+    other = stage.start([*RUN, *meeting, str(WORKERS / "barrier.py"), f"--until={tmp_path / 'done'}"])
+    other.wait_for_report("training", world_size=1)
+    first.signal(signal.SIGCONT)
+    first.wait_for("has begun there since: joining again as a new node")
+    first.wait_for(rf"the snapshot of step 7 is in {tmp_path}/disk/rescued/")
 
 
 @pytest.mark.everyday("all failed", "stopped together")

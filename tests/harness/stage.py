@@ -209,7 +209,7 @@ class Stage:
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return a launcher's variables: this process's without settings for it, the mark, and ``env``."""
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_"))}
-        return {**environ, MARK: self.mark, **COLD, **FIRST_FAILURE_ENDS, **(env or {})}
+        return {**environ, "TERM": "xterm", MARK: self.mark, **COLD, **FIRST_FAILURE_ENDS, **(env or {})}
 
     def wait_until(self, happened: Callable[[], object], patience: float = PATIENCE) -> bool:
         """Wait until something that shows in the agents' output has happened; whether it did."""

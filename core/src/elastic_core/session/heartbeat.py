@@ -37,7 +37,7 @@ class Heartbeat:
         connections: The session's.
         writer: Told the revision of the row that the store holds (rule S7), and given the look at the leader's row.
         confirmation: Has the server of another connection confirmed.
-        compare: Called when the store has fewer entries than this node has read (rule S3).
+        compare: Called when the store has fewer entries than this node has read, or has lost its row (rule S3).
         take_leader: Called when the leader is gone and this node is the next: the ledger that this was judged by, what
             was last heard, why.
     """
@@ -139,8 +139,9 @@ class Heartbeat:
     def _heartbeat(self, store: RendezvousBackend, ledger: Ledger) -> None:
         try:
             reply = store.heartbeat(self._node_id, self.count, ledger.leader)
+            row_lost = reply.revision is None and self._writer.is_listed
             self._absorb(reply, ledger)
-            if reply.head < ledger.head.index and ledger.closed is None:
+            if (row_lost or reply.head < ledger.head.index) and ledger.closed is None:
                 self._compare()
                 return
             signs = self._signs()

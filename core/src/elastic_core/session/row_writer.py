@@ -73,6 +73,11 @@ class RowWriter:
             self._jobs.append(job)
             self._state.wake.notify()
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the store has this node's row, as far as this node knows."""
+        return not self._unlisted and not self.done.is_set()
+
     def row_seen(self, revision: int | None) -> None:
         """Send the row again if the store is behind what was sent, or has lost the row (None) (rule S7).
 
