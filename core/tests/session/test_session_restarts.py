@@ -10,6 +10,7 @@ import pytest
 from test_session import CLOCK, Node, in_round, quick
 from views import entry, incident, info, members, settings
 
+from elastic_core.plugins.local_backend import MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.entries import Halt, HaltReason, Open, Resume, Round
 from elastic_core.protocol.ledger import advance
@@ -38,6 +39,16 @@ class Bench:
     def bodies(self) -> list[object]:
         """What the ledger says now."""
         return [decode_entry(data).body for _, data in self.server.store("job").entries]
+
+    def come_back_with_another_run(self) -> MemoryStore:
+        """Stop the server, and start it with a run of node ``x``; return the job's store there."""
+        another = MemoryServer()
+        self.nodes.append(Node("x", another.open("job"), quick(1, 1)).until(in_round(1, "x")))
+        self.server.stop()
+        store = self.server._jobs["job"]
+        store.entries, store.rows = list(another.store("job").entries), dict(another.store("job").rows)
+        self.server.start()
+        return store
 
 
 @pytest.fixture
@@ -169,13 +180,7 @@ def test_a_newcomer_whose_run_is_outranked_begins_again(bench: Bench) -> None:
 def test_a_run_that_another_has_taken_the_place_of_stops_and_joins_it(bench: Bench) -> None:
     a, b = bench.pair()
     entries = list(bench.server.store("job").entries)
-    foreign = MemoryServer()
-    other = Node("x", foreign.open("job"), quick(1, 1)).until(in_round(1, "x"))
-    bench.nodes.append(other)
-    bench.server.stop()
-    store = bench.server._jobs["job"]
-    store.entries, store.rows = list(foreign.store("job").entries), dict(foreign.store("job").rows)
-    bench.server.start()
+    store = bench.come_back_with_another_run()
     for node in (a, b):
         beating, count = bench.server.open("job"), itertools.count(1000)
 
@@ -194,13 +199,7 @@ def test_an_earlier_run_that_comes_back_with_the_store_does_not_stop_this_one(be
     """All its nodes are gone. The workers of the run that goes on are not touched."""
     a, b = bench.pair()
     run, round_number = a.state.ledger.head.run, a.state.round
-    earlier = MemoryServer()
-    other = Node("x", earlier.open("job"), quick(1, 1)).until(in_round(1, "x"))
-    bench.nodes.append(other)
-    bench.server.stop()
-    store = bench.server._jobs["job"]
-    store.entries, store.rows = list(earlier.store("job").entries), dict(earlier.store("job").rows)
-    bench.server.start()
+    bench.come_back_with_another_run()
     for node in (a, b):
         node.until(lambda n: n.state.ledger.head.epoch > 0)
         assert (node.state.ledger.head.run, node.state.round, node.exit) == (run, round_number, None)
