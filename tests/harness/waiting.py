@@ -5,7 +5,7 @@ In each program of two ranks rank 1 runs one form in its third step, while rank 
 
 from __future__ import annotations
 
-WINDOW, WINDOWS = 2, 4
+WINDOW, WINDOWS = 3, 4
 """The seconds without progress of the tests, and how many times that a healthy form takes."""
 PROGRAM = """\
 import asyncio, ctypes, fcntl, hashlib, logging, multiprocessing, os, queue, shutil, signal, socket, subprocess, sys
