@@ -65,9 +65,13 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.WORKER, "torch"): "elastic-torch",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
+    (Group.COMMANDS, "drain"): "elastic-operate",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
+    (Group.COMMANDS, "logs"): "elastic-operate",
     (Group.COMMANDS, "policy"): "elastic-policies",
+    (Group.COMMANDS, "release"): "elastic-operate",
     (Group.COMMANDS, "render"): "elastic-kubernetes",
+    (Group.COMMANDS, "status"): "elastic-operate",
     (Group.SCHEDULERS, "slurm"): "elastic-slurm",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""
