@@ -161,7 +161,7 @@ def read_all() -> list[JobFile]:
                         _retire(place, file)
                     elif file.kernel == kernel():
                         found.append(replace(file, directory=directory))
-    return sorted(found, key=lambda file: file.started)
+    return sorted(found, key=lambda file: (file.started, file.pid))
 
 
 def read_last() -> JobFile | None:
