@@ -29,7 +29,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file health kubernetes metrics notices policies redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
+DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file health kubernetes metrics notices operate policies redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.
 TYPED := core plugins examples tests benchmarks docs
 STORES := $(patsubst %,plugins/%/tests,c10d etcd file redis) $(patsubst %,tests/test_%.py,etcd late_stores lost_history \

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from elastic_core.incidents import History, Incident, Verdict
     from elastic_core.node_checks import NodeCheck
     from elastic_core.protocol.roster import NodeInfo
-    from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
     from elastic_core.rendezvous.options import RendezvousOptions
     from elastic_core.worker.train_state import TrainingState
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 7)
+HOOKSPEC_VERSION = (1, 8)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -142,6 +142,8 @@ def elastic_run_starts(
     log_dir: Path | None,
     leave: Callable[[str, float], None],
     publish: Callable[[Event], None],
+    describe: Callable[[], str],
+    connect: Callable[[], RendezvousBackend] | None,
 ) -> None:
     """Receive the notice that this node has joined a run, under the name ``node``.
 
@@ -155,7 +157,9 @@ def elastic_run_starts(
     drain``, with that deadline. All workers of the job stop together before it, and nothing is lost where they call
     ``should_checkpoint``; others get SIGTERM at once. Any thread may call it, at any time and more than once: the
     earliest deadline holds, also for the node that the agent is about to become (rule L17). ``publish`` publishes an
-    event of this node, from any thread.
+    event of this node, from any thread. ``describe`` returns the agent's state as SIGQUIT shows it, on any thread.
+    ``connect`` makes another connection to the job's store, as :meth:`RendezvousBackend.connect`, on any thread but the
+    agent's own; the plugin closes it. It is None for a job over a rendezvous handler of others, which has no store.
     """
 
 
@@ -244,6 +248,22 @@ def elastic_scheduler_defaults(
         UsageError: The command cannot be what the user means. Ends the run with exit code 2.
         PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
             2.
+    """
+
+
+@hookspec(firstresult=True)
+def elastic_find_job(job: str | None) -> FoundJob | None:
+    """Return where a running job is; None if the plugin knows no such job.
+
+    Called by commands that look at a job or ask something of it, such as ``elastic stacks``, if they are given neither
+    ``--rdzv_backend`` nor ``--rdzv_endpoint``. ``job`` is the id that the user has typed; None for the only job that
+    can be meant. The plugins of the group ``elastic.jobs`` are asked in turn, on the main thread, in the command's
+    process; the command waits for the answer, and closes a connection that is part of it.
+
+    Raises:
+        UsageError: Several jobs can be meant. Ends the command with exit code 2.
+        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the command with exit
+            code 2.
     """
 
 

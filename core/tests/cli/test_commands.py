@@ -50,8 +50,12 @@ def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsy
     [
         ("audit-data", "elastic-torch"),
         ("doctor", "elastic-doctor"),
+        ("drain", "elastic-operate"),
         ("exec", "elastic-torchrun"),
+        ("logs", "elastic-operate"),
+        ("release", "elastic-operate"),
         ("render", "elastic-kubernetes"),
+        ("status", "elastic-operate"),
     ],
 )
 def test_a_command_that_is_not_installed_is_answered_with_what_brings_it(

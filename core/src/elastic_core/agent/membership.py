@@ -147,6 +147,7 @@ def join_and_run(
         if door is not None:
             resources.loop.watch(door, door.greet)
         show_state(supervisor.describe)
+        resources.announce(supervisor.describe, store.connect)
         ending = snapshot_rescue.run(supervisor, resources)
     if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
         end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)

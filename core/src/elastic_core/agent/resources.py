@@ -42,6 +42,7 @@ from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
 from elastic_core.protocol.roster import LocalStacks, NodeInfo
 from elastic_core.protocol.stacks import LOOKS, is_news
+from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.threads import keep_a_starter
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import catches, run_nanoseconds
@@ -87,6 +88,13 @@ class Resources:
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
     locate: stacks.Answer = stacks.locate  # finds out where its workers are
     warden_watch: WardenWatch = field(default_factory=WardenWatch)
+
+    def announce(self, describe: Callable[[], str], connect: Callable[[], RendezvousBackend] | None) -> None:
+        """Tell the observers that this node has joined its run; the arguments are those of the hook."""
+        group, leave = self.group, self.plugins.host_end.leave
+        log_dir = None if group.temporary else group.directory
+        facts = self.config, group.run_uid, self.info, log_dir, leave, self.publish
+        self.plugins.run_starts(*facts, describe, connect)
 
     def fence(self, seconds: float | None, now: float) -> None:
         """Have the warden stop all workers in so many seconds, as of :meth:`Warden.fence`, and see that it runs."""
@@ -243,7 +251,7 @@ def open_resources(
 
     Args:
         config: The run's settings.
-        plugins: The plugins of the run; their ``run_starts`` is called.
+        plugins: The plugins of the run.
         publish: Tells the observers.
         info: This node.
         run_uid: The run's id.
@@ -293,8 +301,6 @@ def open_resources(
         stack.enter_context(_window_changes(output.resize))
 
         plugins.host_end.heard_by(lambda why, seconds, at: loop.post(HostEnds(why, seconds, at)))
-        leave = plugins.host_end.leave
-        plugins.run_starts(config, run_uid, info, None if temporary else directory, leave, publish)
         reports = Reports(loop.at)
         stack.callback(reports.close)
         loop.watch(reports, reports.receive)

@@ -7,7 +7,6 @@ General layout:
 * ``options``: the command ``elastic run``, with each of its flags declared once, as an ``option``. ``run``: turns their
   values into a :class:`~elastic_core.config.run.RunConfig`, with ``program`` (finds the program) and ``scheduler``
   (defaults inside a scheduler's job). ``error_file``: the file in which the launcher tells TorchX why a job failed.
-* ``status``, ``stacks``, ``logs``, ``plugins``: the subcommands of these names. ``host_requests``: ``elastic drain``,
-  ``elastic release``. ``job_store``: the store of the job that is looked at. ``local_ranks``: where the ranks of this
-  host are, for a job without a store.
+* ``stacks``, ``plugins``: the subcommands of these names. ``job_store``: the store of the job that is looked at; other
+  distributions use it too. ``local_ranks``: where the ranks of this host are, for a job without a store.
 """

@@ -12,20 +12,20 @@ from elastic_core.errors import PluginError, UsageError, did_you_mean
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("run:command", "Start a program on this node as part of a job."),
-    "drain": ("host_requests:drain", "Have the agents of a host leave their job."),
-    "release": ("host_requests:release", "Say of a host that it is gone for good."),
-    "status": ("status:command", "Say what a job does: nodes, ranks, restarts and why they were spent."),
     "stacks": ("stacks:command", "Say where the ranks of a job are, as when it hangs."),
-    "logs": ("logs:command", "Print the workers' output that was kept."),
     "plugins": ("plugins:command", "List the plugins that are installed."),
 }
 """Core's own commands: the module in this package with the name there, and the help in one line."""
 OF_PLUGINS: Mapping[str, str] = {
     "audit-data": "Prove from a sampler's audit log that no sample was skipped or repeated.",
     "doctor": "Say whether nodes can meet, and what is wrong if they cannot.",
+    "drain": "Have the agents of a host leave their job.",
     "exec": "Run a command, below which torchrun is `elastic run`.",
+    "logs": "Print the workers' output that was kept.",
     "policy": "Say what other failure policies would have decided about the failures of a run.",
+    "release": "Say of a host that it is gone for good.",
     "render": "Print the manifests of Kubernetes that stand for an ElasticJob.",
+    "status": "Say what a job does: nodes, ranks, restarts and why they were spent.",
 }
 """The help, in one line, of the commands that our own plugins bring: they are not imported for it."""
 HELP = ("-h", "--help")

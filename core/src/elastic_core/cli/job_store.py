@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_core.cli.options import FLAGS, Flags
 from elastic_core.cli.run import hints_with_sources, meeting_place, plugins_named
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import UsageError
-
-if TYPE_CHECKING:
-    from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
 
 _NAMES = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
 STORE_FLAGS = tuple(flag for flag in FLAGS if flag.name in _NAMES)  # those of ``elastic run`` that name the job
@@ -29,8 +27,10 @@ class NoStoreError(UsageError):
 def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str]]:
     """Yield a connection to the store that ``given``, the values of :data:`STORE_FLAGS`, names, and the job's id.
 
+    If they name neither a backend nor an endpoint, the plugins that find jobs are asked.
+
     Raises:
-        NoStoreError: The backend has no such store.
+        NoStoreError: The backend has no such store, or no plugin knows the job.
         UsageError: A flag is wrong.
         PluginError: The backend's plugin cannot be loaded.
         RendezvousConnectionError: The store cannot be reached.
@@ -38,9 +38,15 @@ def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str
     from elastic_core.config.rdzv_conf import parse
     from elastic_core.plugins import manager  # none of this for --help
     from elastic_core.rendezvous import job_token
-    from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousParameters
 
+    if not is_store_named(given):
+        found = _find(given["rdzv_id"])
+        if found.store is not None:
+            with closing(found.store):
+                yield found.store, found.job
+            return
+        given = {**given, "rdzv_backend": found.backend, "rdzv_endpoint": found.endpoint, "rdzv_id": found.job}
     flags = Flags(nnodes=_SEVERAL, **given)
     with hints_with_sources():
         backend, endpoint = meeting_place(flags)
@@ -58,3 +64,28 @@ def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str
     assert isinstance(store, RendezvousBackend)
     with closing(store):
         yield store, job
+
+
+def is_store_named(given: Mapping[str, Any]) -> bool:
+    """Return whether the values of :data:`STORE_FLAGS` name a store."""
+    return bool(given["rdzv_backend"] or given["rdzv_endpoint"])
+
+
+def _find(job: str | None) -> FoundJob:
+    """Return the job that a plugin of the group ``elastic.jobs`` knows."""
+    from elastic_core.plugins import manager
+    from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
+
+    plugins, offers = manager.Plugins(), Catalogue.read().offers(Group.JOBS)
+    for offer in offers:
+        plugins.register(offer.name, load(offer), described=str(offer))
+    found = plugins.first_answer("elastic_find_job", job=job)
+    if isinstance(found, FoundJob):
+        return found
+    which = "running job" if job is None else f"running job {job!r}"
+    finders = ", ".join(name for (group, _), name in BROUGHT_BY.items() if group is Group.JOBS)
+    hint = "Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
+    raise NoStoreError(
+        f"No {which} of this user was found on this host.",
+        hint=hint if offers else f"{hint} Jobs of this host are found by {finders}, which is not installed.",
+    )

@@ -135,6 +135,7 @@ def run(
         )
         agent = HandlerAgent(resources, runtime, handler)
         show_state(agent.describe)
+        resources.announce(agent.describe, None)
         return snapshot_rescue.run(agent, resources)
 
 

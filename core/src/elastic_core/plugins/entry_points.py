@@ -29,6 +29,7 @@ class Group(str, enum.Enum):
     WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
+    JOBS = "elastic.jobs"  # find a running job for commands that name no store; imported by these
     SCHEDULERS = "elastic.schedulers"  # defaults of flags; imported inside a job of the scheduler (``cli/scheduler``)
 
     @property
@@ -38,6 +39,7 @@ class Group(str, enum.Enum):
             Group.RENDEZVOUS: "rendezvous backend",
             Group.HANDLERS: "rendezvous handler",
             Group.COMMANDS: "command",
+            Group.JOBS: "finder of jobs",
             Group.SCHEDULERS: "scheduler",
         }
         return nouns.get(self, "plugin")
@@ -58,6 +60,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.AUTOLOAD, "events"): "elastic-metrics",
     (Group.AUTOLOAD, "flight-recorder"): "elastic-torch",
     (Group.AUTOLOAD, "health"): "elastic-health",
+    (Group.AUTOLOAD, "job-file"): "elastic-operate",
     (Group.AUTOLOAD, "notices"): "elastic-notices",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
     (Group.AUTOLOAD, "prometheus"): "elastic-metrics",
@@ -65,9 +68,14 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.WORKER, "torch"): "elastic-torch",
     (Group.COMMANDS, "audit-data"): "elastic-torch",
     (Group.COMMANDS, "doctor"): "elastic-doctor",
+    (Group.COMMANDS, "drain"): "elastic-operate",
     (Group.COMMANDS, "exec"): "elastic-torchrun",
+    (Group.COMMANDS, "logs"): "elastic-operate",
     (Group.COMMANDS, "policy"): "elastic-policies",
+    (Group.COMMANDS, "release"): "elastic-operate",
     (Group.COMMANDS, "render"): "elastic-kubernetes",
+    (Group.COMMANDS, "status"): "elastic-operate",
+    (Group.JOBS, "this-host"): "elastic-operate",
     (Group.SCHEDULERS, "slurm"): "elastic-slurm",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""

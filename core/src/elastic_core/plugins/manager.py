@@ -235,10 +235,12 @@ class Plugins:
         log_dir: Path | None,
         leave: Callable[[str, float], None],
         publish: Callable[[Event], None],
+        describe: Callable[[], str] = str,
+        connect: Callable[[], RendezvousBackend] | None = None,
     ) -> None:
         """Queue the notice that this node has joined a run. Never blocks."""
-        facts = {"config": config, "run_uid": run_uid, "node": node, "log_dir": log_dir}
-        self._observers.tell("elastic_run_starts", **facts, leave=leave, publish=publish)
+        facts = {"config": config, "run_uid": run_uid, "node": node, "log_dir": log_dir, "leave": leave}
+        self._observers.tell("elastic_run_starts", **facts, publish=publish, describe=describe, connect=connect)
 
     def round_starts(self, round: int, run_uid: str, members: Sequence[str]) -> None:
         """Queue the notice that a round is about to start workers on this node. Never blocks."""

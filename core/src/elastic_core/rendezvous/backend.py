@@ -239,6 +239,17 @@ class RendezvousBackend(ABC):
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """A running job that a plugin has found (hook ``elastic_find_job``): its id, and its store or the way there."""
+
+    job: str
+    backend: str = ""
+    endpoint: str = ""
+    store: RendezvousBackend | None = None
+    """A connection to the store; None to make one with ``backend`` and ``endpoint``."""
+
+
 TRAITS = ("embedded", "hosting", "may_forget", "stale_reads", "workers_store", "warnings")
 """The attributes by which a backend describes its store."""
 

@@ -153,20 +153,45 @@ def _default_directory(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get(flag_variable("log_dir"))
 
 
+def directory_of(name: str | None) -> Path:
+    """Return the directory for logs of a job of this host: the newest that keeps logs, or else the last that has ended.
+
+    Raises:
+        UsageError: No such job keeps logs.
+    """
+    from elastic_operate.host_jobs import find_job, host_jobs
+    from elastic_operate.job_file import read_last
+
+    jobs = [*reversed(host_jobs())] if name is None else [job for job in [find_job(name)] if job is not None]
+    found = [(job.newest.job, job.logs) for job in jobs if job.logs]
+    if not found and name is None and (last := read_last()) is not None:
+        found = [(last.job, last.logs)]
+    if not found:
+        which = "No job of this host" if name is None else f"There is no directory {name!r}, and no job of this host"
+        raise UsageError(
+            f"{which}{'' if name is None else ' with that id'} keeps logs.",
+            hint="Write elastic logs DIRECTORY. Output is kept when elastic run has --log_dir together with "
+            "--redirects or --tee, as in --tee 3.",
+        )
+    job, directory = found[0]
+    click.echo(f"elastic: logs of job {job!r} in {directory}", err=True)
+    return Path(directory)
+
+
 @click.command("logs", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("directory", type=click.Path(path_type=Path), default=_default_directory, required=False)
+@click.argument("directory", default=_default_directory, required=False)
 @click.option("--round", "number", type=click.IntRange(1), metavar="N", help="Only the output of round N.")
 @click.option("--rank", type=click.IntRange(0), metavar="R", help="Only the output of rank R.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
-def command(directory: Path | None, number: int | None, rank: int | None, stream: str | None, follow: bool) -> int:
+def command(directory: str | None, number: int | None, rank: int | None, stream: str | None, follow: bool) -> int:
     """Print the output of workers that `elastic run --log_dir=DIRECTORY --tee=3` has kept.
 
-    DIRECTORY is the --log_dir, whose newest run is printed, or the directory of one run. PET_LOG_DIR is its default.
+    DIRECTORY is the --log_dir, whose newest run is printed, or the directory of one run, or the id of one of your jobs
+    on this host. PET_LOG_DIR is its default, and without that the newest job of this host, or the last that has ended.
     """
-    if directory is None:
-        raise UsageError("No log directory is named.", hint="Write elastic logs DIRECTORY, or set PET_LOG_DIR.")
-    run = find_run(directory)
+    named = directory is not None and (os.sep in directory or os.path.isdir(directory))
+    run = find_run(Path(directory) if directory is not None and named else directory_of(directory))
     follower = Follower(run, Selection(number, rank, stream), sys.stdout.buffer)
     try:
         if not follower.print_new(last=not follow) and not follow:

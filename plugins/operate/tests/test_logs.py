@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.cli.logs import Follower, Selection, find_logs, find_run
 from elastic_core.errors import UsageError
+from elastic_operate.logs import Follower, Selection, find_logs, find_run
 
 
 def keep(run: Path, number: int, rank: int, text: str, stream: str = "stdout") -> Path:

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.job_store import STORE_FLAGS, job_store
+from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, is_store_named, job_store
 from elastic_core.cli.option import FlagCommand
 from elastic_core.config.run import describe_limit
-from elastic_core.errors import UsageError
+from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
-from elastic_core.host.terminal import GREEN, RED, YELLOW, Paint, all_printable, painter, plain
+from elastic_core.host.terminal import GREEN, RED, YELLOW, Paint, all_printable, painter, plain, printable
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
     from elastic_core.session.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
+    from elastic_operate.host_jobs import HostJob
 
+NAMED = "Name it as its nodes do: JOB or --rdzv_id, with their --rdzv_backend and --rdzv_endpoint."
 WATCH_INTERVAL_SECONDS = 2.0
 _STATES = {"forming": YELLOW, "running": GREEN, "restarting": YELLOW, "succeeded": GREEN, "failed": RED}
 BEHIND_SECONDS = 10.0  # by which the last progress of a rank is older than that of the others of its node
@@ -31,28 +33,68 @@ FAILURES_SHOWN = 5  # of those that spent a restart, the newest
 
 
 def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
-    """Print what the job does, once or every two seconds, and return the exit code."""
-    from elastic_core.session.job_view import look  # not for --help
-
-    paint = painter(sys.stdout)
+    """Print what the job does, or what the jobs of this host do, once or every two seconds; return the exit code."""
+    from elastic_operate.host_jobs import host_jobs  # none of this for --help
+    from elastic_operate.host_list import as_object, ask_all, table
 
     if job is not None:
         given["rdzv_id"] = job
+    if given["rdzv_id"] is not None or is_store_named(given):
+        return _status_of(given, watch=watch, as_json=as_json)
+    while True:
+        jobs = host_jobs()
+        if not as_json and len(jobs) < 2:
+            return _status_of(given, watch=watch, as_json=False)
+        answers = ask_all(jobs)
+        _show(json.dumps([as_object(answer) for answer in answers]) if as_json else "\n".join(table(answers)), watch)
+        if not watch:
+            return int(ExitCode.SUCCESS)
+        time.sleep(WATCH_INTERVAL_SECONDS)
 
-    with job_store(given) as (store, job_id):
-        while True:
-            if (seen := look(store, job_id)) is None:
-                raise UsageError(
-                    f"There is no job {job_id!r} in this store.",
-                    hint="Name it as its nodes do: JOB or --rdzv_id, with their --rdzv_backend and --rdzv_endpoint.",
-                )
-            text = json.dumps(asdict(seen)) if as_json else "\n".join(describe(seen, paint))
-            if watch and not as_json:
-                click.clear()
-            click.echo(text)
-            if not watch or seen.state in ("succeeded", "failed"):
-                return int(ExitCode.SUCCESS)
-            time.sleep(WATCH_INTERVAL_SECONDS)
+
+def _status_of(given: dict[str, Any], *, watch: bool, as_json: bool) -> int:
+    """Print what one job does. If only its agent's own state is known, print that."""
+    from elastic_core.session.job_view import look
+    from elastic_operate.host_jobs import EndedAgentError, agent_state, find_job
+
+    paint = painter(sys.stdout)
+    found = None if is_store_named(given) else find_job(given["rdzv_id"])
+    try:
+        with job_store(given) as (store, job_id):
+            while True:
+                if (seen := look(store, job_id)) is None:
+                    raise UsageError(f"There is no job {job_id!r} in this store.", hint=NAMED)
+                lines = [*describe(seen, paint), *(() if found is None else [_here(found)])]
+                _show(json.dumps(asdict(seen)) if as_json else "\n".join(lines), watch and not as_json)
+                if not watch or seen.state in ("succeeded", "failed"):
+                    return int(ExitCode.SUCCESS)
+                time.sleep(WATCH_INTERVAL_SECONDS)
+    except EndedAgentError as exc:
+        if not watch:
+            raise
+        click.echo(f"{exc.message} Its own output says how.")
+        return int(ExitCode.SUCCESS)
+    except (NoStoreError, RendezvousConnectionError) as exc:
+        if as_json or found is None or not (state := agent_state(found)):
+            raise
+        click.echo(state, nl=False)
+        if isinstance(exc, NoStoreError):
+            return int(ExitCode.SUCCESS)  # it is all that is known of such a job
+        raise
+
+
+def _here(job: HostJob) -> str:
+    """Return the line about the agents of this host."""
+    agent, pids = job.newest, ", ".join(str(each.pid) for each in job.agents)
+    at = f" at {agent.endpoint}" if agent.endpoint else ""
+    logs = f"; logs in {job.logs}" if job.logs else ""
+    return printable(f"  here      agent pid {pids}, over {agent.backend}{at}{logs}")
+
+
+def _show(text: str, clear: bool) -> None:
+    if clear:
+        click.clear()
+    click.echo(text)
 
 
 def describe(seen: JobStatus, paint: Paint = plain) -> Iterator[str]:
@@ -147,9 +189,10 @@ command = FlagCommand(
         click.Argument(["job"], required=False),
         *STORE_FLAGS,
         click.Option(["--watch"], is_flag=True, help="Look again every 2 s, until the job is over or Ctrl-C."),
-        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print JSON: an object for JOB, else a list of jobs."),
     ],
     help="Say what JOB does: its nodes, ranks, restarts and why they were spent.\n\nJOB is the job's --rdzv_id. The "
-    "flags of `elastic run` name its store. Nothing in the store is changed.",
+    "flags of `elastic run` name its store; without them JOB is one of your jobs on this host, and the beginning of "
+    "its id is enough. Without JOB the jobs of this host are listed, or the only one is shown. Nothing is changed.",
     epilog="Any host that reaches the store may ask. The exit code is 0 where there is such a job, whatever it does.",
 )

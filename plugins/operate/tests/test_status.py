@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_core.cli.status import describe
 from elastic_core.events import describe_duration
 from elastic_core.incidents import Failure
 from elastic_core.session.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
+from elastic_operate.status import describe
 
 RUNNING = JobStatus(
     job="job42",

@@ -1,0 +1,163 @@
+"""The jobs that this user's agents run on this host, for commands that name no store."""
+
+# ruff: noqa: D102  (RendezvousBackend documents these methods)
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Collection
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError, UsageError
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
+from elastic_core.warden.linux import state_of
+from elastic_operate import job_file
+from elastic_operate.job_file import BYTES, JobFile
+
+HELLO_SECONDS = 5.0  # for the agent's first line
+ANSWER_SECONDS = 30.0  # for any other answer: the agent may have to wait for the store
+_ERRORS = {error.__name__: error for error in (RendezvousStateError, StoreLostError)}
+
+
+class SilentAgentError(RendezvousConnectionError):
+    """An agent of this host does not answer."""
+
+
+class EndedAgentError(RendezvousConnectionError):
+    """An agent of this host has ended while a command was connected to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostJob:
+    """A job, with all its agents on this host."""
+
+    agents: tuple[JobFile, ...]
+
+    @property
+    def newest(self) -> JobFile:
+        """The agent that started last."""
+        return self.agents[-1]
+
+    @property
+    def logs(self) -> str:
+        """The directory for logs of the newest agent that keeps them; '' for none."""
+        return next((agent.logs for agent in reversed(self.agents) if agent.logs), "")
+
+    def connect(self) -> AgentStore:
+        """Return a connection to an agent.
+
+        Raises:
+            SilentAgentError: No agent answers.
+        """
+        for agent in self.agents:
+            try:
+                return AgentStore(agent)
+            except SilentAgentError as exc:
+                silent = exc
+        raise silent
+
+
+def host_jobs() -> list[HostJob]:
+    """Return the jobs of this user on this host; the one whose agent started last comes last."""
+    found: dict[tuple[str, str], list[JobFile]] = {}
+    for agent in job_file.read_all():
+        found.setdefault((agent.job, agent.run), []).append(agent)
+    return sorted((HostJob(tuple(agents)) for agents in found.values()), key=lambda job: job.newest.started)
+
+
+def find_job(name: str | None) -> HostJob | None:
+    """Return the job with this id, or else with this run id, or else the one whose id begins so; None if there is none.
+
+    ``name`` is None for the only job.
+
+    Raises:
+        UsageError: Several jobs are meant.
+    """
+    jobs = host_jobs()
+    exact = [job for job in jobs if name in (None, job.newest.job)] or [job for job in jobs if job.newest.run == name]
+    found = exact or [job for job in jobs if job.newest.job.startswith(name or "")]
+    if len(found) > 1:
+        each = ", ".join(f"{job.newest.job!r} (run {job.newest.run}, pid {job.newest.pid})" for job in found)
+        raise UsageError(f"{len(found)} jobs of this host can be meant: {each}.", hint="Name one by its id or its run.")
+    return found[0] if found else None
+
+
+class AgentStore(RendezvousBackend):
+    """A connection to a job's store by way of an agent on this host, with the operations that commands use.
+
+    Attributes:
+        state: The agent's state, as it describes it on SIGQUIT.
+        has_store: Whether the job has a store; a rendezvous handler of others has none.
+    """
+
+    hosting = False
+
+    def __init__(self, agent: JobFile) -> None:
+        self._agent = f"The agent of job {agent.job!r} with pid {agent.pid}"
+        if state_of(agent.pid) == "T":
+            raise SilentAgentError(f"{self._agent} is stopped.", hint=f"kill -CONT {agent.pid} lets it go on.")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(HELLO_SECONDS)
+        try:
+            with job_file.opened(agent.directory) as place:
+                self._socket.connect(f"{place}/{agent.node}{job_file.SOCKET_SUFFIX}")
+            self._replies = self._socket.makefile("rb")
+            hello = json.loads(self._replies.readline())
+        except (OSError, ValueError) as exc:
+            self._socket.close()
+            raise SilentAgentError(f"{self._agent} does not answer.") from exc
+        self.state, self.has_store = str(hello["state"]), bool(hello["store"])
+
+    def open(self) -> None:
+        """Have the agent connect to the store."""
+        self._socket.settimeout(ANSWER_SECONDS)
+        self.embedded = self._ask("open")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        return int(self._ask("enter", node_id, value.decode(BYTES)))
+
+    def remove(self, node_id: str) -> None:
+        self._ask("remove", node_id)
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        rows = self._ask("roster", None if ids is None else list(ids))
+        return [RosterRow(node, at, revision, value.encode(BYTES), *rest) for node, at, revision, value, *rest in rows]
+
+    def read(self, index: int) -> bytes | None:
+        data = self._ask("read", index)
+        return None if data is None else str(data).encode(BYTES)
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        return Cursor(*self._ask("wait", cursor.head, cursor.roster, roster, timeout))
+
+    def amend(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("only nodes do this")
+
+    connect = append = heartbeat = amend
+
+    def _ask(self, *request: Any) -> Any:
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            reply = json.loads(self._replies.readline())
+        except TimeoutError as exc:
+            raise RendezvousConnectionError(
+                f"{self._agent} has waited for the store for {ANSWER_SECONDS:g} s."
+            ) from exc
+        except (OSError, ValueError) as exc:
+            raise EndedAgentError(f"{self._agent} has ended.") from exc
+        if "error" in reply:
+            raise _ERRORS.get(reply["error"], RendezvousConnectionError)(reply["message"], hint=reply["hint"])
+        return reply["result"]
+
+
+def agent_state(job: HostJob) -> str:
+    """Return how an agent of the job describes its state; '' if none answers."""
+    with suppress(SilentAgentError), closing(job.connect()) as agent:
+        return agent.state
+    return ""

@@ -1,0 +1,182 @@
+"""The files by which commands on this host find the agents of this user, one small file for each agent.
+
+They are in ``$XDG_RUNTIME_DIR/elastic``, or in ``elastic-UID`` in the directory for temporary files. A directory that
+is not this user's, or that other users can write to, is not used. Sockets are reached through the directory's
+descriptor, since the name of a socket has 107 bytes at most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from elastic_core.errors import without_passwords
+from elastic_core.host.identity import boot_id
+from elastic_core.protocol.schema import reader, writer
+from elastic_core.warden.linux import running_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_core.config.run import RunConfig
+
+SUFFIX, SOCKET_SUFFIX = ".json", ".sock"
+LAST = "last"  # the file of an agent that has kept logs and has ended
+BYTES = "latin-1"  # the encoding by which bytes are texts in the JSON that the socket takes
+_MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """The facts about one agent that its file holds.
+
+    Attributes:
+        job: The job's id.
+        run: The run's own id.
+        node: The agent's node id, from which its file and its socket have their names.
+        backend: The rendezvous backend.
+        endpoint: The endpoint, without passwords.
+        logs: The run's directory for logs; '' if they are not kept.
+        pid: The agent's process.
+        started: The start of that process, in ticks since the boot.
+        kernel: The boot and the PID namespace in which ``pid`` and ``started`` have a meaning.
+        directory: The directory that holds the file; not written.
+    """
+
+    job: str
+    run: str
+    node: str
+    backend: str
+    endpoint: str
+    logs: str
+    pid: int
+    started: int
+    kernel: str
+    directory: str = ""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its agent is known to be gone."""
+        return self.kernel == kernel() and running_process(self.pid) != (self.pid, self.started)
+
+
+def describe_agent(config: RunConfig, run: str, node: str, logs: Path | None) -> JobFile:
+    """Return the facts about the agent that this process is."""
+    process = running_process(os.getpid())
+    return JobFile(
+        job=config.rdzv_id,
+        run=run,
+        node=node,
+        backend=config.rdzv_backend,
+        endpoint=without_passwords(config.rdzv_endpoint),
+        logs="" if logs is None else os.path.abspath(logs),
+        pid=os.getpid(),
+        started=0 if process is None else process[1],
+        kernel=kernel(),
+    )
+
+
+def kernel() -> str:
+    """Return what identifies this boot and this PID namespace."""
+    return f"{boot_id()} {os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def directories(*, reading: bool = True) -> list[str]:
+    """Return where files may be: where agents of this user with the same variables write them, the preferred first."""
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or (f"/run/user/{uid}" if reading else "")
+    with suppress(OSError):
+        if runtime and os.stat(runtime).st_uid == uid:
+            return [f"{runtime}/elastic", f"{os.environ.get('TMPDIR') or '/tmp'}/elastic-{uid}"]
+    return [f"{os.environ.get('TMPDIR') or '/tmp'}/elastic-{uid}"]
+
+
+@contextmanager
+def opened(directory: str) -> Iterator[str]:
+    """Yield a short path by which a directory of files is reached while the block runs.
+
+    Raises:
+        OSError: It is not there, belongs to another user, or others can write to it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"{directory} is not only this user's")
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def kept(file: JobFile, directory: str) -> Iterator[socket.socket]:
+    """Keep a file in a directory while the block runs, and yield the socket beside it, which listens.
+
+    Raises:
+        OSError: The directory cannot be used, or is full.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    with opened(directory) as place, socket.socket(socket.AF_UNIX) as listener:
+        name = f"{place}/{file.node}"
+        try:
+            listener.bind(name + SOCKET_SUFFIX)
+            listener.listen()
+            with open(os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+                json.dump(writer(JobFile)(file), out)
+            os.rename(f"{name}.new", name + SUFFIX)
+            yield listener
+        finally:
+            with suppress(OSError):
+                os.unlink(f"{name}.new")
+            _retire(place, file)
+
+
+def _retire(place: str, file: JobFile) -> None:
+    """Remove a file and its socket. One with logs becomes the last one."""
+    name = f"{place}/{file.node}"
+    with suppress(OSError):
+        os.unlink(name + SOCKET_SUFFIX)
+    with suppress(OSError):
+        if file.logs:
+            os.rename(name + SUFFIX, f"{place}/{LAST}")
+        else:
+            os.unlink(name + SUFFIX)
+
+
+def read_all() -> list[JobFile]:
+    """Return the files of this user's agents on this host, in the order of their start; stale ones are removed."""
+    found = []
+    for directory in directories():
+        with suppress(OSError), opened(directory) as place:
+            for name in os.listdir(place):
+                if name.endswith(SUFFIX) and (file := read(place, name)) is not None:
+                    if file.is_stale:
+                        _retire(place, file)
+                    elif file.kernel == kernel():
+                        found.append(replace(file, directory=directory))
+    return sorted(found, key=lambda file: (file.started, file.pid))
+
+
+def read_last() -> JobFile | None:
+    """Return the file of the agent with logs that has ended last; None if none is known."""
+    for directory in directories():
+        with suppress(OSError), opened(directory) as place:
+            if (file := read(place, LAST)) is not None:
+                return file
+    return None
+
+
+def read(place: str, name: str) -> JobFile | None:
+    """Return one file; None if it is gone, or of another release with other fields."""
+    with suppress(OSError, ValueError):
+        with open(os.open(f"{place}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found: JobFile = reader(JobFile)(json.loads(file.read(_MAX_BYTES)))
+        return found
+    return None

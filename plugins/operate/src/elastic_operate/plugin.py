@@ -1,0 +1,74 @@
+"""The plugin in an agent: keeps a file about the job, by which commands on this host find it.
+
+The module imports little, and nothing is done at once: the launch of workers does not wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from elastic_core import hookimpl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_core.config.run import RunConfig
+    from elastic_core.events import Event
+    from elastic_core.protocol.roster import NodeInfo
+    from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_operate.command_server import CommandServer
+
+DELAY_SECONDS = 0.25  # after which the file is written: the start of workers has been requested by then
+END_MAX_SECONDS = 1.0  # for the removal of the file
+
+
+class JobFiles:
+    """Keeps the file of the node that the agent is."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self._server: CommandServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @hookimpl
+    def elastic_run_starts(
+        self,
+        config: RunConfig,
+        run_uid: str,
+        node: NodeInfo,
+        log_dir: Path | None,
+        publish: Callable[[Event], None],
+        describe: Callable[[], str],
+        connect: Callable[[], RendezvousBackend] | None,
+    ) -> None:
+        """Start the thread that keeps the file and answers commands."""
+        self.elastic_run_ends()  # the agent has entered the job again, as another node
+        self._closed = closed = threading.Event()
+
+        def run() -> None:
+            if closed.wait(DELAY_SECONDS):
+                return
+            from elastic_operate.command_server import CommandServer
+            from elastic_operate.job_file import describe_agent
+
+            self._server = CommandServer(
+                describe_agent(config, run_uid, node.node_id, log_dir), describe, connect, publish, closed
+            )
+            self._server.run()
+
+        self._thread = threading.Thread(target=run, name="elastic-commands", daemon=True)
+        with suppress(RuntimeError):  # no thread can be started
+            self._thread.start()
+
+    @hookimpl
+    def elastic_run_ends(self) -> None:
+        """Remove the file."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.close()
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join(END_MAX_SECONDS)
+        self._server = self._thread = None
