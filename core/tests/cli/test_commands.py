@@ -9,6 +9,7 @@ import pytest
 from elastic_core import __version__
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
+from elastic_core.errors import how_to_install
 from elastic_core.plugins.entry_points import Catalogue
 
 COMMAND = """
@@ -60,8 +61,7 @@ def test_a_command_that_is_not_installed_is_answered_with_what_brings_it(
     monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
     assert elastic(name, "--any=thing") == 2
     assert capsys.readouterr().err == (
-        f"elastic: error: The command {name!r} is not installed.\n\n"
-        f"Install the distribution that brings it: {distribution}\n"
+        f"elastic: error: The command {name!r} is not installed.\n\n{how_to_install(distribution)}\n"
     )
     assert elastic("--help") == 0
     assert f"\n  {name} " not in capsys.readouterr().out, "it is listed once it is installed"
@@ -94,8 +94,7 @@ def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
     monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
     assert elastic("run", f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", __file__) == 2
     assert capsys.readouterr().err == (
-        f"elastic: error: The rendezvous backend {backend!r} is not installed.\n\n"
-        f"Install the distribution that brings it: {distribution}\n"
+        f"elastic: error: The rendezvous backend {backend!r} is not installed.\n\n{how_to_install(distribution)}\n"
     )
 
 
