@@ -123,7 +123,7 @@ def finish(
     level = Level.INFO if closed.success else Level.ERROR
     fields: dict[str, Field] = {"success": closed.success, "exit_code": closed.exit_code, "requeue": closed.requeue}
     if summary is not None:
-        fields |= {"restarts": summary.restarts, "seconds_s": summary.seconds}
+        fields |= {"restarts": summary.restarts, "run_s": summary.seconds}
         fields |= {"interrupted_s": summary.interrupted_seconds, "nodes_lost": summary.nodes_lost}
     publish(Event("job_closed", describe_verdict(closed, known, summary), level, fields))
     if summary is not None and (error := write_verdict(summary, closed)) is not None:

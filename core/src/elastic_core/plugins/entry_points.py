@@ -92,6 +92,11 @@ class InstalledPlugin:
         """The distribution and its version."""
         return f"{self.distribution} {self.version}"
 
+    @property
+    def summary(self) -> str:
+        """The summary of its distribution."""
+        return str(self.entry_point.dist.metadata.json.get("summary", "")) if self.entry_point.dist else ""
+
 
 class Catalogue:
     """All installed plugins, read once: reading takes milliseconds, and longer with more distributions."""
