@@ -92,7 +92,7 @@ def test_core_s_own_plugins_stand_first() -> None:
     assert [line.split() for line in lines[:3]] == [
         ["built", "in"],
         ["max-restarts", "elastic-core", __version__],
-        "Restart until `--max_restarts` are spent, unless the first".split(),
+        ["Restart", "until", "`--max_restarts`", "are", "spent,", "unless", "the", "first"],
     ]
 
 

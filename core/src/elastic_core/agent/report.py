@@ -341,7 +341,8 @@ def round_halted(halt: Halt) -> Event:
     """
     fields: dict[str, Field] = {"round": halt.round, "reason": halt.reason.value}
     level = Level.DEBUG if halt.reason in (HaltReason.FAILURE, HaltReason.GIVING_UP) else Level.INFO
-    return Event("round_halted", f"round {halt.round} is halted: {halt.why}", level, fields)
+    ends = "ends for a resize" if halt.reason is HaltReason.RESIZE else "is halted"
+    return Event("round_halted", f"round {halt.round} {ends}: {halt.why}", level, fields)
 
 
 def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) -> Event:
