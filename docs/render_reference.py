@@ -193,7 +193,7 @@ FIELDS = {
     "time_to_save": "`round`, `had_s`, `took_s`, `step`, `saved_step`, `saved_s`, `in_memory`, `in_time`, `lost_steps`",
     "recovered": "`round`, `detected_s`, `decided_s`, `stopped_s`, `running_s`",
     "initialized": "`round`, `workers`, `took_s`; after an interruption also those of `recovered`, and `initialized_s`",
-    "job_closed": "`success`, `exit_code`, `requeue`, `restarts`, `nodes_lost`, `seconds_s`, `interrupted_s`",
+    "job_closed": "`success`, `exit_code`, `requeue`, `restarts`, `nodes_lost`, `run_s`, `interrupted_s`",
     "rescue_failed": "`step`, where it is known",
 }
 """Of events whose fields are not literal."""

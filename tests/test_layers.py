@@ -292,7 +292,8 @@ def test_mypy_and_pytest_find_every_plugin_and_what_its_tests_share() -> None:
 
 def test_the_extra_all_of_core_is_every_plugin_but_the_conformance_kit() -> None:
     extra = toml(ROOT / "core" / "pyproject.toml")["project"]["optional-dependencies"]["all"]
-    assert {*extra} == {project["project"]["name"] for project in PROJECTS.values()} - {"elastic-testing"}
+    names = {project["project"]["name"] for project in PROJECTS.values()} - {"elastic-testing"}
+    assert {*extra} == {f"{name}~=0.1.0" for name in names}
 
 
 def test_what_is_not_installed_is_known_with_its_distribution() -> None:

@@ -32,7 +32,7 @@ def test_who_follows_the_tutorial_sees_what_it_shows_and_has_all_three_plugins(r
     listed = [
         row for row in json.loads(reader.type("elastic plugins --json")) if row["distribution"] == "elastic-board"
     ]
-    facts = {"distribution": "elastic-board", "version": "0.1.0", "error": None}
+    facts = {"distribution": "elastic-board", "version": "0.1.0", "summary": "", "error": None}
     assert listed == [
         {
             "name": "board",

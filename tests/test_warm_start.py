@@ -97,7 +97,9 @@ def test_a_preloaded_module_that_starts_a_thread_costs_no_round(stage: Stage, tm
     assert "round 3" not in agent.output
     why = "the preloaded process has 2 threads, which a fork does not get (MainThread, metronome)"
     assert agent.output.count(f"starts fresh, without the warm start: {why}") == 1
-    agent.wait_for(r"round 2 runs \d+\.\d{3} s after the interruption, and its workers import everything again \(the ")
+    agent.wait_for(
+        r"round 2 runs \d+\.\d{3} s after the interruption, and its workers import all modules themselves \(the "
+    )
 
 
 LEARNS = """
@@ -132,7 +134,7 @@ def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_prog
     assert [[r[name] for name in names] for r in (first, second)] == [[False, False, False, 1], [True, True, False, 1]]
     # ``report`` lies under PYTHONPATH: it is no library's.
     agent.wait_for(
-        r"round 2 runs \d+\.\d{3} s after .*, and its workers started warm, but import again 1 module\(s\) that"
+        r"round 2 runs \d+\.\d{3} s after .*, and its workers started warm, and import 1 module\(s\) themselves"
     )
     library.with_name("new").write_text("VERSION = 2")
     library.with_name("new").rename(library)
@@ -160,7 +162,7 @@ def test_a_restart_says_how_many_modules_are_imported_again_where_nothing_was_le
     os.kill(first["pid"], signal.SIGKILL)
     [second] = agent.wait_for_report("there", restart_count=1)
     assert (second["sqlite3"], second["part"]) == (False, False)
-    agent.wait_for(r"started warm, but import again [1-9]\d* module\(s\) that were not imported ahead$")
+    agent.wait_for(r"started warm, and import [1-9]\d* module\(s\) themselves$")
     ends(agent, done)
 
 
@@ -196,7 +198,7 @@ def test_a_restart_counts_the_modules_of_a_framework_that_is_not_installed(
     os.kill(first["pid"], signal.SIGKILL)
     [second] = agent.wait_for_report("there", restart_count=1)
     assert second["again"] == 81
-    agent.wait_for(r"started warm, but import again 8[1-4] module\(s\) that were not imported ahead$")
+    agent.wait_for(r"started warm, and import 8[1-4] module\(s\) themselves$")
     ends(agent, done)
 
     done.unlink()

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
 import pytest
 
 from elastic_core import errors
-from elastic_core.errors import ElasticError, UsageError, did_you_mean
+from elastic_core.errors import ElasticError, UsageError, did_you_mean, how_to_install
 from elastic_core.exit_codes import ExitCode
 
 
@@ -108,3 +113,56 @@ def test_a_password_of_an_endpoint_is_not_shown_whether_it_has_a_scheme_or_not(t
 )
 def test_what_has_no_password_is_shown_as_it_is(text: str) -> None:
     assert errors.without_passwords(text) == text
+
+
+class Installed(metadata.Distribution):
+    """elastic-core 0.1.0, installed from somewhere."""
+
+    def __init__(self, origin: Mapping[str, object] | None) -> None:
+        self._files = {"METADATA": "Name: elastic-core\nVersion: 0.1.0\n"}
+        if origin is not None:
+            self._files["direct_url.json"] = json.dumps(origin)
+
+    def read_text(self, filename: str) -> str | None:
+        return self._files.get(filename)
+
+    def locate_file(self, path: object) -> Path:
+        raise NotImplementedError
+
+
+def hint_where(monkeypatch: pytest.MonkeyPatch, origin: Mapping[str, object] | None, distribution: str) -> str:
+    monkeypatch.setattr(metadata, "distribution", lambda _: Installed(origin))
+    return how_to_install(distribution)
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_a_checkout_installs_from_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, editable: bool) -> None:
+    plugin = tmp_path / "my work" / "plugins" / "etcd"
+    plugin.mkdir(parents=True)
+    origin = {"url": (tmp_path / "my work" / "core").as_uri(), "dir_info": {"editable": editable}}
+    told = hint_where(monkeypatch, origin, "elastic-rdzv-etcd")
+    assert told == f"Install elastic-rdzv-etcd:\n  pip install '{plugin}'"
+
+
+def test_a_wheel_is_beside_the_wheel_of_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheel = tmp_path / "elastic_torch-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    origin = {"url": (tmp_path / "elastic_core-0.1.0-py3-none-any.whl").as_uri(), "archive_info": {}}
+    assert hint_where(monkeypatch, origin, "elastic-torch") == f"Install elastic-torch:\n  pip install {wheel}"
+    served = {"url": "https://host/wheels/elastic_core-0.1.0-py3-none-any.whl", "archive_info": {}}
+    assert hint_where(monkeypatch, served, "elastic-torch").endswith(f"pip install https://host/wheels/{wheel.name}")
+
+
+@pytest.mark.parametrize("origin", [None, {"url": "file:///gone/core", "dir_info": {}}])
+def test_a_distribution_that_is_not_beside_core_is_not_looked_for_on_the_public_index(
+    monkeypatch: pytest.MonkeyPatch, origin: Mapping[str, object] | None
+) -> None:
+    assert hint_where(monkeypatch, origin, "elastic-rdzv-etcd") == (
+        "Install elastic_rdzv_etcd-0.1.0-py3-none-any.whl from where elastic-core came; the public index has no "
+        "elastic-rdzv-etcd of this project."
+    )
+
+
+def test_core_on_a_path_alone_has_no_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata.Distribution, "discover", lambda **_: iter(()))
+    assert how_to_install("elastic-torch") == "Install elastic-torch from where elastic_core came."

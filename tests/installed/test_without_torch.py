@@ -43,4 +43,7 @@ def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
 ) -> None:
     agent = stage.run(*flags, "--no_python", "true")
     assert agent.exit_code() == 2
-    assert agent.lines[-1] == f"Install the distribution that brings it: {distribution}"
+    wheel = f"{distribution.replace('-', '_')}-{elastic_core.__version__}-py3-none-any.whl"
+    assert agent.lines[-1] == (
+        f"Install {wheel} from where elastic-core came; the public index has no {distribution} of this project."
+    )

@@ -136,6 +136,32 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
+def how_to_install(distribution: str) -> str:
+    """Return the line that installs another distribution of this project from where elastic-core came (PEP 610).
+
+    It has a path or a URL: the distributions' names on the public index do not belong to this project.
+    """
+    import json
+    import shlex
+    from importlib import metadata
+    from pathlib import Path
+    from urllib.parse import unquote
+
+    try:
+        core = metadata.distribution("elastic-core")
+    except metadata.PackageNotFoundError:  # it is on PYTHONPATH alone
+        return f"Install {distribution} from where elastic_core came."
+    origin = json.loads(core.read_text("direct_url.json") or "{}")
+    folder, _, _ = origin.get("url", "").rpartition("/")
+    name = distribution.removeprefix("elastic-").removeprefix("rdzv-")
+    wheel = f"{distribution.replace('-', '_')}-{core.version}-py3-none-any.whl"
+    what = f"{folder}/plugins/{name}" if "dir_info" in origin else f"{folder}/{wheel}"
+    path = unquote(what.removeprefix("file://"))
+    if folder and (Path(path).exists() or not what.startswith("file:")):
+        return f"Install {distribution}:\n  pip install {shlex.quote(path)}"
+    return f"Install {wheel} from where elastic-core came; the public index has no {distribution} of this project."
+
+
 def in_one_line(exc: BaseException) -> str:
     """Return an exception as one line: the message of an ElasticError, the class and message of any other."""
     return str(exc).replace("\n", " ") if isinstance(exc, ElasticError) else f"{type(exc).__name__}: {exc}."

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_core.errors import UsageError, did_you_mean
+from elastic_core.errors import UsageError, did_you_mean, how_to_install
 from elastic_core.exit_codes import describe_exit
 
 NONE = "none"  # in place of a name: no check is on but for those that are named
@@ -100,7 +100,7 @@ def _command(part: str, offered: Mapping[str, NodeCheck], which: Callable[[str],
     name = part.partition("=")[0]
     hint = f"The checks are: {', '.join(offered) or 'none'}. A command may stand in place of a name."
     if name in BROUGHT_BY_HEALTH:
-        hint = "Install the distribution that brings it: elastic-health"
+        hint = how_to_install("elastic-health")
     near = did_you_mean(name, {*offered, *BROUGHT_BY_HEALTH})
     raise UsageError(f"--health_check {part!r} is neither a check nor a command that is found here.{near}", hint=hint)
 

@@ -42,7 +42,7 @@ def test_the_cost_of_a_restart_is_one_line_and_says_why_it_was_not_warm() -> Non
     assert warm.message == "round 4 runs 0.092 s after the interruption, and its workers started warm"
     assert warm.fields == {"round": 4, "took_s": 0.0925, "warm": True, "why": "", "unlearned": 0}
     assert fresh.message == (
-        "round 4 runs 0.092 s after the interruption, and its workers import everything again "
+        "round 4 runs 0.092 s after the interruption, and its workers import all modules themselves "
         "(the preloaded process has 2 threads)"
     )
     assert (warm.level, fresh.fields["warm"]) == (Level.INFO, False)
@@ -52,8 +52,8 @@ def test_a_warm_restart_says_how_many_modules_are_imported_again() -> None:
     event = restarted(2, WHOLE, "", 1448)
     assert event.message == (
         "round 2 runs 0.092 s after the interruption, and its workers started warm, "
-        "but import again 1,448 module(s) that were not imported ahead"
+        "and import 1,448 module(s) themselves"
     )
     assert event.fields == {"round": 2, "took_s": 0.0925, "warm": True, "why": "", "unlearned": 1448}
     fresh = restarted(2, WHOLE, "it cannot fork", 7)
-    assert fresh.message.endswith("import everything again (it cannot fork)")
+    assert fresh.message.endswith("import all modules themselves (it cannot fork)")

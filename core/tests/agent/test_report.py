@@ -348,7 +348,7 @@ def test_every_entry_is_told_of_even_if_several_are_read_at_once() -> None:
     sealed = entry(after, Round(number=2, offer=offer("a"), members=members("abc"), why="c joins"), at=21.0)
     told = list(ledger_events(before, [halt, leader, sealed], 22.0, "a"))
     assert [(event.name, event.message) for event in told] == [
-        ("round_halted", "round 1 is halted: c joins"),
+        ("round_halted", "round 1 ends for a resize: c joins"),
         ("round_started", "round 2: 6 worker(s) on 3 node(s) (c joins)"),
     ]
     assert (told[0].fields["reason"], told[1].fields["cause"]) == ("resize", "resize")

@@ -45,13 +45,20 @@ FAILED = Closed(
 @pytest.mark.parametrize(
     ("summary", "text"),
     [
-        (SUMMARY, "2 restarts, 1 lost node, 11.2 s of 3.0 h interrupted (99.9 % ran), logs in /logs/run"),
-        (replace(SUMMARY, restarts=1, nodes_lost=0, logs=None), "1 restart, 11.2 s of 3.0 h interrupted (99.9 % ran)"),
+        (SUMMARY, "2 restarts, 1 lost node, processes were down for 11.2 s of 3.0 h (up 99.9 %), logs in /logs/run"),
+        (
+            replace(SUMMARY, restarts=1, nodes_lost=0, logs=None),
+            "1 restart, processes were down for 11.2 s of 3.0 h (up 99.9 %)",
+        ),
         (replace(SUMMARY, restarts=0, nodes_lost=2, interrupted_seconds=0.0, logs=None), "2 lost nodes"),
         (replace(SUMMARY, restarts=0, nodes_lost=0, interrupted_seconds=0.0, logs=None), ""),
         (
-            replace(SUMMARY, restarts=0, nodes_lost=0, seconds=2.0, interrupted_seconds=3.0, logs=None),
-            "3.0 s of 2.0 s interrupted (0.0 % ran)",
+            replace(SUMMARY, restarts=0, nodes_lost=0, seconds=60.0, interrupted_seconds=63.0, logs=None),
+            "processes were down for 63.0 s of 60.0 s (up 0.0 %)",
+        ),
+        (
+            replace(SUMMARY, restarts=0, nodes_lost=0, seconds=59.9, interrupted_seconds=3.0, logs=None),
+            "processes were down for 3.0 s",
         ),
     ],
 )

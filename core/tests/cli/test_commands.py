@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from elastic_core import __version__
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
+from elastic_core.errors import how_to_install
 from elastic_core.plugins.entry_points import Catalogue
 
 COMMAND = """
@@ -29,6 +32,42 @@ def elastic(*line: str) -> int:
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert elastic("--version") == 0
     assert capsys.readouterr().out == f"elastic {__version__}\n"
+
+
+def test_a_line_without_a_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert elastic() == elastic("--help") == 0
+    shown = capsys.readouterr().out
+    assert shown == 2 * shown[: len(shown) // 2] != ""
+
+
+def completed(*words: str) -> list[str]:
+    """What bash is offered for the last word of a line, by a process of its own as when Tab is pressed."""
+    line = ["elastic", *words]
+    instruction = {"_ELASTIC_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(words))}
+    asked = subprocess.run(
+        [sys.executable, "-m", "elastic_core"],
+        env={**os.environ, **instruction},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert asked.stderr == ""
+    return asked.stdout.splitlines()
+
+
+def test_a_shell_completes_commands_flags_and_programs() -> None:
+    assert completed("pl") == ["plain,plugins"]
+    assert completed("--v") == ["plain,--version"]
+    assert completed("run", "--nn") == ["plain,--nnodes"]
+    assert completed("run", "--rdzv_backend", "c10d", "tr") == ["file,tr"]
+    assert completed("nothing", "x") == [""]
+
+
+def test_to_complete_a_command_imports_none(install: Install) -> None:
+    install("dist", {"elastic.commands": {"broken": "broken_command"}}, {"broken_command": BROKEN})
+    group = Elastic()
+    with group.make_context("elastic", [], resilient_parsing=True) as context:
+        assert "broken" in [item.value for item in group.shell_complete(context, "")]
 
 
 def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,8 +103,7 @@ def test_a_command_that_is_not_installed_is_answered_with_what_brings_it(
     monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
     assert elastic(name, "--any=thing") == 2
     assert capsys.readouterr().err == (
-        f"elastic: error: The command {name!r} is not installed.\n\n"
-        f"Install the distribution that brings it: {distribution}\n"
+        f"elastic: error: The command {name!r} is not installed.\n\n{how_to_install(distribution)}\n"
     )
     assert elastic("--help") == 0
     assert f"\n  {name} " not in capsys.readouterr().out, "it is listed once it is installed"
@@ -98,8 +136,7 @@ def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
     monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
     assert elastic("run", f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", __file__) == 2
     assert capsys.readouterr().err == (
-        f"elastic: error: The rendezvous backend {backend!r} is not installed.\n\n"
-        f"Install the distribution that brings it: {distribution}\n"
+        f"elastic: error: The rendezvous backend {backend!r} is not installed.\n\n{how_to_install(distribution)}\n"
     )
 
 
@@ -113,7 +150,11 @@ def test_core_s_own_commands_cannot_be_replaced(install: Install, capsys: pytest
     ("line", "message"),
     [
         ("rnu", "There is no command 'rnu'. Did you mean 'run'?\n\nSee elastic --help."),
-        ("", "Missing command.\n\nSee elastic --help."),
+        ("--standalone", "--standalone is a flag of `elastic run`.\n\nSee elastic run -h."),
+        ("--stand-alone", "There is no option '--stand-alone'.\n\nSee elastic --help."),
+        ("help", "There is no command 'help'. Did you mean '--help'?\n\nSee elastic --help."),
+        ("train.py", "There is no command 'train.py'. Did you mean: elastic run train.py?\n\nSee elastic --help."),
+        ("./job", "There is no command './job'. Did you mean: elastic run ./job?\n\nSee elastic --help."),
         (
             "broken",
             "The command 'broken' (dist 1.0) fails to load: RuntimeError: not today.\n\n"
@@ -123,8 +164,15 @@ def test_core_s_own_commands_cannot_be_replaced(install: Install, capsys: pytest
     ],
 )
 def test_a_command_that_cannot_be_called_is_refused(
-    install: Install, capsys: pytest.CaptureFixture[str], line: str, message: str
+    install: Install,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    line: str,
+    message: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job").touch()
     install("dist", {"elastic.commands": {"broken": "broken_command", "nocommand": "json"}}, {"broken_command": BROKEN})
     assert elastic(*line.split()) == 2
     assert capsys.readouterr().err == f"elastic: error: {message}\n"

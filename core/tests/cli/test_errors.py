@@ -72,6 +72,24 @@ def test_a_switch_from_the_environment_is_refused_with_its_value(
     assert capsys.readouterr().err == said
 
 
+def test_on_a_terminal_texts_are_wrapped_between_words_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere each paragraph stays one line."""
+    reader, writer = os.openpty()
+    monkeypatch.setenv("COLUMNS", "40")
+    with open(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        error = UsageError("An agent leaves on SIGTERM, as it should.", hint=f"Install it:\n  pip install {'x' * 40}")
+        assert run(click.Command("c", callback=raising(error)), []) == 2
+    with open(reader, "rb") as shown:
+        assert shown.read1().decode().splitlines() == [
+            "elastic: error: An agent leaves on",
+            "SIGTERM, as it should.",
+            "",
+            "Install it:",
+            f"  pip install {'x' * 40}",
+        ]
+
+
 def test_a_closed_stdout_ends_the_command_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, fields
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from elastic_core.cli.commands import Elastic
+from elastic_core.cli.errors import run
 from elastic_core.cli.options import FLAGS, Flags, RunCommand
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap
 from elastic_core.errors import UsageError
+from elastic_core.exit_codes import ExitCode
 
 
 def read(*line: str) -> Flags:
@@ -173,9 +177,62 @@ def test_the_help_shows_every_flag_in_its_section_within_80_columns() -> None:
     shown = CliRunner(env={"COLUMNS": "80"}).invoke(RunCommand(lambda: 0), ["--help"], terminal_width=80).output
     sections = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert sections == [
-        *("Job size", "Rendezvous", "Program", "Placement", "Failure", "Health", "Output", "Progress", "Plugins"),
+        *(
+            "Examples",
+            "Job size",
+            "Rendezvous",
+            "Program",
+            "Placement",
+            "Failure",
+            "Health",
+            "Output",
+            "Progress",
+            "Plugins",
+        ),
         "Taken from torchrun's command lines, without effect here",
     ]
     assert max(map(len, shown.splitlines())) <= 80
     assert [flag.name for flag in FLAGS if f"--{flag.name}" not in shown] == []
     assert "[default: 30]" in shown
+
+
+def shown(flag: str, capsys: pytest.CaptureFixture[str], columns: int = 80) -> str:
+    """What ``elastic run`` with this flag prints on a terminal of so many columns."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COLUMNS", str(columns))
+        assert run(Elastic(), ["run", flag]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_short_help_has_the_flags_of_a_first_week_and_three_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown("-h", capsys)
+    assert text.count("\n  elastic run ") == 3
+    options = text.partition("\nOptions (--help shows all):\n")[2]
+    assert {*re.findall(r"^  --(\w+)", options, re.MULTILINE)} == {
+        "nnodes",
+        "nproc_per_node",
+        "rdzv_backend",
+        "rdzv_endpoint",
+        "rdzv_id",
+        "max_restarts",
+        "log_dir",
+        "standalone",
+    }
+
+
+def test_the_examples_of_the_help_are_command_lines_that_are_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = re.findall(r"^  elastic run (.*)$", shown("-h", capsys).replace("\\\n", ""), re.MULTILINE)
+    assert [read(*example.split()).script for example in examples] == ["train.py", "train.py", "package.train"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_the_whole_help_has_every_flag_and_exit_code_and_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    text = shown("--help", capsys, columns)
+    assert {*re.findall(r"^  (?:-\w, )?--(\w+)", text, re.MULTILINE)} == {flag.name for flag in FLAGS}
+    codes = " ".join(text[text.index("The exit code is") :].split())
+    assert {*re.findall(r"\d+", codes)} == {str(code.value) for code in ExitCode} | {"128"}
+    assert "docs/" not in text, "a wheel has none"
+    examples = text[text.index("Examples:") : text.index("Job size:")]
+    assert max(len(line) for line in text.replace(examples, "").splitlines()) < columns

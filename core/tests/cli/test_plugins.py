@@ -38,7 +38,7 @@ def test_what_is_installed_is_listed_with_its_hooks_or_why_it_fails(install: Ins
     mine = [row for row in inventory(Catalogue.read()) if row.distribution == "dist"]
     rendezvous = "elastic.rendezvous"
     assert mine == [
-        listed(name="fine", group=rendezvous, hooks=("elastic_make_rendezvous",)),
+        listed(name="fine", group=rendezvous, summary="It is for a test.", hooks=("elastic_make_rendezvous",)),
         listed(
             name="gone",
             group=rendezvous,
@@ -48,10 +48,11 @@ def test_what_is_installed_is_listed_with_its_hooks_or_why_it_fails(install: Ins
         listed(
             name="misfit",
             group=rendezvous,
+            summary="It is for a test.",
             error="The rendezvous backend 'misfit' (dist 1.0) implements 'elastic_make_rendevous', "
             "which is not a hook. Did you mean 'elastic_make_rendezvous'?",
         ),
-        listed(name="greet", group="elastic.commands"),
+        listed(name="greet", group="elastic.commands", summary="It is for a test."),
     ]
 
 
@@ -67,7 +68,7 @@ def test_the_list_is_for_people_by_default() -> None:
     shown = table(
         [
             listed(name="local", group="elastic.rendezvous", hooks=("elastic_make_rendezvous", "elastic_observe")),
-            listed(name="watcher", hooks=("elastic_observe",)),
+            listed(name="watcher", summary="It writes what happens.", hooks=("elastic_observe",)),
             listed(name="broken", error="The plugin 'broken' (dist 1.0) fails to load: RuntimeError: not today."),
         ],
         width=60,
@@ -78,6 +79,7 @@ def test_the_list_is_for_people_by_default() -> None:
         "           elastic_make_rendezvous, elastic_observe",
         "elastic.plugins",
         "  watcher  dist 1.0",
+        "           It writes what happens.",
         "           elastic_observe",
         "  broken   dist 1.0",
         "           FAILED: The plugin 'broken' (dist 1.0) fails to",
@@ -90,7 +92,7 @@ def test_core_s_own_plugins_stand_first() -> None:
     assert [line.split() for line in lines[:3]] == [
         ["built", "in"],
         ["max-restarts", "elastic-core", __version__],
-        ["elastic_judge_failure"],
+        ["Restart", "until", "`--max_restarts`", "are", "spent,", "unless", "the", "first"],
     ]
 
 
@@ -99,5 +101,6 @@ def test_json_is_for_programs(name: str) -> None:
     rows = {row["name"]: row for row in json.loads(CliRunner().invoke(command, ["--json"]).output)}
     assert rows[name]["distribution"] == "elastic-core"
     assert rows[name]["version"] == __version__
+    assert rows[name]["summary"]
     assert rows[name]["hooks"]
     assert rows[name]["error"] is None

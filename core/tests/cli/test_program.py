@@ -42,6 +42,11 @@ def test_a_module_is_found_without_being_imported(target: str) -> None:
     assert "package" not in sys.modules
 
 
+def test_run_path_wins_over_no_python_as_under_torchrun() -> None:
+    found = find("train.py", (), module=False, no_python=True, run_path=True)
+    assert found == Program(ProgramKind.RUN_PATH, "train.py", ())
+
+
 def test_an_executable_is_looked_up_as_a_shell_does() -> None:
     assert program("./run.sh", no_python=True).target == "./run.sh"
     assert program("env", no_python=True).target in {"/usr/bin/env", "/bin/env"}

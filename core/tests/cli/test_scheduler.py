@@ -12,7 +12,7 @@ from elastic_core.cli.options import Flags, RunCommand
 from elastic_core.cli.run import hints_with_sources
 from elastic_core.cli.scheduler import with_defaults
 from elastic_core.config.parse import NodeRange
-from elastic_core.errors import PluginError, UsageError
+from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 
@@ -93,8 +93,8 @@ def test_a_plugin_that_answers_none_changes_nothing() -> None:
 
 def test_where_the_plugin_is_missing_one_line_says_so_unless_the_command_says_where_nodes_meet() -> None:
     assert flags()[1] == [
-        "This is job 77 of slurm, and elastic-slurm is not installed, so this node runs by itself. Install it, or say "
-        "where the nodes meet: --nnodes and --rdzv_endpoint."
+        "This is job 77 of slurm, and elastic-slurm is not installed, so this node runs by itself. Say where the nodes "
+        f"meet (--nnodes, --rdzv_endpoint), or: {how_to_install('elastic-slurm')}"
     ]
     assert flags("--nnodes=2", "--rdzv_endpoint=a:1")[1] == []
 

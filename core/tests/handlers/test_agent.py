@@ -258,7 +258,7 @@ def test_nodes_that_wait_are_let_in_without_spending_a_restart(run: Run) -> None
     assert handler.rounds == 2
     assert run.environment(2)["TORCHELASTIC_RESTART_COUNT"] == "0"
     assert "1 node(s) wait to join" in run.said("round_started")[1]
-    assert run.said("round_halted") == ["round 1 is halted: 1 node(s) wait to join"]
+    assert run.said("round_halted") == ["round 1 ends for a resize: 1 node(s) wait to join"]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from importlib import metadata
 
 import pytest
 
-from elastic_core.errors import PluginError
+from elastic_core.errors import PluginError, how_to_install
 from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, InstalledPlugin, load
 
 
@@ -52,7 +52,7 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             "c10d",
             [Group.RENDEZVOUS],
             "The rendezvous backend 'c10d' is not installed.",
-            "Install the distribution that brings it: elastic-rdzv-c10d",
+            how_to_install("elastic-rdzv-c10d"),
             id="known, not installed",
         ),
         pytest.param(

@@ -11,7 +11,7 @@ from views import info
 from elastic_core import hookimpl
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import PluginError, UsageError
+from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
@@ -169,7 +169,7 @@ def test_a_plugin_of_ours_that_is_not_installed_is_named_with_its_distribution(n
     with pytest.raises(PluginError) as refused:
         load(config(plugins=(name,)), Catalogue([]))
     assert refused.value.message == f"The plugin {name!r} is not installed."
-    assert refused.value.hint == f"Install the distribution that brings it: {distribution}"
+    assert refused.value.hint == how_to_install(distribution)
 
 
 def test_a_backend_that_two_distributions_offer_is_refused_naming_both(install: Install) -> None:
@@ -419,7 +419,7 @@ def test_a_failure_policy_needs_the_plugin_that_reads_it() -> None:
     with pytest.raises(PluginError) as missing:
         load(config(failure_policy="budget=1/1h"), Catalogue([*_local()]))
     assert missing.value.message == "The plugin 'policies' is not installed."
-    assert missing.value.hint == "Install the distribution that brings it: elastic-policies"
+    assert missing.value.hint == how_to_install("elastic-policies")
 
 
 def test_a_failure_policy_whose_plugin_is_off_or_broken_is_refused(install: Install) -> None:

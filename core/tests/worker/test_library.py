@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import elastic_core
-from elastic_core.errors import PluginError
+from elastic_core.errors import PluginError, how_to_install
 from elastic_core.worker import library as torch_worker
 
 LIBRARY = """
@@ -40,7 +40,7 @@ def test_without_elastic_torch_it_says_what_to_install(name: str, monkeypatch: p
     with pytest.raises(ImportError) as caught:
         getattr(elastic_core, name)
     assert str(caught.value) == (
-        f"elastic.{name} needs elastic-torch, which is not installed here. Install that distribution."
+        f"elastic.{name} needs elastic-torch, which is not installed here. " + how_to_install("elastic-torch")
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
+from elastic_core.errors import how_to_install
 from elastic_torchrun.command import PTH, is_foreign, is_installed
 
 
@@ -108,9 +109,9 @@ def test_a_torchrun_that_stays_torchs_own_is_told_before_the_command_begins(tmp_
     command = [sys.executable, "-m", "elastic_core", "exec", "sh", "-c", "echo begun >&2"]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True, env=environment)
-    warning, begun = done.stderr.splitlines()
+    warning, begun = done.stderr.rsplit("\n", 2)[:2]
     assert warning == (
         f"elastic: warning: {tmp_path}/torchrun belongs to another Python environment, and stays torch's own. "
-        "Install elastic-torchrun there."
+        f"In that one: {how_to_install('elastic-torchrun')}"
     )
     assert begun == "begun"

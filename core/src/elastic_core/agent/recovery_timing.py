@@ -46,9 +46,9 @@ def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -
         unlearned: How many modules a worker imports itself that the fork server has not imported.
     """
     took = round((recovery.began if recovery.running is None else recovery.running) - recovery.began, 6)
-    how = f"its workers import everything again ({fresh})" if fresh else "its workers started warm"
+    how = f"its workers import all modules themselves ({fresh})" if fresh else "its workers started warm"
     if unlearned and not fresh:
-        how += f", but import again {unlearned:,} module(s) that were not imported ahead"
+        how += f", and import {unlearned:,} module(s) themselves"
     message = f"round {number} runs {took:.3f} s after the interruption, and {how}"
     fields: dict[str, Field] = {"round": number, "took_s": took, "warm": not fresh, "why": fresh}
     return Event("restarted", message, fields={**fields, "unlearned": unlearned})

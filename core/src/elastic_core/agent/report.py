@@ -123,7 +123,7 @@ def finish(
     level = Level.INFO if closed.success else Level.ERROR
     fields: dict[str, Field] = {"success": closed.success, "exit_code": closed.exit_code, "requeue": closed.requeue}
     if summary is not None:
-        fields |= {"restarts": summary.restarts, "seconds_s": summary.seconds}
+        fields |= {"restarts": summary.restarts, "run_s": summary.seconds}
         fields |= {"interrupted_s": summary.interrupted_seconds, "nodes_lost": summary.nodes_lost}
     publish(Event("job_closed", describe_verdict(closed, known, summary), level, fields))
     if summary is not None and (error := write_verdict(summary, closed)) is not None:
@@ -341,7 +341,8 @@ def round_halted(halt: Halt) -> Event:
     """
     fields: dict[str, Field] = {"round": halt.round, "reason": halt.reason.value}
     level = Level.DEBUG if halt.reason in (HaltReason.FAILURE, HaltReason.GIVING_UP) else Level.INFO
-    return Event("round_halted", f"round {halt.round} is halted: {halt.why}", level, fields)
+    ends = "ends for a resize" if halt.reason is HaltReason.RESIZE else "is halted"
+    return Event("round_halted", f"round {halt.round} {ends}: {halt.why}", level, fields)
 
 
 def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) -> Event:

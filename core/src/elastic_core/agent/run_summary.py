@@ -27,6 +27,7 @@ from elastic_core.threads import bounded
 
 FILE_NAME = "verdict.json"
 WRITE_MAX_SECONDS = 5.0
+LEAST_FOR_SHARE = 60.0  # seconds of a run from which on its last line has a percentage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +63,14 @@ class RunSummary:
     time_to_save: TimeToSave | None = None
 
     def describe(self) -> str:
-        """Return it in one line: ``2 restarts, 1 node lost, 11.2 s of 3.0 h lost (99.9 % ran), logs in /logs/run``."""
+        """Return it in one line: ``2 restarts, processes were down for 11.2 s of 3.0 h (up 99.9 %), logs in /logs``."""
         counts = [(self.restarts, "restart"), (self.nodes_lost, "lost node")]
         parts = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
-        if self.interrupted_seconds > 0 and self.seconds > 0:
-            share = 100 * (1 - min(1.0, self.interrupted_seconds / self.seconds))
-            lost, total = describe_duration(self.interrupted_seconds), describe_duration(self.seconds)
-            parts.append(f"{lost} of {total} interrupted ({share:.1f} % ran)")
+        if self.interrupted_seconds > 0:
+            parts.append(f"processes were down for {describe_duration(self.interrupted_seconds)}")
+            if self.seconds >= LEAST_FOR_SHARE:
+                share = 100 * (1 - min(1.0, self.interrupted_seconds / self.seconds))
+                parts[-1] += f" of {describe_duration(self.seconds)} (up {share:.1f} %)"
         if self.logs is not None:
             parts.append(f"logs in {self.logs}")
         return ", ".join(parts)

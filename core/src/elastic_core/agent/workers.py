@@ -115,7 +115,7 @@ class WorkerGroup:
         self._expired.clear()
         self._notice = None
         self._recovered, self._initialized = None, False
-        self._fresh, self._unlearned = "" if self.warm else "there is no warm start", 0
+        self._fresh, self._unlearned = "" if self.warm else "the warm start is off", 0
         self._workers.clear()
         self.reports.clear()
         self.progress.begin(current.number)

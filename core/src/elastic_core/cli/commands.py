@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from elastic_core.cli.interrupt import raise_again
-from elastic_core.errors import PluginError, UsageError, did_you_mean
+from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("run:command", "Start a program on this node as part of a job."),
@@ -29,6 +35,7 @@ OF_PLUGINS: Mapping[str, str] = {
 }
 """The help, in one line, of the commands that our own plugins bring: they are not imported for it."""
 HELP = ("-h", "--help")
+MAX_WIDTH = 120  # columns of help; a narrower terminal has its own width
 
 
 class Elastic(click.Group):
@@ -38,10 +45,14 @@ class Elastic(click.Group):
         super().__init__(
             "elastic",
             help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
-            context_settings={"help_option_names": list(HELP)},
+            context_settings={"help_option_names": list(HELP), "max_content_width": MAX_WIDTH},
             params=[_version_option()],
             no_args_is_help=False,
         )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an empty one asks for the help."""
+        return super().parse_args(ctx, args or ["--help"])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return core's commands, then those of plugins."""
@@ -65,9 +76,9 @@ class Elastic(click.Group):
 
         others = {name for group, name in BROUGHT_BY if group is Group.COMMANDS}
         if cmd_name not in (known := {*self.list_commands(ctx), *others}):
-            raise UsageError(
-                f"There is no command {cmd_name!r}.{did_you_mean(cmd_name, sorted(known))}", hint="See elastic --help."
-            )
+            is_program = cmd_name.endswith(".py") or os.path.exists(cmd_name)
+            meant = f" Did you mean: elastic run {cmd_name}?" if is_program else did_you_mean(cmd_name, {*known, *HELP})
+            raise UsageError(f"There is no command {cmd_name!r}.{meant}", hint="See elastic --help.")
         offer = Catalogue.read().find(cmd_name, Group.COMMANDS)
         command = load(offer)
         if not isinstance(command, click.Command):
@@ -78,7 +89,11 @@ class Elastic(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, in which SIGINT raises KeyboardInterrupt; for ``run``, start the warden before."""
-        if args[:1] == ["run"] and not ctx.resilient_parsing and not {*HELP} & {*args}:
+        if ctx.resilient_parsing:  # a shell completes the line
+            with suppress(ElasticError):
+                return super().resolve_command(ctx, args)
+            return None, None, args
+        if args[:1] == ["run"] and not {*HELP} & {*args}:
             from elastic_core.api.run_agent import begun
 
             ctx.obj = ctx.with_resource(begun())
@@ -86,11 +101,21 @@ class Elastic(click.Group):
         raise_again()
         return found
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that begin so, without importing commands of plugins."""
+        from click.shell_completion import CompletionItem  # a launch does without it
+
+        begun = [CompletionItem(name, help=text) for name, text in self._texts(ctx) if name.startswith(incomplete)]
+        return [*begun, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, without importing those of plugins."""
-        texts = {**OF_PLUGINS, **{name: text for name, (_, text) in BUILT_IN.items()}}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)])
+            formatter.write_dl(self._texts(ctx))
+
+    def _texts(self, ctx: click.Context) -> list[tuple[str, str]]:
+        texts = {**OF_PLUGINS, **{name: text for name, (_, text) in BUILT_IN.items()}}
+        return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
 
 
 def _version_option() -> click.Option:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import TextIO
 
 import click
@@ -24,6 +27,7 @@ EXHAUSTED = {
     errno.EAGAIN: "process",
     errno.ENOMEM: "memory",
 }
+COMPLETE = "_ELASTIC_COMPLETE"
 LIMITS = "Check the limits of processes, open files and memory (ulimit -a, and the container's)."
 
 
@@ -43,6 +47,10 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
 
 def _run(command: click.Command, arguments: Sequence[str], launches: bool) -> int:
     try:
+        if instruction := os.environ.get(COMPLETE):  # of a shell
+            from click.shell_completion import shell_complete  # a launch does without it
+
+            return shell_complete(command, {}, "elastic", COMPLETE, instruction)
         with command.make_context("elastic", list(arguments)) as context:
             return int(command.invoke(context) or ExitCode.SUCCESS)
     except click.exceptions.Exit as exc:
@@ -77,6 +85,12 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
     hint = f"See {context.command_path if context else 'elastic'} --help."
     if isinstance(exc, click.NoSuchOption) and context:
         known = [spelling for param in context.command.get_params(context) for spelling in param.opts]
+        if isinstance(context.command, click.Group):
+            from elastic_core.cli.option import candidates
+            from elastic_core.cli.options import FLAGS
+
+            if candidates(exc.option_name.lstrip("-"), {flag.name for flag in FLAGS}):
+                return f"{exc.option_name} is a flag of `elastic run`.", "See elastic run -h."
         return f"There is no option {exc.option_name!r}.{did_you_mean(exc.option_name, known)}", hint
     if isinstance(exc, click.BadParameter) and context and exc.param and exc.param.name:
         from_environment = context.get_parameter_source(exc.param.name) is ParameterSource.ENVIRONMENT
@@ -94,8 +108,12 @@ def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
 
         write_error(" ".join(filter(None, [message, hint])), code)
     paragraphs = [f"elastic: error: {message}", *([hint] if hint else [])]
-    lines = "\n\n".join(paragraphs).split("\n")
-    print("\n".join(printable(line) for line in lines), file=sys.stderr)
+    lines = [printable(line) for line in "\n\n".join(paragraphs).split("\n")]
+    if sys.stderr is not None and sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+        lines = [line if line.startswith("  ") else fill(line) for line in lines]  # commands to copy stay whole
+    print("\n".join(lines), file=sys.stderr)
     return code
 
 

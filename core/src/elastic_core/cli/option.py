@@ -34,11 +34,7 @@ class FlagCommand(click.Command):
     """A command whose flags may be written with - or _, and abbreviated as long as the abbreviation is unique."""
 
     def __init__(self, name: str, *, context_settings: dict[str, Any] | None = None, **attributes: Any) -> None:
-        both = {
-            "token_normalize_func": self._full_name,
-            "help_option_names": ["-h", "--help"],
-            "max_content_width": 100,
-        }
+        both = {"token_normalize_func": self._full_name, "help_option_names": ["-h", "--help"]}
         super().__init__(name, context_settings={**both, **(context_settings or {})}, **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ class Listed:
     group: str
     distribution: str
     version: str
+    summary: str = ""
     hooks: tuple[str, ...] = ()
     error: str | None = None  # why the plugin cannot be used, or None
 
@@ -31,7 +33,7 @@ class Listed:
 def inventory(catalogue: Catalogue) -> list[Listed]:
     """Return core's defaults, then all installed plugins by group; imports every plugin."""
     own = [
-        Listed(name, "built in", "elastic-core", __version__, tuple(hooks_of(plugin, f"plugin {name!r}")))
+        Listed(name, "built in", "elastic-core", __version__, _summary(plugin), tuple(hooks_of(plugin, name)))
         for name, plugin in core_plugins().items()
     ]
     return own + [_listed(offer, catalogue) for group in Group for offer in catalogue.offers(group)]
@@ -39,14 +41,24 @@ def inventory(catalogue: Catalogue) -> list[Listed]:
 
 def _listed(offer: InstalledPlugin, catalogue: Catalogue) -> Listed:
     hooks: tuple[str, ...] = ()
-    error = None
+    summary, error = "", None
     try:
         plugin = load(catalogue.find(offer.name, offer.group))
+        summary = _summary(plugin, offer)
         if offer.group is not Group.COMMANDS:
             hooks = tuple(hooks_of(plugin, str(offer)))
     except PluginError as exc:
         error = exc.message
-    return Listed(offer.name, offer.group.value, offer.distribution, offer.version, hooks, error)
+    return Listed(offer.name, offer.group.value, offer.distribution, offer.version, summary, hooks, error)
+
+
+def _summary(plugin: object, offer: InstalledPlugin | None = None) -> str:
+    """Return what a plugin does: the help of a command, the summary of a distribution; for core, of the docstring."""
+    if isinstance(plugin, click.Command):
+        return plugin.get_short_help_str(200)
+    if offer is not None and offer.distribution != "elastic-core":
+        return offer.summary
+    return (inspect.getdoc(plugin) or "").partition("\n")[0].replace("``", "`")
 
 
 def table(listed: Iterable[Listed], width: int) -> str:
@@ -59,8 +71,8 @@ def table(listed: Iterable[Listed], width: int) -> str:
         for row in members:
             lines.append(f"  {row.name:{name_width}}  {row.distribution} {row.version}")
             indent = " " * (name_width + 4)
-            remark = f"FAILED: {row.error}" if row.error else ", ".join(row.hooks)
-            lines += textwrap.wrap(remark, width, initial_indent=indent, subsequent_indent=indent)
+            for remark in [f"FAILED: {row.error}"] if row.error else [row.summary, ", ".join(row.hooks)]:
+                lines += textwrap.wrap(remark, width, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines)
 
 

@@ -22,15 +22,14 @@ def find(
     """
     if module and no_python:
         raise UsageError("--module and --no_python exclude each other.", hint="A module is run by Python.")
-    if run_path and (module or no_python):
-        other = "--module" if module else "--no_python"
-        raise UsageError(f"--run_path and {other} exclude each other.", hint="Say one way to run PROGRAM.")
+    if run_path and module:
+        raise UsageError("--run_path and --module exclude each other.", hint="Say one way to run PROGRAM.")
     if not target:
         raise UsageError("There is no PROGRAM to run.", hint="For example: elastic run --nproc_per_node=2 train.py")
     if module:
         _check_module(target)
         return Program(ProgramKind.MODULE, target, arguments)
-    if no_python:
+    if no_python and not run_path:  # of both, torchrun obeys --run-path
         return Program(ProgramKind.EXECUTABLE, _executable(target), arguments)
     _check_script(target)
     return Program(ProgramKind.RUN_PATH if run_path else ProgramKind.SCRIPT, target, arguments)

@@ -203,8 +203,6 @@ def configure(
     rdzv_conf.check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
     rdzv_conf.check_spares(backend, flags.nnodes, flags.spares, options, node_rank)
     conf = rdzv_conf.parse(flags.rdzv_conf, backend=backend, options=options)
-    import uuid  # the fork server does not wait for it
-
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
     return replace(
@@ -216,7 +214,7 @@ def configure(
         master_port=(flags.master_port or None) if takes_master(flags, backend) else None,
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
-        rdzv_id=flags.rdzv_id or (str(uuid.uuid4()) if stands_alone(flags) else DEFAULT_ID),  # both as torchrun's
+        rdzv_id=flags.rdzv_id or (os.urandom(4).hex() if flags.standalone or backend == LOCAL else DEFAULT_ID),
         rdzv_conf=conf.backend,
         order=conf.order,
         job_token=job_token.read_token(environ, conf.token_file),

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from elastic_core.cli.options import FLAGS, Flags
-from elastic_core.errors import PluginError, did_you_mean
+from elastic_core.errors import PluginError, did_you_mean, how_to_install
 
 if TYPE_CHECKING:
     from elastic_core.plugins.entry_points import Catalogue
@@ -57,10 +57,10 @@ def with_defaults(
     if offer is None:
         if missing is not None and not given.keys() & {*PLACE}:
             variable, name = missing
+            distribution = BROUGHT_BY[Group.SCHEDULERS, name]
             warn(
-                f"This is job {environ[variable]} of {name}, and {BROUGHT_BY[Group.SCHEDULERS, name]} is not "
-                "installed, so this node runs by itself. Install it, or say where the nodes meet: --nnodes and "
-                "--rdzv_endpoint."
+                f"This is job {environ[variable]} of {name}, and {distribution} is not installed, so this node runs by "
+                f"itself. Say where the nodes meet (--nnodes, --rdzv_endpoint), or: {how_to_install(distribution)}"
             )
         return flags
     plugins = manager.Plugins()

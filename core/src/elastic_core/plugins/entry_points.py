@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from elastic_core.errors import PluginError, did_you_mean, in_one_line
+from elastic_core.errors import PluginError, did_you_mean, how_to_install, in_one_line
 from elastic_core.plugins import handler_registry
 from elastic_core.rendezvous.handler import as_handler
 
@@ -100,6 +100,11 @@ class InstalledPlugin:
         """The distribution and its version."""
         return f"{self.distribution} {self.version}"
 
+    @property
+    def summary(self) -> str:
+        """The summary of its distribution."""
+        return str(self.entry_point.dist.metadata.json.get("summary", "")) if self.entry_point.dist else ""
+
 
 class Catalogue:
     """All installed plugins, read once: reading takes milliseconds, and longer with more distributions."""
@@ -147,10 +152,7 @@ class Catalogue:
         noun = groups[0].noun
         for group in groups:
             if distribution := BROUGHT_BY.get((group, name)):
-                return PluginError(
-                    f"The {noun} {name!r} is not installed.",
-                    hint=f"Install the distribution that brings it: {distribution}",
-                )
+                return PluginError(f"The {noun} {name!r} is not installed.", hint=how_to_install(distribution))
         installed = self.names(*groups)
         others = {
             known: distribution

@@ -208,7 +208,7 @@ def _describe_loss(view: LeaderView, node: NodeView | None) -> str:
     if node is None:
         return "its row in the store is gone"
     if view.is_proved_gone(node):
-        return "its host, a newer agent there, or a plugin says that its last process is gone"
+        return "its last process is gone"
     return f"no heartbeat for {view.now - node.changed_at:.1f} s"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic_core.events import describe_duration
 from elastic_core.protocol.entries import Counters, Round
 from elastic_core.protocol.graceful_stop import can_take_notices
 from elastic_core.protocol.leader_view import LeaderView
@@ -69,11 +70,11 @@ def next_resize(view: LeaderView, current: Round) -> tuple[float, str]:
 def _describe_wait(view: LeaderView, current: Round, case: ResizeCase) -> str:
     """Return when waiting nodes get a place, and what they wait for."""
     who = view.describe_nodes(node.node_id for node in view.newcomers()[: view.places(current)])
-    longest = MAX_WAIT_FACTOR * case.resize_wait - case.waited
+    longest = describe_duration(MAX_WAIT_FACTOR * case.resize_wait - case.waited)
     if case.at_stake is not None:
-        when, lost = f"at the next checkpoint or restart, in {longest:.0f} s at most", f"{case.at_stake:.0f} s of work"
+        when, lost = f"at the next checkpoint or restart, in {longest} at most", f"{case.at_stake:.0f} s of work"
     elif case.restarts_often:
-        when, lost = f"with the next restart, in {longest:.0f} s at most", "the work since the last checkpoint"
+        when, lost = f"with the next restart, in {longest} at most", "the work since the last checkpoint"
     else:
         when = f"in about {case.resize_wait - case.waited:.0f} s, or with the next restart"
         lost = "the work since the last checkpoint"

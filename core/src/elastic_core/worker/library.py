@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from elastic_core.errors import did_you_mean
+from elastic_core.errors import did_you_mean, how_to_install
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -93,6 +93,5 @@ def import_for(name: str, module: str) -> ModuleType:
         if exc.name != package:
             raise
         distribution = package.replace("_", "-")
-        raise ImportError(
-            f"elastic.{name} needs {distribution}, which is not installed here. Install that distribution."
-        ) from None
+        hint = how_to_install(distribution)
+        raise ImportError(f"elastic.{name} needs {distribution}, which is not installed here. {hint}") from None

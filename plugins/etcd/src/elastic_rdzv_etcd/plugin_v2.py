@@ -38,6 +38,6 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> EtcdV2Backend:
     except ImportError as exc:
         raise PluginError(
             f"The etcd-v2 backend needs python-etcd, which cannot be imported: {exc}.",
-            hint="pip install 'elastic-rdzv-etcd[python-etcd]', or take --rdzv_backend=etcd, which needs no client.",
+            hint="pip install python-etcd==0.4.5 'urllib3>=2', or take --rdzv_backend=etcd, which needs no client.",
         ) from exc
     return EtcdV2Backend(Members(endpoints, options), params.run_id)

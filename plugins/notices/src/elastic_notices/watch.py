@@ -95,6 +95,6 @@ class Watch:
         deadline = self._now() + notice.seconds
         if self._deadline is None or deadline < self._deadline - EARLIER_SECONDS:
             self._deadline = deadline
-            fields = {"seconds_s": round(notice.seconds, 1)}
+            fields = {"left_s": round(notice.seconds, 1)}
             self._publish(Event("host_ends", f"{notice.what}, in {notice.seconds:.0f} s", Level.WARNING, fields))
             self._leave(notice.what, notice.seconds)

@@ -26,7 +26,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     ) -> None:
         information = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
         information.mkdir()
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\nSummary: It is for a test.\n"
+        (information / "METADATA").write_text(metadata)
         lines = [
             line
             for group, members in entry_points.items()

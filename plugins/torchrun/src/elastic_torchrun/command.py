@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import click
 
 from elastic_core.cli.run import warn
-from elastic_core.errors import PluginError, UsageError
+from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_torchrun.startup import VARIABLE
 
 PTH = "elastic_torchrun.pth"
@@ -60,9 +60,8 @@ def command(command: tuple[str, ...]) -> None:
         )
     torchrun = shutil.which("torchrun", path=path)
     if torchrun is not None and is_foreign(torchrun, os.path.dirname(sys.executable)):
-        warn(
-            f"{torchrun} belongs to another Python environment, and stays torch's own. Install elastic-torchrun there."
-        )
+        hint = how_to_install("elastic-torchrun")
+        warn(f"{torchrun} belongs to another Python environment, and stays torch's own. In that one: {hint}")
     sys.stdout.flush()
     sys.stderr.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself; the command has them as a shell gives them

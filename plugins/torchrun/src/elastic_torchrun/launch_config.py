@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -162,7 +161,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         max_restarts=UNLIMITED_RESTARTS if budgeted and config.max_restarts == MAX_RESTARTS else config.max_restarts,
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
-        rdzv_id=config.run_id or (uuid.uuid4().hex if alone else DEFAULT_ID),
+        rdzv_id=config.run_id or (os.urandom(4).hex() if alone else DEFAULT_ID),
         rdzv_conf=settings.backend,
         job_token=job_token.read_token(os.environ, settings.token_file),
         timing=settings.timing,

@@ -28,7 +28,7 @@ class UrlStorage:
             from fsspec.core import url_to_fs
         except ImportError as error:
             raise UsageError(
-                f"Checkpoints at {url!r} need fsspec, which is not installed.", hint="pip install 'elastic-torch[url]'"
+                f"Checkpoints at {url!r} need fsspec, which is not installed.", hint="pip install fsspec"
             ) from error
         try:
             self._fs, root = url_to_fs(url, use_listings_cache=False)
