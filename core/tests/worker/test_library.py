@@ -40,7 +40,7 @@ def test_without_elastic_torch_it_says_what_to_install(name: str, monkeypatch: p
     with pytest.raises(ImportError) as caught:
         getattr(elastic_core, name)
     assert str(caught.value) == (
-        f"elastic.{name} needs elastic-torch, which is not installed here. Install that distribution."
+        f"elastic.{name} needs elastic-torch, which is not installed here: pip install elastic-torch"
     )
 
 

@@ -116,9 +116,11 @@ class _Absent:
             SystemExit: The package is asked for, with the code of a wrong command line.
         """
         if name == self._launcher.partition(".")[0]:
+            from elastic_core.exit_codes import ExitCode
+
             line = shlex.join(["elastic", "run", *sys.argv[1:]])
             print(f"elastic: error: {name} is not installed, and is not needed. Type:\n\n{line}", file=sys.stderr)
-            raise SystemExit(2)
+            raise SystemExit(int(ExitCode.USAGE))
 
 
 def answer() -> None:
