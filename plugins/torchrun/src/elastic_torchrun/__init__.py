@@ -19,7 +19,7 @@ General layout:
   a run, and ``process_failure`` describes a failed process. ``local_agent``: an agent as an object,
   ``LocalElasticAgent``. ``multiprocessing``: torch's module of that name, ``Std`` and what starts processes.
   ``rendezvous``: torch's registry of rendezvous handlers.
-* ``torch_names``: the table of torch's names under ``elastic_core``, which are these or torch's own.
+* ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
 * ``handlers``: the handlers that plain torchrun finds for our backends.
 
 The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's

@@ -90,8 +90,7 @@ class TorchrunHandler(RendezvousHandler):
         read: rdzv_conf.RendezvousConf,
         scheduler_uid: str | None,
     ) -> None:
-        self.asked: Any = None
-        """The parameters by which a program has asked for it, for an agent that runs the job without it."""
+        self.asked: Any = None  # the parameters by which a program has asked for it
         self._connect, self._params, self._read, self._uid = connect, params, read, scheduler_uid
         self._runtime = RUNTIME
         self._changed = threading.Condition(threading.RLock())
