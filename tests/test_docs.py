@@ -16,6 +16,7 @@ from simulation.lots import PROFILES
 
 from elastic_core.protocol import entries
 from elastic_core.protocol.roster import NodeRow
+from elastic_torchrun.torch_names import MODULES
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = ROOT / "docs" / "protocol.md"
@@ -34,6 +35,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|md|txt|toml|json|jsonl|sh|yaml)|[\w.-]+(?:/[\w.-]+)+/")
 NAMED = re.compile(r"([\w./-]+\.py)((?:::\w+)+)")
 MODULE = re.compile(r"\belastic_\w+(?:\.\w+)+\b")
+TORCHS = {f"elastic_core.{name}" for name in [*MODULES, *" ".join(MODULES[""].values()).split()]}
+"""Modules and names that elastic-torchrun adds to core; ``tests/parity/test_torch_names.py`` holds that they exist."""
 
 
 def text(page: Path) -> str:
@@ -175,7 +178,7 @@ def test_functions_and_tests_that_a_page_names_exist(page: Path) -> None:
 @every_page
 def test_modules_that_a_page_names_exist(page: Path) -> None:
     missing = []
-    for dotted in {name for code in in_code(page) for name in MODULE.findall(code)}:
+    for dotted in {name for code in in_code(page) for name in MODULE.findall(code)} - TORCHS:
         parts = dotted.split(".")
         for length in range(len(parts), 0, -1):
             stem = "/".join(parts[:length])

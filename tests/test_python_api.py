@@ -377,13 +377,16 @@ def test_nodes_that_are_numbered_by_hand_meet_from_python_as_notebook_launchers_
         assert {f"RANK={rank}", "WORLD_SIZE=2"} <= set(agent.lines)
 
 
-def test_nodes_meet_over_torchs_handler_that_a_spec_brings(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["torch.distributed.elastic", "elastic_core"])
+def test_nodes_meet_over_the_handler_that_a_spec_brings(stage: Stage, tmp_path: Path, package: str) -> None:
+    """A handler of torch's is asked for each round; Elastic's names a backend, and the job has its ledger."""
     script, port = tmp_path / "agent.py", free_port()
-    script.write_text(HANDLER)
+    script.write_text(HANDLER.replace("torch.distributed.elastic", package))
     agents = [stage.start([sys.executable, str(script), str(node), str(port)]) for node in (0, 1)]
     for agent in agents:
         assert agent.exit_code() == 0, agent.output
         assert "RETURNED [4.0]" in agent.lines
+        assert ("with a rendezvous handler of others" in agent.output) is (package != "elastic_core")
 
 
 @pytest.mark.parametrize(

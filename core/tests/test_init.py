@@ -21,13 +21,48 @@ def test_every_public_name_is_there_and_every_lazy_one_is_public() -> None:
     assert dir(elastic_core) == sorted([*elastic_core.__all__, *elastic_core._SUBMODULES, *libraries])
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [item for item in elastic_core._SUBMODULES.items() if item[1].startswith("elastic_core.")]
-)
-def test_a_submodule_is_reached_by_attribute(name: str, module: str) -> None:
+@pytest.mark.parametrize("name", elastic_core._SUBMODULES)
+def test_a_submodule_is_reached_by_attribute(name: str) -> None:
     script = f"import elastic_core as elastic; print(elastic.{name}.__name__)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said == f"{module}\n"
+    assert said == f"elastic_core.{name}\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "wanted"),
+    [
+        ("import elastic_core.multiprocessing.errors", "elastic_core.multiprocessing"),
+        ("from elastic_core.agent.server import WorkerSpec", "elastic_core.agent.server"),
+        ("from elastic_core.agent import server", "elastic_core.agent.server"),
+        ("from elastic_core import WorkerSpec", "elastic_core.WorkerSpec"),
+        ("from elastic_core.rendezvous import RendezvousStoreInfo", "elastic_core.rendezvous.RendezvousStoreInfo"),
+        ("import elastic_core.rendezvous.registry", "elastic_core.rendezvous.registry"),
+    ],
+)
+def test_an_import_of_torchs_names_says_what_to_install(statement: str, wanted: str) -> None:
+    assert without_plugins(statement).stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: {wanted}, if it is one of torch's names, needs elastic-torchrun, which is not installed "
+        "here. Install elastic-torchrun from where elastic_core came."
+    )
+
+
+@pytest.mark.parametrize("name", ["multiprocessing", "agent.server", "rendezvous.RendezvousStoreInfo"])
+def test_an_attribute_of_torchs_says_what_to_install_and_may_be_looked_for(name: str) -> None:
+    """As pickle looks into every module for an object whose module it does not know."""
+    module, _, last = f"elastic_core.{name}".rpartition(".")
+    found = without_plugins(f"import {module}; print(hasattr({module}, {last!r})); {module}.{last}")
+    assert found.stdout == "False\n"
+    assert found.stderr.splitlines()[-1] == (
+        f"AttributeError: module {module!r} has no attribute {last!r}: elastic_core.{name}, if it is one of torch's "
+        "names, needs elastic-torchrun, which is not installed here. Install elastic-torchrun from where "
+        "elastic_core came."
+    )
+
+
+def without_plugins(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script where nothing but core is installed."""
+    script = f"import sys; sys.path.append({str(Path(elastic_core.__file__).parents[1])!r}); {script}"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
 
 
 def test_a_public_name_is_the_thing_itself() -> None:

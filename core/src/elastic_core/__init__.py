@@ -35,6 +35,8 @@ Public names are imported when they are first used: ``import elastic_core`` itse
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # typing's, without the import, which takes longer than all else here
 
 if TYPE_CHECKING:
@@ -96,10 +98,8 @@ __all__ = [
 _HOME = {
     **{name: "errors" for name in __all__ if name.endswith("Error")},
     "RendezvousBackend": "rendezvous.backend",
-    "RendezvousHandler": "rendezvous.handler",
-    "RendezvousInfo": "rendezvous.handler",
+    **dict.fromkeys(("RendezvousHandler", "RendezvousInfo", "RendezvousParameters"), "rendezvous.handler"),
     "RendezvousOptions": "rendezvous.options",
-    "RendezvousParameters": "rendezvous.handler",
     "RunConfig": "config.run",
     "__version__": "version",
     "hookimpl": "hookspecs",
@@ -107,14 +107,7 @@ _HOME = {
     "report": "worker.progress",
 }  # the module of each public name
 
-_SUBMODULES = {
-    "agent": "elastic_core.agent",
-    "errors": "elastic_core.errors",
-    "hookspecs": "elastic_core.hookspecs",
-    "launch": "elastic_torchrun.launch",
-    "multiprocessing": "elastic_torchrun.multiprocessing",
-    "rendezvous": "elastic_core.rendezvous",
-}  # the modules that ``import elastic_core as elastic`` reaches by torch's names, as ``elastic.multiprocessing.Std``
+_SUBMODULES = ("agent", "errors", "hookspecs", "rendezvous")  # what ``elastic.NAME`` imports, of core
 _OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")
 """Names that need an installed library (``worker.library``), and are not in ``__all__``, so that ``import *`` works."""
 
@@ -123,13 +116,26 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _SUBMODULES:
-        return import_module(f"{__name__}.worker.library").import_for(name, _SUBMODULES[name])
-    if name in _OF_LIBRARY:
-        return getattr(import_module(f"{__name__}.worker.library"), name)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return import_module(f"{__name__}.{name}")
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    library = import_module(f"{__name__}.worker.library")
+    return getattr(library, name) if name in _OF_LIBRARY else library.added_name(__name__, name)
 
 
 def __dir__() -> list[str]:
     return [*__all__, *_SUBMODULES, *_OF_LIBRARY]
+
+
+class _LastFinder:
+    """Asks elastic-torchrun for a module under this package that no other finder has found."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        from importlib import import_module
+
+        if name.startswith(f"{__name__}."):
+            return import_module(f"{__name__}.worker.library").added_names(name).find_spec(name)
+        return None
+
+
+sys.meta_path.append(_LastFinder())

@@ -25,8 +25,8 @@ class ElasticError(Exception):
 
     exit_code: ClassVar[int] = ExitCode.JOB_FAILED
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        self.message = without_passwords(message)
+    def __init__(self, message: str = "", *, hint: str | None = None) -> None:
+        self.message = without_passwords(message) or type(self).__name__
         self.hint = None if hint is None else without_passwords(hint)
         super().__init__(self.message)
 
@@ -89,7 +89,7 @@ class RendezvousConnectionError(RendezvousError):
 
     exit_code = ExitCode.UNREACHABLE
 
-    def __init__(self, message: str, *, hint: str | None = None, lasting: bool = False) -> None:
+    def __init__(self, message: str = "", *, hint: str | None = None, lasting: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.lasting = lasting
 

@@ -87,7 +87,7 @@ def test_what_an_earlier_start_left_in_the_same_folder_explains_nothing(tmp_path
     assert second is not None
     assert (first.failures[0].message, first.stdouts[0]) == ("the first reason", str(tmp_path / "0" / "stdout.log"))
     failure = second.failures[0]
-    assert (failure.message, failure.error_file, second.stdouts[0]) == ("was killed by SIGKILL", "", "")
+    assert (failure.message, failure.error_file, second.stdouts[0]) == ("was killed by SIGKILL", "<N/A>", "")
     assert (failure.exitcode, failure.signal_name()) == (-signal.SIGKILL, "SIGKILL")
     assert failure.error_file_data == {"message": "<NONE>"}
     assert first.failures[0].error_file_data == {"message": "the first reason"}

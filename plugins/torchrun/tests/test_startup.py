@@ -63,3 +63,30 @@ def test_a_finder_of_an_older_kind_is_passed_over(monkeypatch: pytest.MonkeyPatc
     folder = importlib.import_module("torch.distributed").__path__
     monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
     assert Finder().find_spec(LAUNCHER, folder).name == LAUNCHER
+
+
+@pytest.mark.parametrize("launcher", ["torchelastic.distributed.launch", "bagua.distributed.run"])
+@pytest.mark.parametrize("options", [["-m"], ["-u", "-X", "dev", "-m"], ["-um"]], ids=" ".join)
+def test_a_launcher_that_is_not_installed_is_answered_with_the_line_to_type(launcher: str, options: list[str]) -> None:
+    words = [sys.executable, *options, launcher, "--nnodes=1:4", "train.py", "two words"]
+    asked = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert asked.stderr == (
+        f"elastic: error: {launcher.partition('.')[0]} is not installed, and is not needed. Type:\n\n"
+        "elastic run --nnodes=1:4 train.py 'two words'\n"
+    )
+
+
+@pytest.mark.parametrize("launcher", ["torchelastic.distributed.launch", "bagua.distributed.run"])
+def test_a_launcher_that_is_installed_runs(tmp_path: Path, launcher: str) -> None:
+    file = tmp_path.joinpath(*launcher.split(".")).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    file.write_text("import sys; print('launched', *sys.argv[1:])")
+    words = [sys.executable, "-m", launcher, "train.py"]
+    assert subprocess.check_output(words, cwd=tmp_path, text=True) == "launched train.py\n"
+
+
+def test_a_program_that_only_looks_for_such_a_package_is_left_alone() -> None:
+    looks = "import importlib.util as util, sys; print(util.find_spec('bagua'), *sys.argv[1:])"
+    said = subprocess.check_output([sys.executable, "-c", looks, "-m", "bagua.distributed.run"], text=True)
+    assert said == "None -m bagua.distributed.run\n"

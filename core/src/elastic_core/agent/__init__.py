@@ -37,7 +37,4 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``server``, torch's name for ``elastic_torchrun.local_agent``; imported when it is first used."""
-    if name != "server":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("elastic_core.worker.library").import_for("agent.server", "elastic_torchrun.local_agent")
+    return import_module("elastic_core.worker.library").added_name(__name__, name)

@@ -13,8 +13,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-DETAIL = 4096  # most bytes of a detail that are kept: its end
-
 _MOST = 1 << 20
 _RANK = r"(?:\[[\w-]*\d+\]: ?)*"  # torch puts "[rank0]: " before each line of a traceback
 _TERMINATE = re.compile(

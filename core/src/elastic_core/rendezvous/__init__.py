@@ -28,22 +28,14 @@ if TYPE_CHECKING:
         RendezvousParameters as RendezvousParameters,
     )
 
-_PUBLIC = (
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousHandler",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStateError",
-    "RendezvousTimeoutError",
-)  # names of ``torch.distributed.elastic.rendezvous`` that exist here too; ``elastic_core`` defines them
-
 
 def __getattr__(name: str) -> Any:
-    """Import ``registry``, as torch calls it, and the public names on first use."""
-    if name == "registry":
+    core = import_module("elastic_core")
+    if name.startswith("Rendezvous") and name in core.__all__:
+        return getattr(core, name)
+    try:
+        return import_module("elastic_core.worker.library").added_name(__name__, name)
+    except AttributeError:
+        if name != "registry":
+            raise
         return import_module("elastic_core.plugins.handler_registry")
-    if name in _PUBLIC:
-        return getattr(import_module("elastic_core"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -77,21 +77,28 @@ def from_elastic_torch(name: str) -> Any:
     Raises:
         ImportError: It is not installed, or torch is not.
     """
-    return getattr(import_for(name, "elastic_torch"), name)
+    return getattr(_import_for(f"elastic.{name}", "elastic_torch"), name)
 
 
-def import_for(name: str, module: str) -> ModuleType:
-    """Return the module of another distribution that ``elastic_core``'s attribute ``name`` needs.
+def added_names(wanted: str) -> Any:
+    """Return elastic-torchrun's table of the names that it adds to our packages; ImportError if it is not installed."""
+    return _import_for(f"{wanted}, if it is one of torch's names,", "elastic_torchrun.torch_names")
 
-    Raises:
-        ImportError: It is not installed, or cannot be imported.
-    """
+
+def added_name(module: str, name: str) -> Any:
+    """Return a name that elastic-torchrun adds to a package; AttributeError if it adds none, or is not installed."""
+    try:
+        names = added_names(f"{module}.{name}")
+    except ImportError as exc:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}: {exc}") from None
+    return names.find_name(module, name)
+
+
+def _import_for(wanted: str, module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:
-        package = module.partition(".")[0]
-        if exc.name != package:
-            raise
-        distribution = package.replace("_", "-")
-        hint = how_to_install(distribution)
-        raise ImportError(f"elastic.{name} needs {distribution}, which is not installed here. {hint}") from None
+        if exc.name == (package := module.partition(".")[0]):
+            what = package.replace("_", "-")
+            exc.msg = f"{wanted} needs {what}, which is not installed here. {how_to_install(what)}"
+        raise

@@ -6,8 +6,9 @@ over Elastic's backends, in ``handlers``.
 General layout:
 
 * ``command``: ``elastic exec`` itself. It sets ``ELASTIC_EXEC``, and becomes the command.
-* ``startup``: what an interpreter does when it starts with that variable. A ``.pth`` file beside the package, which
-  every interpreter of the environment reads, calls it then and only then.
+* ``startup``: what an interpreter does when it starts with that variable, or by ``python -m`` with a launcher of
+  torchelastic's or Bagua's. A ``.pth`` file beside the package, which every interpreter of the environment reads, calls
+  it then and only then.
 * ``__main__``: the replacement of the program ``torchrun``. It does not import torch.
 * ``launcher``: the replacement of ``torch.distributed.run.run`` and ``main``, and of
   ``torch.distributed.launcher.api.launch_agent``, for programs that call them.
@@ -17,6 +18,8 @@ General layout:
 * ``launch``: torch's Python names for a job. ``launch_config`` turns their arguments into
   a run, and ``process_failure`` describes a failed process. ``local_agent``: an agent as an object,
   ``LocalElasticAgent``. ``multiprocessing``: torch's module of that name, ``Std`` and what starts processes.
+  ``rendezvous``: torch's registry of rendezvous handlers.
+* ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
 * ``handlers``: the handlers that plain torchrun finds for our backends.
 
 The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's

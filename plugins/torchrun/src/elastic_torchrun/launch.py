@@ -8,15 +8,15 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.program import Program, ProgramKind, name as name_of
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, UsageError
-from elastic_core.exit_codes import signal_name, signalled
+from elastic_core.exit_codes import ExitCode, signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.plugins import manager
 from elastic_core.worker import function
@@ -34,13 +34,24 @@ class ChildFailedError(ElasticError):
     that has left because of a signal raises :class:`SignalException` or KeyboardInterrupt, and not this.
 
     Attributes:
+        name: What has failed.
+        failures: The first failure, under the worker's rank; {} where no worker is to blame.
         returncode: The exit code of ``elastic run`` (:class:`elastic_core.exit_codes.ExitCode`).
         incident: The first failure of all, if it was a worker's; for a lost store the first that this node knows of.
     """
 
-    def __init__(self, message: str, returncode: int, incident: Incident | None = None) -> None:
-        super().__init__(message)
-        self.returncode, self.incident = returncode, incident
+    def __init__(
+        self,
+        name: str,
+        failures: Mapping[int, ProcessFailure],
+        *,
+        why: str = "",
+        returncode: int = ExitCode.JOB_FAILED,
+        incident: Incident | None = None,
+    ) -> None:
+        failed = "; ".join(f"rank {rank}: {failure.message}" for rank, failure in failures.items())
+        super().__init__(why or f"{name} has failed. {failed}")
+        self.name, self.failures, self.returncode, self.incident = name, failures, returncode, incident
 
     def __str__(self) -> str:
         """Return the reason, and the first failure, where it is known: its rank, its cause and its traceback."""
@@ -52,21 +63,15 @@ class ChildFailedError(ElasticError):
 
     format_msg = __str__  # torch's name for it
 
-    @property
-    def failures(self) -> dict[int, ProcessFailure]:
-        """The first failure, under the worker's rank; {} where no worker is to blame."""
-        first = self.incident
-        return {} if first is None or first.rank is None else {first.rank: failure_of(first)}
-
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """Return the rank that failed first, and how.
 
         Raises:
             LookupError: No worker is to blame.
         """
-        for first in self.failures.items():
-            return first
-        raise LookupError(f"No worker is to blame: {self.message}")
+        if not self.failures:
+            raise LookupError(f"No worker is to blame: {self.message}")
+        return min(self.failures.items(), key=lambda item: item[1].timestamp)
 
 
 class SignalException(SystemExit):
@@ -75,16 +80,17 @@ class SignalException(SystemExit):
     As SIGINT's KeyboardInterrupt, it is no :class:`Exception`, so that a program that retries after failures does not
     go on after SIGTERM. It is a SystemExit: a program that does not catch it exits with 128 + the signal's number.
 
-    Attributes:
-        sigval: The signal; torch's name for it.
+    Args:
+        msg: Its text.
+        sigval: The signal.
     """
 
-    def __init__(self, sigval: signal.Signals) -> None:
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(signalled(sigval))
-        self.sigval = sigval
+        self.msg, self.sigval = msg, sigval
 
     def __str__(self) -> str:
-        return f"received {signal_name(self.sigval)}"
+        return self.msg
 
 
 class elastic_launch:
@@ -175,9 +181,15 @@ def run_program(config: RunConfig) -> None:
         loaded.close(5.0)
     if ending.exit_code > signalled(0):
         received = signal.Signals(ending.exit_code - signalled(0))
-        raise KeyboardInterrupt if received is signal.SIGINT else SignalException(received)
+        if received is signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SignalException(f"received {signal_name(received)}", received)
     if ending.exit_code != 0:
-        raise ChildFailedError(ending.why, ending.exit_code, ending.incident)
+        first = ending.incident
+        failures = {} if first is None or first.rank is None else {first.rank: failure_of(first)}
+        raise ChildFailedError(
+            name_of(config.program), failures, why=ending.why, returncode=ending.exit_code, incident=first
+        )
 
 
 def _name_of(entrypoint: Callable[..., Any]) -> str:

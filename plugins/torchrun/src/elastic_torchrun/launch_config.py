@@ -81,7 +81,7 @@ class LaunchConfig:
     duplicate_stdout_filters: Sequence[str] | None = None
     duplicate_stderr_filters: Sequence[str] | None = None
     virtual_local_rank: bool = False
-    shutdown_timeout: float | None = None  # None for ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30
+    shutdown_timeout: float | None = None  # ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, else 30, once it is made
     log_dir: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     redirects: Streams | None = field(default=None, kw_only=True)
     tee: Streams | None = field(default=None, kw_only=True)
@@ -103,6 +103,12 @@ class LaunchConfig:
     health_checks: Sequence[str] = field(default=(), kw_only=True)  # each as ``--health_check``
     health_timeout: float = field(default=HEALTH_TIMEOUT, kw_only=True)  # for each check
     health_retry: float | None = field(default=None, kw_only=True)  # None for an end of the agent after a failed check
+
+    def __post_init__(self) -> None:
+        given = self.shutdown_timeout
+        if isinstance(given, Real) and given < 0:
+            raise UsageError(f"shutdown_timeout={given!r} is negative.", hint="Give a number of seconds.")
+        self.shutdown_timeout = rdzv_conf.shutdown_timeout(given, os.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,7 @@ def configure(config: LaunchConfig) -> RunConfig:
         run_uid=settings.run_uid or rdzv_conf.scheduler_uid(os.environ),
         local_addr=read("local_addr", config.local_addr or None, parse.address),
         signals=read("signals_to_handle", config.signals_to_handle, parse.signals),
-        shutdown_timeout=rdzv_conf.shutdown_timeout(config.shutdown_timeout, os.environ),
+        shutdown_timeout=config.shutdown_timeout,  # type: ignore[arg-type]  # a number once it is made
         log_dir=logs.log_dir,
         redirects=logs.redirects,
         tee=logs.tee,

@@ -60,6 +60,31 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     )
 
 
+def run(args: Namespace) -> None:
+    """Run the job of torchrun's parameters, as ``torch.distributed.run.run`` does, with Elastic's agent.
+
+    Raises:
+        UsageError, PluginError, click.UsageError: Elastic does not take them.
+        ChildFailedError, KeyboardInterrupt, SignalException, ElasticError: As for ``elastic_launch``.
+    """
+    from torch.distributed.run import get_args_parser
+
+    _run(flags_of(args, get_args_parser()))
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the job of a command line of torchrun's, ``sys.argv[1:]`` by default; raise as :func:`run`."""
+    from elastic_core.worker import error_file
+
+    error_file.record(_run)(sys.argv[1:] if args is None else args)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    from elastic_torchrun import launch
+
+    launch.run_program(configuration(arguments, warn))
+
+
 def replace(module: Any) -> None:
     """Put our functions in the place of those of one of torch's modules, ``LAUNCHER`` or ``API``."""
     if module.__name__ == LAUNCHER:

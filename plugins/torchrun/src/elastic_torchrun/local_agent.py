@@ -98,22 +98,22 @@ class WorkerSpec:
         return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended, as seen on this node.
+    """How a run ended, as seen on this node: torch's fields in torch's order, and then ours, which are given by name.
 
     A failed run is a failed job, on all nodes, where ``returncode`` is ``JOB_FAILED``, ``REQUEUE`` or
     ``TOO_FEW_NODES``. With ``WITHDRAWN`` only this node has left the job, and with ``STORE_LOST`` it has lost the
     store: the others may go on. (A signal that ends the node's part raises, and gives no result.)
-
     """
 
     state: WorkerState
-    returncode: int = 0  # the exit code of ``elastic run`` (:class:`elastic_core.exit_codes.ExitCode`)
     return_values: Mapping[int, Any] = field(default_factory=dict)  # of this node's workers, by global rank
     failures: Mapping[int, ProcessFailure] = field(default_factory=dict)  # the root cause, under its worker's rank
-    incident: Incident | None = None  # the root cause with all its facts; also one that is no worker's failure
-    why: str = ""
+    returncode: int = field(default=0, kw_only=True)  # of ``elastic run`` (:class:`elastic_core.exit_codes.ExitCode`)
+    incident: Incident | None = field(default=None, kw_only=True)
+    """The root cause with all its facts; also one that is no worker's failure."""
+    why: str = field(default="", kw_only=True)
 
     def is_failed(self) -> bool:
         """Whether the job failed, or this node could not stay in it."""
@@ -178,7 +178,12 @@ class LocalElasticAgent:
         with ExitStack() as stack:
             given = {**self._of_spec(role), **{name: value for name, value in self._given.items() if value is not None}}
             if spec.rdzv_handler is not None:
-                given["rdzv_backend"] = stack.enter_context(handler_registry.using(spec.rdzv_handler))
+                from elastic_torchrun.rendezvous import launch_settings
+
+                given.update(
+                    launch_settings(spec.rdzv_handler)
+                    or {"rdzv_backend": stack.enter_context(handler_registry.using(spec.rdzv_handler))}
+                )
             config = replace(configure(replace(spec.launch, **given)), exit_barrier=self._exit_barrier)
             if config.rdzv_backend == LOCAL:
                 address = read("master_addr", spec.master_addr or None, parse.address) or config.local_addr

@@ -34,9 +34,9 @@ from elastic_core.worker import function
 from elastic_torchrun import launch_config
 from elastic_torchrun.launch_config import LaunchConfig, Logs, Streams
 from elastic_torchrun.local_agent import LocalElasticAgent, RunResult, WorkerSpec
-from elastic_torchrun.process_failure import ProcessFailure, read_failure
+from elastic_torchrun.process_failure import ProcessFailure
 
-__all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes"]
+__all__ = ["PContext", "ProcessFailure", "RunProcsResult", "Std", "start_processes", "to_map"]
 
 
 class Std:
@@ -105,7 +105,7 @@ class Std:
         return dict(streams.by_rank) if streams.by_rank else streams.default
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunProcsResult:
     """The results of all processes, by local rank; paths are '' for streams that went to the console."""
 
@@ -117,6 +117,16 @@ class RunProcsResult:
     def is_failed(self) -> bool:
         """Whether any process failed."""
         return bool(self.failures)
+
+
+def to_map(val_or_map: Streams, local_world_size: int) -> dict[int, Stream]:
+    """Return the streams of each local rank, for one flag or for flags by local rank, where the others have none.
+
+    Raises:
+        UsageError: There is no such flag or rank.
+    """
+    streams = launch_config.stream_map(val_or_map)
+    return {rank: streams[rank] for rank in range(local_world_size)}
 
 
 def start_processes(
@@ -369,4 +379,4 @@ class PContext:
     def _failure(self, rank: int) -> ProcessFailure:
         said = self._errors.get(rank) or find_cause(self._codes.get(rank, 1), {}, self._streams[rank].tail()).message
         file = self._directory / str(rank) / "error.json"
-        return read_failure(rank, self._pids.get(rank, 0), self._codes.get(rank, 1), file, said)
+        return ProcessFailure(rank, self._pids.get(rank, 0), self._codes.get(rank, 1), str(file), message=said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -20,17 +20,30 @@ NOT_AVAILABLE = "<N/A>"  # torch's text for the name of no signal
 _NO_DATA: Mapping[str, Any] = MappingProxyType({"message": NO_MESSAGE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class ProcessFailure:
-    """How one process failed."""
+    """How one process failed; reads its error file when it is made, as torch's does.
+
+    ``message``, ``timestamp`` and ``error_file_data`` are for one without a valid file that explains its exit code.
+    """
 
     local_rank: int
-    pid: int
+    pid: int  # 0 for a process that did not start
     exitcode: int  # the exit code, or a signal's number, negative
-    error_file: str  # '' for a process that has written none
-    error_file_data: Mapping[str, Any] = field(default_factory=lambda: _NO_DATA)  # as torch's @record writes it
-    message: str = ""  # one line: the exception, or how the process ended
-    timestamp: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970, of the record or of now
+    error_file: str  # ``<N/A>`` where the process has written none
+    error_file_data: Mapping[str, Any] = field(default_factory=lambda: _NO_DATA, kw_only=True)  # as torch's @record's
+    message: str = field(default="", kw_only=True)  # one line: the exception, or how the process ended
+    timestamp: int = field(default_factory=lambda: int(time.time()), kw_only=True)  # seconds since 1970, of the record
+
+    def __post_init__(self) -> None:
+        self.message = self.message or describe_exit(self.exitcode)
+        data = error_file_data(Path(self.error_file))
+        shown = as_torchs(data, self.exitcode)
+        if not shown or (recorded := recorded_cause(data, "")) is None:
+            self.error_file = NOT_AVAILABLE
+            return
+        self.error_file_data, self.timestamp = shown, _recorded_at(data)
+        self.message = recorded.message or self.message
 
     def signal_name(self) -> str:
         """``SIGKILL``; ``<N/A>`` where no signal ended it."""
@@ -41,25 +54,6 @@ class ProcessFailure:
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
 
 
-def read_failure(local_rank: int, pid: int, exitcode: int, error_file: Path, message: str) -> ProcessFailure:
-    """Return the failure of a process of this host, with the contents of its error file if that is there and valid.
-
-    ``pid`` is 0 for a process that did not start; ``message`` counts where there is no error file.
-    """
-    said = message or describe_exit(exitcode)
-    failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file="", message=said)
-    data = error_file_data(error_file)
-    if not (shown := as_torchs(data, exitcode)) or (recorded := recorded_cause(data, "")) is None:
-        return failure
-    return replace(
-        failure,
-        error_file=str(error_file),
-        error_file_data=shown,
-        message=recorded.message or said,
-        timestamp=_recorded_at(data),
-    )
-
-
 def failure_of(incident: Incident) -> ProcessFailure:
     """Return the failure of a worker of any node, without its error file, which stays on that node."""
     message = incident.message or incident.cause()
@@ -67,7 +61,7 @@ def failure_of(incident: Incident) -> ProcessFailure:
         local_rank=-1 if incident.local_rank is None else incident.local_rank,
         pid=incident.pid or 0,
         exitcode=incident.exit_code or 1,
-        error_file="",
+        error_file=NOT_AVAILABLE,
         error_file_data=error_data(message, incident.detail),
         message=message,
     )

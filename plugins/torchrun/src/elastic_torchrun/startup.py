@@ -1,13 +1,16 @@
-"""What an interpreter does when it starts below ``elastic exec``; ``elastic_torchrun.pth`` calls :func:`begin`.
+"""What an interpreter does when it starts; ``elastic_torchrun.pth`` calls :func:`begin` below ``elastic exec``.
 
 An interpreter that is about to run the program ``torchrun`` becomes ours, before it has imported torch. In any other
 one, torch's launcher gets our functions when it is imported. Every Python process below ``elastic exec``
 imports this module, so it imports little.
+
+Anywhere, the file calls :func:`answer` for ``python -m`` with a launcher of torchelastic's or Bagua's.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -98,3 +101,28 @@ def begin() -> None:
         with suppress(OSError):  # no memory, or a program that embeds Python: torchrun's own import is replaced then
             os.execv(sys.executable, [sys.executable, "-m", "elastic_torchrun", *sys.argv[1:]])
     install()
+
+
+class _Absent:
+    """The last finder: ends the process, with the line to type, if the package of the launcher is not installed."""
+
+    def __init__(self, launcher: str) -> None:
+        self._launcher = launcher
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """Return if another module is asked for.
+
+        Raises:
+            SystemExit: The package is asked for, with the code of a wrong command line.
+        """
+        if name == self._launcher.partition(".")[0]:
+            from elastic_core.exit_codes import ExitCode
+
+            line = shlex.join(["elastic", "run", *sys.argv[1:]])
+            print(f"elastic: error: {name} is not installed, and is not needed. Type:\n\n{line}", file=sys.stderr)
+            raise SystemExit(int(ExitCode.USAGE))
+
+
+def answer() -> None:
+    """Have ``python -m torchelastic.distributed.launch``, or another absent launcher, answered with a line to type."""
+    sys.meta_path.append(_Absent(sys.orig_argv[-len(sys.argv)].removeprefix("-m")))

@@ -31,9 +31,10 @@ from typing import Any
 from elastic_core.config import rdzv_conf
 from elastic_core.rendezvous import job_token
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_torchrun.handlers.handler import TorchrunHandler
 
-__all__ = ["TorchrunHandler", "handler_of"]
+__all__ = ["TorchrunHandler", "handler_of", "handler_over"]
 
 
 def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
@@ -45,20 +46,30 @@ def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
 
     def make(torchs: Any) -> RendezvousHandler:
         hooks = import_module(plugin)
-        options = hooks.elastic_rendezvous_options()
-        text = ",".join(f"{key}={value}" for key, value in torchs.config.items())
-        read = rdzv_conf.parse(text, backend=torchs.backend, options=options)
-        parameters = RendezvousParameters(
-            backend=torchs.backend,
-            endpoint=torchs.endpoint,
-            run_id=torchs.run_id,
-            min_nodes=torchs.min_nodes,
-            max_nodes=torchs.max_nodes,
-            local_addr=torchs.local_addr,
-            token=job_token.read_token(os.environ, read.token_file),
-            config=read.backend,
-        )
-        uid = read.run_uid or rdzv_conf.scheduler_uid(os.environ)
-        return TorchrunHandler(hooks.elastic_make_rendezvous, parameters, read, uid)
+        return handler_over(torchs, hooks.elastic_rendezvous_options(), hooks.elastic_make_rendezvous)
 
     return make
+
+
+def handler_over(
+    torchs: Any, options: RendezvousOptions, connect: Callable[[RendezvousParameters], Any]
+) -> TorchrunHandler:
+    """Return the handler of one run from torch's parameters, over a backend with these options, reached by ``connect``.
+
+    Raises:
+        UsageError: A key of the parameters, or its value, is invalid.
+    """
+    text = ",".join(f"{key}={value}" for key, value in torchs.config.items())
+    read = rdzv_conf.parse(text, backend=torchs.backend, options=options)
+    parameters = RendezvousParameters(
+        backend=torchs.backend,
+        endpoint=torchs.endpoint,
+        run_id=torchs.run_id,
+        min_nodes=torchs.min_nodes,
+        max_nodes=torchs.max_nodes,
+        local_addr=torchs.local_addr,
+        token=job_token.read_token(os.environ, read.token_file),
+        config=read.backend,
+    )
+    uid = read.run_uid or rdzv_conf.scheduler_uid(os.environ)
+    return TorchrunHandler(connect, parameters, read, uid)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from elastic_core import __version__
 from elastic_core.config import rdzv_conf
@@ -89,6 +90,7 @@ class TorchrunHandler(RendezvousHandler):
         read: rdzv_conf.RendezvousConf,
         scheduler_uid: str | None,
     ) -> None:
+        self.asked: Any = None  # the parameters by which a program has asked for it
         self._connect, self._params, self._read, self._uid = connect, params, read, scheduler_uid
         self._runtime = RUNTIME
         self._changed = threading.Condition(threading.RLock())

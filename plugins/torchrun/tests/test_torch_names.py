@@ -1,0 +1,159 @@
+"""torch's names that Elastic defines: they are made as torch's, and handlers are found by torch's registry."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_core import errors
+from elastic_core.errors import PluginError, RendezvousError, UsageError
+from elastic_core.plugins import handler_registry
+from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from elastic_core.worker.error_file import record
+from elastic_torchrun.launch import ChildFailedError, SignalException
+from elastic_torchrun.launch_config import LaunchConfig
+from elastic_torchrun.local_agent import RunResult, WorkerState
+from elastic_torchrun.multiprocessing import RunProcsResult, Std, to_map
+from elastic_torchrun.process_failure import ProcessFailure
+from elastic_torchrun.rendezvous import (
+    RendezvousGracefulExitError,
+    get_rendezvous_handler,
+    launch_settings,
+    rendezvous_handler_registry,
+)
+from elastic_torchrun.torch_names import MODULES
+
+
+def test_a_failure_reads_its_error_file(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    written = {"message": {"message": "ValueError: sad", "extraInfo": {"py_callstack": "…", "timestamp": "7"}}}
+    file.write_text(json.dumps(written))
+    failure = ProcessFailure(1, 997, 1, str(file))
+    assert (failure.local_rank, failure.pid, failure.exitcode, failure.error_file) == (1, 997, 1, str(file))
+    assert (failure.message, failure.timestamp, failure.error_file_data) == ("ValueError: sad", 7, written)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"other": 1}', '{"message'])
+def test_a_failure_without_a_valid_error_file_says_how_the_process_ended(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "error.json"
+    if text is not None:
+        file.write_text(text)
+    failure = ProcessFailure(0, 997, -9, str(file))
+    assert (failure.error_file, failure.message, failure.signal_name()) == ("<N/A>", "was killed by SIGKILL", "SIGKILL")
+    assert failure.error_file_data == {"message": "<NONE>"}
+
+
+def test_a_failed_job_is_made_of_a_name_and_failures_and_recorded_as_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "job.json"))
+    failures = {}
+    for rank in (0, 1):
+        written = {"message": f"error {rank}", "extraInfo": {"py_callstack": "…", "timestamp": str(9 - rank)}}
+        (tmp_path / f"{rank}.json").write_text(json.dumps({"message": written}))
+        failures[rank] = ProcessFailure(rank, 997, 3, str(tmp_path / f"{rank}.json"))
+    error = ChildFailedError("trainer", failures)
+    assert (error.name, error.failures, error.returncode) == ("trainer", failures, 1)
+    assert error.get_first_failure() == (1, failures[1])
+    assert str(error) == error.format_msg() == "trainer has failed. rank 0: error 0; rank 1: error 1"
+
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(ChildFailedError):
+        record(fails)()
+    recorded = json.loads((tmp_path / "job.json").read_text())["message"]
+    assert (recorded["message"], recorded["errorCode"]) == ("error 1", 3)
+
+
+def test_other_objects_are_made_as_torchs() -> None:
+    error = SignalException("told to stop", signal.SIGTERM)
+    assert (str(error), error.sigval, error.code) == ("told to stop", signal.SIGTERM, 143)
+    result = RunResult(WorkerState.FAILED, {0: 1}, {})
+    assert (result.return_values, result.failures, result.is_failed()) == ({0: 1}, {}, True)
+    processes = RunProcsResult({0: 1}, {}, {0: "out"}, {0: "err"})
+    assert (processes.stdouts, processes.stderrs) == ({0: "out"}, {0: "err"})
+    assert to_map(Std.ALL, 2) == {0: Std.ALL, 1: Std.ALL}
+    assert to_map({1: Std.OUT}, 3) == {0: Std.NONE, 1: Std.OUT, 2: Std.NONE}
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, 30), ("7", 7)])
+def test_a_configuration_has_its_time_for_the_end_once_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
+) -> None:
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", variable)
+    assert LaunchConfig(1, 1, 1).shutdown_timeout == expected
+    assert LaunchConfig(1, 1, 1, shutdown_timeout=0).shutdown_timeout == 0
+    with pytest.raises(ValueError, match="shutdown_timeout=-1 is negative"):
+        LaunchConfig(1, 1, 1, shutdown_timeout=-1)
+
+
+@pytest.mark.parametrize("name", MODULES["rendezvous"]["elastic_core.errors"].split())
+def test_an_error_of_a_rendezvous_needs_no_message(name: str) -> None:
+    kind = getattr(errors, name)
+    assert str(kind()) == name
+    assert str(kind("too late")) == "too late"
+
+
+# Handlers ------------------------------------------------------------------------------------------------------------
+
+
+class Mine(RendezvousHandler):
+    def __init__(self, params: RendezvousParameters) -> None:
+        self.params = params
+
+    def next_rendezvous(self) -> tuple[None, int, int]:
+        return None, 0, 1
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    rendezvous_handler_registry.register("mine", Mine)
+    yield "mine"
+    handler_registry.unregister("mine")
+
+
+def torchs_parameters(*given: Any, **config: Any) -> SimpleNamespace:
+    """Parameters with the fields of torch's."""
+    names = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
+    return SimpleNamespace(**dict(zip(names, given, strict=True)), config=config)
+
+
+@pytest.mark.parametrize("make", [get_rendezvous_handler, rendezvous_handler_registry.create_handler])
+@pytest.mark.parametrize("parameters", [RendezvousParameters, torchs_parameters])
+def test_a_registered_handler_is_made_of_either_packages_parameters(
+    registered: str, parameters: Callable[..., Any], make: Callable[[Any], RendezvousHandler]
+) -> None:
+    handler = make(parameters(registered, "here:1", "job", 1, 2, "127.0.0.1", key="value"))
+    assert isinstance(handler, Mine)
+    assert (handler.params.run_id, handler.params.max_nodes, handler.params.get("key")) == ("job", 2, "value")
+    assert launch_settings(handler) == {}, "the agent asks the handler"
+    assert handler_registry.find(registered) is Mine, "--rdzv_backend finds it, too"
+
+
+def test_a_handler_of_one_of_our_backends_names_the_rendezvous_to_the_agent() -> None:
+    handler = get_rendezvous_handler(torchs_parameters("c10d", "localhost:0", "job", 1, 1, "127.0.0.1", lost_after=7))
+    config = LaunchConfig(**launch_settings(handler))
+    assert (config.rdzv_backend, config.rdzv_endpoint, config.run_id) == ("c10d", "localhost:0", "job")
+    assert (config.min_nodes, config.max_nodes, config.rdzv_configs) == (1, 1, {"lost_after": 7})
+
+
+def test_what_is_no_backend_is_refused() -> None:
+    with pytest.raises(PluginError, match="There is no rendezvous backend 'nowhere'"):
+        get_rendezvous_handler(RendezvousParameters("nowhere", "", "job", 1, 1))
+    with pytest.raises(UsageError, match="there is no key 'unknown'"):
+        get_rendezvous_handler(RendezvousParameters("local", "", "job", 1, 1, unknown=1))
+
+
+def test_a_graceful_exit_is_an_error_of_a_rendezvous_and_known_to_the_agent() -> None:
+    error = RendezvousGracefulExitError("not needed")
+    assert isinstance(error, RendezvousError)
+    assert handler_registry.is_graceful_exit(error)
