@@ -1,4 +1,4 @@
-# Everything that one does with this repository. Each target sets up .venv first, if it is not there or out of date.
+# Each target sets up .venv first, if it is missing or out of date.
 #
 #   make help    this list
 #   make setup   .venv, with every distribution editable and the tools for development
@@ -29,7 +29,10 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo_ready
 DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file health kubernetes metrics notices operate policies redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
+# The demo, over each of its backends, needs these, torch, and the data of scikit-learn.
+DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch)
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.
 TYPED := core plugins examples tests benchmarks docs
 STORES := $(patsubst %,plugins/%/tests,c10d etcd file redis) $(patsubst %,tests/test_%.py,etcd late_stores lost_history \
@@ -63,23 +66,30 @@ help:
 
 setup: $(READY)
 
+# A line for each stage, with large downloads and how long it took. pip shows none of that when it is quiet, and too much when it is not.
+stage = echo "  $(1)"; began=$$SECONDS; $(2); echo "    done in $$((SECONDS - began)) s"
+pip = $(BIN)/python -m pip install $(1) | sed -une 's|^ *Downloading \(.*/\)*\(.* MB)\)$$|    downloading \2|p' -e 's|^Installing .*|    unpacking|p'
+editable = $(call stage,$(words $(1)) distributions of this repository (editable),$(call pip,--no-build-isolation $(1:%=-e ./%)))
+
 # The first of these that runs and is new enough: a pyenv shim may be there and yet lead nowhere.
-$(READY): Makefile $(wildcard requirements/*.txt) $(DISTRIBUTIONS:=/pyproject.toml)
+$(DEMO_READY): Makefile requirements/constraints.txt $(DEMO_DISTRIBUTIONS:=/pyproject.toml)
 	@for python in $(PYTHON) python3.11 python3; do \
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
 	[ -n "$${found:-}" ] || { echo "Elastic needs Python 3.10 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }; \
-	echo "setting up $(VENV) with $$("$$found" --version); the first time takes a few minutes"; \
-	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
-	@echo "  1 of 3: torch and what the examples train with (200 MB of CPU builds, gigabytes of CUDA builds; most of the time)"
-	@$(BIN)/python -m pip install --quiet -r requirements/torch.txt
-	@echo "  2 of 3: the tools for tests and development"
-	@$(BIN)/python -m pip install --quiet -r requirements/dev.txt
-	@echo "  3 of 3: $(words $(DISTRIBUTIONS)) distributions of this repository, editable"
-	@$(BIN)/python -m pip install --quiet $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
+	echo "setting up $(VENV) with $$("$$found" --version)"; \
+	[ -x $(BIN)/python ] || { $(call stage,the virtual environment,"$$found" -m venv $(VENV)); }
+	@$(call stage,torch (a CPU build is 200 MB; a CUDA build is gigabytes),$(call pip,torch numpy hatchling editables))
+	@$(call stage,the digits of scikit-learn,$(call pip,--no-deps scikit-learn))
+	@$(call editable,$(DEMO_DISTRIBUTIONS))
 	@touch $@
 
-demo: setup
+$(READY): $(DEMO_READY) $(wildcard requirements/*.txt) $(DISTRIBUTIONS:=/pyproject.toml)
+	@$(call stage,the tools for tests and development,$(call pip,-r requirements/dev.txt))
+	@$(call editable,$(DISTRIBUTIONS))
+	@touch $@
+
+demo: $(DEMO_READY)
 	$(BIN)/python examples/digits/demo.py $(ARGS)
 
 # mypy has one core meanwhile.
