@@ -860,13 +860,12 @@ def test_a_worker_that_floods_its_channel_keeps_the_agent_from_nothing(node: Nod
     os.mkfifo(tmp_path / "full")
     node.start_program(Program(ProgramKind.EXECUTABLE, sys.executable, ("-c", FLOOD, str(tmp_path / "full"))), TWO)
     assert node.failure().exit_code == 3
-    while not node.later:  # the flood goes on
+    while not (again := [event for _, event in node.later if not isinstance(event, Lingers)]):  # the flood goes on
         assert select.select([node.reports], [], [], PATIENCE)[0]
         assert not any(map(node.group.handle, node.reports.receive()))
     node.group.stop(0.0)
     assert node.next() is None
     assert len(node.said_of("report_ignored")) == 1
-    again = [event for _, event in node.later if not isinstance(event, Lingers)]
     assert len(again) == 1  # it was listened to for a while only
 
 
