@@ -131,9 +131,9 @@ class _LastFinder:
     """Asks elastic-torchrun for a module under this package that no other finder has found."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        from importlib import import_module
-
         if name.startswith(f"{__name__}."):
+            from importlib import import_module
+
             return import_module(f"{__name__}.worker.library").added_names(name).find_spec(name)
         return None
 

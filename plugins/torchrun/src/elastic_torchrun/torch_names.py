@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT, TORCHS = "elastic_core", "torch.distributed.elastic"
 ALL = "*"  # all names of a module
-_ENTITLED = "ChildFailedError LaunchConfig SignalException elastic_launch launch_agent"
+_LAUNCH = "ChildFailedError LaunchConfig SignalException elastic_launch launch_agent"
 _LAUNCHER = {"elastic_torchrun.launch": "LaunchConfig elastic_launch launch_agent"}
 _SERVER = {
     "elastic_torchrun.local_agent": "LocalElasticAgent RunResult WorkerSpec WorkerState",
@@ -48,7 +48,7 @@ _THEIRS = (
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "": {
-        "elastic_torchrun.launch": _ENTITLED,
+        "elastic_torchrun.launch": _LAUNCH,
         "elastic_torchrun.local_agent": "LocalElasticAgent RunResult WorkerSpec WorkerState",
         "elastic_torchrun.multiprocessing": "PContext RunProcsResult Std start_processes",
         "elastic_torchrun.process_failure": "ProcessFailure",
@@ -62,7 +62,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         f"{TORCHS}.agent.server.local_elastic_agent": "TORCHELASTIC_HEALTH_CHECK_PORT "
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
     },
-    "launch": {"elastic_torchrun.launch": _ENTITLED},
+    "launch": {"elastic_torchrun.launch": _LAUNCH},
     "launcher": _LAUNCHER,
     "launcher.api": _LAUNCHER,
     "multiprocessing": _MULTIPROCESSING,
