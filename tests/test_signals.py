@@ -121,6 +121,17 @@ def test_a_scheduler_s_signal_to_workers_and_agent_lets_workers_save(
     assert "restart 1" not in agent.output
 
 
+def test_a_shell_can_trap_a_scheduler_s_signal(stage: Stage) -> None:
+    Path(stage.folder, "train.sh").write_text(
+        "trap 'echo saved; exit 0' USR1\necho started\nwhile :; do sleep 0.1; done\n"
+    )
+    agent = stage.run("--standalone", HANDLED, "--no_python", "sh", "train.sh")
+    agent.wait_for("started")
+    agent.signal(signal.SIGUSR1)
+    assert agent.exit_code() == 128 + signal.SIGUSR1
+    agent.wait_for("saved")
+
+
 def test_a_signal_to_the_parent_of_workers_of_a_rendezvous_handler(stage: Stage) -> None:
     pytest.importorskip("torch")
     agent = stage.run("--rdzv_backend=torch-c10d", WORKERS / "signalled.py")

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, free_port
+from stage import WARM, WORKERS, Agent, Stage, free_port
 
 from elastic_core.host.devices.machine import Machine
 from elastic_core.host.devices.visible import gpus
@@ -221,3 +221,16 @@ def test_a_word_for_the_number_of_workers_counts_what_is_here(stage: Stage) -> N
     refused = stage.run("--standalone", "--nproc_per_node=xpu", "--no_python", "true")
     assert refused.exit_code() == 2
     assert "--nproc_per_node 'xpu': none was found. Looked for Intel's in /sys/class/drm" in refused.output
+
+
+def test_flags_are_checked_with_the_scheduler_s_defaults(stage: Stage, tmp_path: Path) -> None:
+    """As four GPUs of a Slurm step are four workers here."""
+    host = os.uname().nodename
+    step = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": host, "SLURMD_NODENAME": host, "SLURM_JOB_NUM_NODES": "1"}
+    step |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": host, "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
+    step |= {"SLURM_PROCID": "0", "SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_GPUS": "0,1,2,3"}
+    script = tmp_path / "train.py"
+    script.write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    agent = stage.run("--tee=3:3", f"--log_dir={tmp_path / 'logs'}", script, env={**WARM, **step})
+    assert agent.exit_code() == 0, agent.output
+    agent.wait_for(r"rank3\]:rank 3 of 4")

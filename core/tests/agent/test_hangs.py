@@ -52,7 +52,8 @@ def test_what_counts_as_progress(stepped: float | None, printed: float, computed
         pytest.param(Use(110.0, 0.0, 0, 0, 14, 0), True, id="receives"),
         pytest.param(Use(110.0, 0.0, 13 * 4096, 0, 0, 0), False, id="a log"),
         pytest.param(Use(110.0, 0.0, 100_000, 0, 0, 0), True, id="a child copies to a slow disk"),
-        pytest.param(Use(110.0, 0.0, 0, 0, 0, 1), True, id="waits for a disk"),
+        pytest.param(Use(110.0, 0.0, 4096, 0, 0, 1), True, id="waits for a slow disk"),
+        pytest.param(Use(110.0, 0.0, 0, 0, 0, 1), False, id="waits for a file server that is dead"),
     ],
 )
 def test_what_a_rank_does_that_may_be_working(use: Use, works: bool) -> None:

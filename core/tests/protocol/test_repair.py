@@ -236,6 +236,12 @@ def test_what_a_store_with_tombstones_says_may_have_followed(theirs: Ledger, exp
     assert can_follow(MINE, theirs) is expected
 
 
+def test_a_run_that_came_before_this_one_has_not_followed_it() -> None:
+    """A copy of it came back, behind tombstones in the place of what was read."""
+    earlier = next_run(7)
+    assert not can_follow(replace(MINE, former=(earlier.head.run,)), earlier)
+
+
 def test_survivors_settle_on_one_history_whoever_comes_first() -> None:
     """One that knew less resumes first; one that knew more outranks it; both end with the same."""
     first = resumed(RUN[3])

@@ -279,7 +279,9 @@ print(before, within, flag())
 
 
 def test_a_process_that_waits_in_the_kernel_uninterruptibly_is_counted() -> None:
-    clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    clone = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
+    if clone is None:
+        pytest.skip("the number of clone(2) is not known for this architecture")
     vfork = 0x4000 | 0x100 | signal.SIGCHLD  # CLONE_VFORK, CLONE_VM: its caller waits, in state D, for the child
     text = f"import ctypes, time; ctypes.PyDLL(None).syscall({clone}, {vfork}, 0, 0, 0, 0) or time.sleep(100)"
     with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as process:

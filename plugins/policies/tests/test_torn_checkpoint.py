@@ -63,6 +63,19 @@ def test_it_is_set_aside_on_request_and_the_job_goes_on(torn: Path) -> None:
     assert (aside / "model.safetensors").read_bytes() == b"half of"
 
 
+def test_the_place_may_be_a_glob(torn: Path) -> None:
+    beside = TornCheckpoint(2, str(torn.parent / "checkpoint-*"), set_aside=True)
+    verdict = judge(newest(torn), history(earlier()), beside)
+    assert verdict is not None
+    assert not torn.exists()
+
+
+def test_a_checkpoint_elsewhere_is_left_alone(torn: Path, tmp_path: Path) -> None:
+    elsewhere = TornCheckpoint(2, str(tmp_path / "others" / "checkpoint-*"), set_aside=True)
+    assert judge(newest(torn), history(earlier()), elsewhere) is None
+    assert torn.exists()
+
+
 def test_without_a_checkpoint_path_it_is_only_told(torn: Path) -> None:
     verdict = judge(newest(torn), history(earlier()), TornCheckpoint(2, "", set_aside=True))
     assert verdict is not None

@@ -28,7 +28,7 @@ CPU_SHARE = 0.01  # of a core: a process that uses less waits
 CPU_SHARE_QUIET = 0.03  # the same for a worker with its children, over its whole silence
 DISK_BYTES_PER_SECOND = 1 << 16  # a worker that reads or writes more, as for a checkpoint, does not hang
 CALLS_PER_SECOND, FEW_CALLS = 1.0, 3  # a worker that reads, writes or receives data more often may be working
-PAGE_BYTES = 1 << 12  # with so many bytes at each of these calls
+PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
 QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
 _SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
@@ -126,13 +126,13 @@ class Use:
         return self.disk - before.disk >= DISK_BYTES_PER_SECOND * (self.at - before.at)
 
     def may_work_since(self, before: Use, waits_in: str) -> bool:
-        """Whether the worker may have worked since then: used CPUs, moved data, received some, or waits for a disk."""
+        """Whether the worker may have worked since then: used CPUs, moved or received data, waits for a disk."""
         elapsed, sleeps = self.at - before.at, waits_in.startswith(_SLEEPS)
         calls, wakes = self.calls - before.calls, 0 if sleeps else self.waits - before.waits
         few = CALLS_PER_SECOND * elapsed + FEW_CALLS
         pages = (self.disk - before.disk) / PAGE_BYTES
         computed = uses_cpu(self.cpu - before.cpu, elapsed, CPU_SHARE_QUIET)
-        return computed or max(calls, wakes, pages) > few or self.blocked > 0
+        return computed or max(calls, wakes, pages) > few or (self.blocked > 0 and pages > 0)
 
 
 def uses_of(pids: Collection[int]) -> dict[int, Use]:

@@ -143,8 +143,9 @@ def is_needed(
         leaves_others: Whether other nodes, which have the state too, stay in the job; called only if that matters.
         failed: Whether the agent raised because of a defect, and not because it was told to stop.
     """
+    # After STORE_LOST the node joins another run, which has only the checkpoints on disk.
     if ending is not None and ending.rejoin and ending.exit_code != ExitCode.STORE_LOST:
-        return False  # else it joins another run, which has the checkpoints on disk only
+        return False
     if closed is not None:
         return not closed.success
     return failed or (ending is not None and ending.exit_code == ExitCode.STORE_LOST) or not leaves_others()

@@ -37,6 +37,7 @@ from elastic_core.agent.worker_incidents import (
 from elastic_core.agent.worker_row import WorkerRows
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
+from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
@@ -57,7 +58,8 @@ DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its chi
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 _OF_USERS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-"""Where they announce that the node leaves, a scheduler may send them to workers too, which they would end."""
+"""If these are notices to the agent, the scheduler sends them to workers too. Python workers ignore them by default.
+(A shell cannot trap a signal that was ignored when it started, so an executable keeps the default disposition.)"""
 
 
 @dataclass
@@ -121,6 +123,7 @@ class WorkerGroup:
         self.progress.begin(current.number)
         if self.hangs is not None:
             self.hangs.begin()
+        python = self.config.program.kind is not ProgramKind.EXECUTABLE
         for assignment in assignments(
             self.config, self.run_uid, self.info.node_id, current, restart_count, self.directory
         ):
@@ -147,7 +150,7 @@ class WorkerGroup:
                     stderr=err,
                     control=control.fileno(),
                     cpus=cpus,
-                    ignored=_OF_USERS.intersection(self.config.signals or ()),
+                    ignored=_OF_USERS.intersection(self.config.signals or ()) if python else (),
                     warm=self.warm,
                 )
         remove_round(self.directory / f"round_{self._directory_of}", temporary=self.temporary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -59,11 +60,12 @@ def run(warden: Warden | None, **flags: Any) -> int:
             return run(warden, **flags)
     given = Flags(**flags)
     with hints_with_sources():
-        known = outline(given, os.environ)
-        run_agent.send_fork_server(known, warden)
+        early = None
+        with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
+            run_agent.send_fork_server(early := outline(given, os.environ), warden)
         catalogue = Catalogue.read()  # once: it takes 11 ms, in which the fork server starts
-        if (settled := scheduler.with_defaults(given, os.environ, warn, catalogue)) is not given:
-            given, known = settled, outline(settled, os.environ)
+        given = scheduler.with_defaults(given, os.environ, warn, catalogue)
+        if (known := outline(given, os.environ)) != early:
             run_agent.send_fork_server(known, warden)
         config, loaded = _complete(known, given, catalogue)
     if config.signals is not None:

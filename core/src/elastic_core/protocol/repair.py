@@ -108,11 +108,12 @@ def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk
 def can_follow(mine: Ledger, theirs: Ledger) -> bool:
     """Whether the history in the store can have come after all entries that this node has read.
 
-    A store that lost the newer of two histories and shows the older one again may have a tombstone at the same index.
+    A store that lost the newer of two histories and shows the older one again, or the run before, may have a tombstone
+    at the same index.
     """
     if theirs.head.run == mine.head.run:
         return theirs.position >= mine.position
-    return theirs.head.anchors.open > mine.head.index
+    return theirs.head.run not in mine.former and theirs.head.anchors.open > mine.head.index
 
 
 def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:

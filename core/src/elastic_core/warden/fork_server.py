@@ -89,7 +89,7 @@ class ForkServerClient:
         return self._successor_channel if known and not undelivered else None
 
     def start(self, settings: Message) -> Child | None:
-        """Start the fork server, in the place of one with other settings; return its process, or None for none."""
+        """Start the fork server, or replace one with other settings. Return its process; None if none was started."""
         if settings == self._settings:
             return None
         self.kill(self.process)

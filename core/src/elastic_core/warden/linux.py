@@ -247,7 +247,7 @@ def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int, int, in
     That is, together with all its descendants, the CPU time in seconds, as of :func:`cpu_seconds_wanted`, and the bytes
     read from and written to disks and network file systems (memory files do not count); of itself alone, the calls of
     read(2), write(2) and the like, on anything, and how often its main thread has waited; and how many of all these
-    processes wait at this moment for a disk or a network file system, in the state D of proc(5).
+    processes are in uninterruptible sleep at this moment, as while they wait for a disk (the state D of proc(5)).
     """
     pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
     found = {pid: fields for pid in pids if (fields := _fields(pid))}

@@ -22,6 +22,7 @@ PREEMPTED, MAINTENANCE, UPCOMING = "preempted", "maintenance-event", "upcoming-m
 WAIT_SECONDS = 60
 PREEMPTED_SECONDS = 30.0  # what a preempted machine gets
 MAINTENANCE_SECONDS = 60.0  # the least that a machine gets before maintenance that terminates it
+EARLIEST_SECONDS = 3700.0  # before a maintenance, the event is announced: an hour, and a little for clocks that differ
 LAST_SECONDS = 180.0  # before a maintenance whose beginning is known, in which the node leaves
 WINDOW_START = re.compile(r'"(?:window_?)?start_?time"\s*:\s*"([^"]+)"', re.IGNORECASE)  # all spellings in use
 
@@ -58,11 +59,14 @@ def at_window_start(notice: Notice, upcoming: str, now: float) -> Notice:
     """
     found = WINDOW_START.search(upcoming)
     try:
-        left = datetime.fromisoformat(found[1].replace("Z", "+00:00")).timestamp() - now if found else 0.0
+        start = datetime.fromisoformat(found[1].replace("Z", "+00:00")) if found else None
     except ValueError:
-        left = 0.0
-    if found is None or left <= MAINTENANCE_SECONDS:
+        start = None
+    if found is None or start is None or start.tzinfo is None:
         return notice
+    left = start.timestamp() - now
+    if not MAINTENANCE_SECONDS < left <= EARLIEST_SECONDS:
+        return notice  # it has begun, or this is the window of a later one
     return Notice(f"{notice.what} at {found[1]}", None if left > LAST_SECONDS else left)
 
 
@@ -103,6 +107,6 @@ class MetadataKey:
     def _upcoming(self) -> str:
         try:
             answer = self._send(self._upcoming_url, HEADERS, timeout=TIMEOUT_SECONDS)
-        except OSError:
+        except (OSError, NotUnderstoodError):
             return ""
         return answer.text if answer.status == 200 else ""

@@ -8,6 +8,7 @@ The leader alone judges, so one node alone moves a checkpoint aside. It is renam
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
 import time
@@ -56,7 +57,7 @@ def judge(incident: Incident, history: History, given: TornCheckpoint) -> Verdic
 
     A life that fails to load makes no step, and leaves the checkpoint as it was. One that fails to save it does not.
     """
-    newest, place = as_record(incident), os.path.abspath(given.place)
+    newest, place = as_record(incident), _folder(given.place)
     if history.new_checkpoint or history.moved or not (newest.checkpoint and _is_of_reader(incident)):
         return None
     if given.place and os.path.commonpath([place, incident.checkpoint]) != place:
@@ -80,6 +81,14 @@ def judge(incident: Incident, history: History, given: TornCheckpoint) -> Verdic
         why = f"{', '.join(earlier)} could not be loaded either, so the program may be wrong"
         return Verdict(Action.GIVE_UP, f"{what}; {why}", policy=NAME)
     return _set_aside(incident.checkpoint, what)
+
+
+def _folder(place: str) -> str:
+    """Return the folder of a place that may end in a glob."""
+    folder = os.path.abspath(place)
+    while glob.has_magic(folder) and not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _is_of_reader(incident: Incident) -> bool:

@@ -111,7 +111,6 @@ _METADATA_NAMES = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
     ("torch", "Size"),
-    ("pathlib", "PosixPath"),
 }
 """What the metadata of torch 2.13 consists of, by module and name, besides data types."""
 

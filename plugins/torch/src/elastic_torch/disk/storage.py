@@ -167,8 +167,9 @@ class LocalStorage:
         return file
 
     def _check_owner(self, seen: os.stat_result, path: str) -> None:
-        """Refuse a file of a checkpoint that another user could have written: who writes it can run code here.
+        """Refuse a file that another user owns, or that all users can write: its writer could run code here.
 
+        The users of the file's group are trusted: a group shares checkpoints by its umask.
         A file server may show other owners and modes than were set. So a file counts as this user's also if one that
         this process makes there is shown in the same way.
         """
