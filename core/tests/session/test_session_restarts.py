@@ -42,12 +42,34 @@ class Bench:
 
     def come_back_with_another_run(self) -> MemoryStore:
         """Stop the server, and start it with a run of node ``x``; return the job's store there."""
+        another = self.another_run()
+        self.server.stop()
+        store = self.replace(another)
+        self.server.start()
+        return store
+
+    def end_while_x_lives(self, node: Node) -> Exit:
+        """Wait for the end of a node, while node ``x`` sends heartbeats."""
+        beating, count = self.server.open("job"), itertools.count(1000)
+
+        def over(node: Node) -> bool:
+            beating.heartbeat("x", next(count), None)
+            return node.exit is not None
+
+        end = node.until(over).exit
+        assert end is not None
+        return end
+
+    def another_run(self) -> MemoryStore:
+        """Return another store, with a run of node ``x``."""
         another = MemoryServer()
         self.nodes.append(Node("x", another.open("job"), quick(1, 1)).until(in_round(1, "x")))
-        self.server.stop()
+        return another.store("job")
+
+    def replace(self, another: MemoryStore) -> MemoryStore:
+        """Give the job's store what another one has, and return it."""
         store = self.server._jobs["job"]
-        store.entries, store.rows = list(another.store("job").entries), dict(another.store("job").rows)
-        self.server.start()
+        store.entries, store.rows = list(another.entries), dict(another.rows)
         return store
 
 
@@ -182,17 +204,21 @@ def test_a_run_that_another_has_taken_the_place_of_stops_and_joins_it(bench: Ben
     entries = list(bench.server.store("job").entries)
     store = bench.come_back_with_another_run()
     for node in (a, b):
-        beating, count = bench.server.open("job"), itertools.count(1000)
-
-        def over(node: Node) -> bool:
-            beating.heartbeat("x", next(count), None)  # noqa: B023
-            return node.exit is not None
-
-        end = node.until(over).exit
-        assert end is not None
+        end = bench.end_while_x_lives(node)
         assert (end.rejoin, node.state.run_replaced != "") == (True, True)
     assert store.entries != entries
     assert all(isinstance(body, (Open, Round)) for body in bench.bodies()), "nothing was written over it"
+
+
+def test_another_run_with_as_many_entries_is_found_by_the_row_that_is_missing(bench: Bench) -> None:
+    """No connection breaks, and the newest index is the same."""
+    a, b = bench.pair()
+    another = bench.another_run()
+    assert len(another.entries) == len(bench.server.store("job").entries)
+    bench.replace(another)
+    for node in (a, b):
+        end = bench.end_while_x_lives(node)
+        assert end.rejoin
 
 
 def test_an_earlier_run_that_comes_back_with_the_store_does_not_stop_this_one(bench: Bench) -> None:
