@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ from elastic_core.warden.linux import waits_in
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
+IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
+FAILURE_PATH = ("agent.launcher_error_file", "known_failures", "plugins.verdicts")
+"""The modules that only a failure needs. An upgrade may have replaced or removed them until then."""
+
+
+def import_failure_path() -> None:
+    """Import what only a failure needs: a recovery would wait 20 ms of CPU for that."""
+    for name in FAILURE_PATH:
+        import_module(f"elastic_core.{name}")
 
 
 @dataclass
@@ -99,7 +109,8 @@ class WorkerGroup:
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
-    _prepared: bool = False  # whether the reader of their output was prepared
+    idle_after: float = IDLE_AFTER_SECONDS  # the same, from the first start of workers
+    _prepared: bool = False  # whether that preparation was begun
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
     _notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
@@ -403,7 +414,9 @@ class WorkerGroup:
         fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
         message = f"{count} local worker(s) of round {number} run"
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
-        if self._recovery is not None:
+        if self._recovery is None:
+            prepare_later(self.idle_after, import_failure_path, name="elastic-prepare")
+        else:
             self._recovery.running = self.now()
             self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
@@ -419,7 +432,7 @@ class WorkerGroup:
         self.publish(initialized(number, len(self._workers), self._after(), self._recovered, self.now()))
         if not self._prepared:
             self._prepared = True
-            prepare_later(self.prepare_after, self.progress.prepare, name="elastic-prepare")
+            prepare_later(self.prepare_after, import_failure_path, name="elastic-prepare")
         return node_events.Progressed(number)
 
     def _read_steps(self) -> bool:

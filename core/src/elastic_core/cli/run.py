@@ -15,7 +15,8 @@ import click
 from click.core import ParameterSource
 
 from elastic_core.cli import interrupt, program, scheduler
-from elastic_core.cli.options import Flags, RunCommand
+from elastic_core.cli.options import Flags
+from elastic_core.cli.run_command import RunCommand
 from elastic_core.config import rdzv_conf
 from elastic_core.config.environment import flag_variable
 from elastic_core.config.parse import names
@@ -76,7 +77,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
             interrupt.discard_again()
         code = ending.exit_code
         if code:
-            from elastic_core.cli.error_file import write_ending  # seldom needed
+            from elastic_core.agent.launcher_error_file import write_ending  # seldom needed
 
             write_ending(ending)
         return code
