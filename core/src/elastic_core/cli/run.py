@@ -33,6 +33,7 @@ from elastic_core.config.run import (
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.host.identity import host_name
 from elastic_core.rendezvous import job_token
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
     with hints_with_sources():
         known = outline(given, os.environ)
         run_agent.send_fork_server(known, warden)
+        _prefix_logging()
         catalogue = Catalogue.read()  # once: it takes 11 ms, in which the fork server starts
         if (settled := scheduler.with_defaults(given, os.environ, warn, catalogue)) is not given:
             given, known = settled, outline(settled, os.environ)
@@ -90,6 +92,15 @@ def run(warden: Warden | None, **flags: Any) -> int:
             os._exit(code)
         for name in unfinished:
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
+
+
+def _prefix_logging() -> None:
+    """Have what a driver logs begin like the agent's own lines, where nothing has configured :mod:`logging`."""
+    import logging  # after the fork server has begun
+
+    if logging.lastResort is not None:
+        form = f"[elastic] %(asctime)s {host_name().partition('.')[0]}: %(name)s: %(message)s"
+        logging.lastResort.setFormatter(logging.Formatter(form, "%H:%M:%S"))
 
 
 def _is_writable(descriptor: int) -> bool:
