@@ -803,6 +803,22 @@ def test_a_failure_is_prepared_for_where_there_is_no_process_group(
     assert prepared.get(timeout=PATIENCE) == "elastic-prepare"
 
 
+def test_workers_that_wait_for_a_long_import_are_told_of(node: Node) -> None:
+    published: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    node.start("sleep 1000")
+    node.run()
+    node.group.stop(0.0)
+    assert node.next() is None
+    waiting = replace(node.group, warm=True, publish=published.put, long_import=0.0, _directory_of=0)
+    waiting.config = replace(waiting.config, program=Program(ProgramKind.SCRIPT, "train.py"), preload=("torch",))
+    node.time += 12.0
+    waiting.start(node.round(), 0)
+    event = published.get(timeout=PATIENCE)
+    assert (event.name, event.level) == ("importing", Level.INFO)
+    assert event.message == "the workers wait for the import of torch (0 s so far)"
+    waiting.stop(0.0)
+
+
 def test_a_report_may_be_heard_before_it_is_known_that_its_worker_runs(node: Node) -> None:
     node.start("sleep 1000")
     assert node.group.handle(Initialized(1)) is None

@@ -9,11 +9,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent import worker_channels
+from elastic_core.agent import preload, worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
@@ -32,6 +31,7 @@ from elastic_core.agent.worker_incidents import (
     exit_incident,
     failed_alike,
     has_raised,
+    import_failure_path,
     store_incident,
     worker_incident,
 )
@@ -58,14 +58,7 @@ DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its chi
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
-FAILURE_PATH = ("agent.launcher_error_file", "known_failures", "plugins.verdicts")
-"""The modules that only a failure needs. An upgrade may have replaced or removed them until then."""
-
-
-def import_failure_path() -> None:
-    """Import what only a failure needs: a recovery would wait 20 ms of CPU for that."""
-    for name in FAILURE_PATH:
-        import_module(f"elastic_core.{name}")
+LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the fork server, after which a line says so
 
 
 @dataclass
@@ -110,6 +103,7 @@ class WorkerGroup:
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
     idle_after: float = IDLE_AFTER_SECONDS  # the same, from the first start of workers
+    long_import: float = LONG_IMPORT_SECONDS  # seconds from the first round to the line about an import that goes on
     _prepared: bool = False  # whether that preparation was begun
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
@@ -151,6 +145,8 @@ class WorkerGroup:
                 self.warden.spawn(
                     tag, argv, env, stdout=out, stderr=err, control=control.fileno(), cpus=cpus, warm=self.warm
                 )
+        if self.warm and not self._directory_of:
+            prepare_later(self.long_import, self._say_import, name="elastic-import")
         remove_round(self.directory / f"round_{self._directory_of}", temporary=self.temporary)
         self._directory_of = current.number
 
@@ -408,6 +404,13 @@ class WorkerGroup:
         oom = self.oom if killed_for_memory else None
         place = self.config.checkpoint_path
         return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, checkpoint_path=place)
+
+    def _say_import(self) -> None:
+        """Say that workers wait for the fork server, unless one has started; on a thread of its own."""
+        if not self._over and all(worker.pid is None for worker in self.workers):
+            names = ", ".join(preload.modules(self.config))
+            message = f"the workers wait for the import of {names} ({self._after():.0f} s so far)"
+            self.publish(Event("importing", message))
 
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), self._after()
