@@ -110,6 +110,7 @@ WHEN = {
     "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "
     "and which policy decided. The leader publishes it. `elastic policy replay` reads it.",
     "round_halted": "A round is over, and its workers are stopped.",
+    "importing": "The workers have waited for ten seconds for the modules that the fork server imports.",
     "workers_started": "The programs of all local workers run.",
     "recovered": "The programs of all local workers run again. Each field is the time from the first trouble to the "
     "end of one part.",

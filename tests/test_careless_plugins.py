@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -59,12 +60,22 @@ BACKENDS = """
 
     Heartbeat, Wait, Enter = map(raising, ("heartbeat", "wait", "enter"))
 """
+CHATTY = """
+    import logging
+
+    from elastic_core import hookimpl
+
+    @hookimpl
+    def elastic_configure(config):
+        logging.getLogger("driver.client").warning("connection dropped")
+"""
 ENTRY_POINTS = """
     [elastic.plugins]
     number = policies:Number
     text = policies:Text
     long = policies:Long
     plain = policies:Plain
+    chatty = chatty
 
     [elastic.rendezvous]
     heartbeat = backends:Heartbeat
@@ -81,6 +92,7 @@ def run(stage: Stage, tmp_path: Path) -> Callable[..., Agent]:
     information.mkdir(parents=True)
     (site / "policies.py").write_text(textwrap.dedent(POLICIES))
     (site / "backends.py").write_text(textwrap.dedent(BACKENDS))
+    (site / "chatty.py").write_text(textwrap.dedent(CHATTY))
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: careless\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
     path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
@@ -102,6 +114,13 @@ def test_a_verdict_is_followed_however_it_is_spelled(run: Callable[..., Agent], 
     assert agent.exit_code() == ExitCode.JOB_FAILED
     assert agent.wait_for("the job has failed: (x{500}|a number is an action, too)$")
     assert "round 2" not in agent.output
+
+
+def test_what_a_driver_logs_begins_like_the_agents_own_lines(run: Callable[..., Agent]) -> None:
+    agent = run("--plugin=chatty", "--no_python", "true")
+    assert agent.exit_code() == 0
+    host = socket.gethostname().partition(".")[0]
+    agent.wait_for(rf"^\[elastic\] \d\d:\d\d:\d\d {host}: driver\.client: connection dropped$")
 
 
 @pytest.mark.parametrize("method", ["enter", "heartbeat", "wait"])

@@ -59,6 +59,19 @@ def test_what_a_killed_agent_has_left_on_a_full_disk_is_removed_and_the_next_one
     assert f"logs in {tmp_path}/elastic_" in ran.stdout
 
 
+def test_without_a_directory_for_temporary_files_it_says_what_to_mount() -> None:
+    """As in a container with a read-only root."""
+    mount = 'for d in /tmp /var/tmp; do mount --bind $d $d && mount -o remount,ro,bind $d; done; cd /proc && exec "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TEMP", "TMP")}
+    command = [sys.executable, "-m", "elastic_core", "run", "--standalone", "--no_plugin=health", "--no_python", "true"]
+    ran = subprocess.run([*namespace, *command], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "elastic: error: The agent needs a directory for temporary files: No usable temporary" in ran.stderr
+    assert ran.stderr.endswith("or name another directory with --log_dir or TMPDIR.\n")
+    assert "defect" not in ran.stderr
+
+
 @pytest.mark.timeout(300)
 def test_a_job_whose_last_checkpoint_cannot_be_saved_fails_and_names_it(stage: Stage, tmp_path: Path) -> None:
     small, hold = tmp_path / "small", tmp_path / "hold"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -77,24 +75,6 @@ def test_the_newest_progress_of_each_rank_and_its_age() -> None:
     }
     node.reader.begin(2)
     assert node.reader.newest() == {}
-
-
-def test_a_prepared_reader_imports_nothing_with_the_first_output() -> None:
-    code = """
-import sys
-from elastic_core.agent.progress_reader import ProgressReader
-
-reader = ProgressReader()
-before = set(sys.modules)
-reader.prepare()
-prepared = set(sys.modules)
-stream = reader.stream(0)
-stream.feed(b"RuntimeError: boom\\n")
-stream.finish()
-print("elastic_core.progress_lines" in before, "elastic_core.progress_lines" in prepared, set(sys.modules) - prepared)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False True set()\n"
 
 
 def test_a_step_that_is_said_again_is_no_progress() -> None:

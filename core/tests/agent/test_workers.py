@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from views import info, offer
 
+from elastic_core.agent import workers
 from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
 from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_reader import LossBroken, ProgressReader, StepSeen
+from elastic_core.agent.progress_reader import LossBroken, StepSeen
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.worker_incidents import start_failure
@@ -765,34 +766,57 @@ def test_a_round_has_progressed_once_all_local_workers_are_in_the_process_group(
     assert event.fields == {"round": 1, "workers": 2, "took_s": 0.25}
 
 
-class PreparedReader(ProgressReader):
-    """Counts how often it is prepared."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.prepared: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def prepare(self) -> None:
-        """Note the thread."""
-        self.prepared.put(threading.current_thread().name)
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[str]:
+    """The threads that have prepared for a failure."""
+    threads: queue.SimpleQueue[str] = queue.SimpleQueue()
+    prepare = lambda: threads.put(threading.current_thread().name)  # noqa: E731
+    monkeypatch.setattr(workers, "import_failure_path", prepare)
+    return threads
 
 
-def test_what_reads_output_is_prepared_once_when_all_are_in_the_process_group(node: Node) -> None:
+def test_a_failure_is_prepared_for_once_when_all_are_in_the_process_group(
+    node: Node, prepared: queue.SimpleQueue[str]
+) -> None:
     node.start("sleep 1000", TWO)
     node.run()
-    node.group.progress = reader = PreparedReader()
     node.group.prepare_after = 0.0
     node.group.handle(Initialized(1))
-    assert reader.prepared.empty()  # the start of the other worker does not wait for it
+    assert prepared.empty()  # the start of the other worker does not wait for it
     node.group.handle(Initialized(2))
-    assert reader.prepared.get(timeout=PATIENCE) == "elastic-prepare"
+    assert prepared.get(timeout=PATIENCE) == "elastic-prepare"
     node.group.stop(0.0)
     assert node.next() is None
     node.group.finish_round()
     node.start("sleep 1000", number=2)
     node.run()
     assert node.group.handle(Initialized(3)) == Progressed(2)
-    assert reader.prepared.empty()
+    assert prepared.empty()
+
+
+def test_a_failure_is_prepared_for_where_there_is_no_process_group(
+    node: Node, prepared: queue.SimpleQueue[str]
+) -> None:
+    node.start("sleep 1000")
+    node.group.idle_after = 0.0
+    node.run()
+    assert prepared.get(timeout=PATIENCE) == "elastic-prepare"
+
+
+def test_workers_that_wait_for_a_long_import_are_told_of(node: Node) -> None:
+    published: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    node.start("sleep 1000")
+    node.run()
+    node.group.stop(0.0)
+    assert node.next() is None
+    waiting = replace(node.group, warm=True, publish=published.put, long_import=0.0, _directory_of=0)
+    waiting.config = replace(waiting.config, program=Program(ProgramKind.SCRIPT, "train.py"), preload=("torch",))
+    node.time += 12.0
+    waiting.start(node.round(), 0)
+    event = published.get(timeout=PATIENCE)
+    assert (event.name, event.level) == ("importing", Level.INFO)
+    assert event.message == "the workers wait for the import of torch (0 s so far)"
+    waiting.stop(0.0)
 
 
 def test_a_report_may_be_heard_before_it_is_known_that_its_worker_runs(node: Node) -> None:

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from elastic_core.cli.errors import run
-from elastic_core.cli.options import RunCommand
+from elastic_core.cli.run_command import RunCommand
 from elastic_core.errors import RendezvousTimeoutError, UsageError
 
 

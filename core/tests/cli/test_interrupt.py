@@ -83,7 +83,7 @@ def test_a_request_to_end_is_not_lost_on_the_first_process_of_a_container(
 @pytest.mark.parametrize(
     ("at", "program", "returncode"),
     [
-        pytest.param("elastic_core.cli.error_file", ["false"], 1, id="once the run is over"),
+        pytest.param("elastic_core.agent.launcher_error_file", ["false"], 1, id="once the run is over"),
         pytest.param(STARTED, ["--signals_to_handle=SIGUSR1", "true"], 0, id="if the agent does not leave on it"),
     ],
 )

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
-from elastic_core.cli.options import FLAGS, Flags, RunCommand
+from elastic_core.cli.options import FLAGS, Flags
+from elastic_core.cli.run_command import RunCommand
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap
 from elastic_core.errors import UsageError

@@ -14,7 +14,8 @@ import pytest
 import elastic_core.api
 from elastic_core.agent.report import Ending
 from elastic_core.cli import run
-from elastic_core.cli.options import FLAGS, Flags, RunCommand
+from elastic_core.cli.options import FLAGS, Flags
+from elastic_core.cli.run_command import RunCommand
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing

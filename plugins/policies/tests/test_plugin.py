@@ -16,6 +16,7 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event
 from elastic_core.incidents import Action
 from elastic_core.plugins.entry_points import Catalogue
+from elastic_policies.plugin import PREPARE_AFTER, FailurePolicies
 
 LATE = "elastic_policies.composition"
 IMPORTS = f"""
@@ -23,11 +24,11 @@ import sys, threading
 from elastic_core.events import Event
 from elastic_policies.plugin import FailurePolicies
 
-plugin = FailurePolicies(prepare_after=0.0)
-plugin.elastic_observe(event=Event("workers_started", ""))
+plugin = FailurePolicies(prepare_after={{sys.argv[1]: 0.0}})
+plugin.elastic_observe(event=Event("joining", ""))
 assert threading.active_count() == 1
 print({LATE!r} in sys.modules)
-plugin.elastic_observe(event=Event("initialized", ""))
+plugin.elastic_observe(event=Event(sys.argv[1], ""))
 [thread.join() for thread in threading.enumerate() if thread is not threading.main_thread()]
 print({LATE!r} in sys.modules)
 """
@@ -64,16 +65,16 @@ def test_a_text_that_is_wrong_is_refused_when_plugins_are_loaded() -> None:
         elastic_core.plugins.manager.load(config(failure_policy="x=1"))
 
 
-def test_what_a_verdict_needs_is_imported_when_workers_are_in_their_process_group() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("event", ["workers_started", "initialized"])
+def test_what_a_verdict_needs_is_imported_while_workers_run(event: str) -> None:
+    assert event in PREPARE_AFTER
+    done = subprocess.run([sys.executable, "-c", IMPORTS, event], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
 
 
 def test_the_example_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from elastic_policies.plugin import FailurePolicies
-
     judged: queue.SimpleQueue[str] = queue.SimpleQueue()
-    plugin = FailurePolicies(prepare_after=0.0)
+    plugin = FailurePolicies(prepare_after={"initialized": 0.0})
     monkeypatch.setattr(plugin, "elastic_judge_failure", lambda incident, history: judged.put(incident.message))
     for _ in range(2):
         plugin.elastic_observe(event=Event("initialized", ""))

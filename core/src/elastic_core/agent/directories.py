@@ -54,13 +54,23 @@ def make_directories(path: Path) -> None:
 
 
 def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
-    """Return the directory for the logs and error files of this run, and whether it is removed at the end."""
+    """Return the directory for the logs and error files of this run, and whether it is removed at the end.
+
+    Raises:
+        UsageError: No directory for temporary files is writable, and one is needed.
+    """
     name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
     if config.log_dir is not None:
         return config.log_dir / name, False
     filtered = config.local_ranks_filter is not None or config.stdout_filters or config.stderr_filters
     wanted = config.redirects.any or config.tee.any or filtered
-    return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted
+    except OSError as exc:  # a read-only root, or full disks
+        raise UsageError(
+            f"The agent needs a directory for temporary files: {exc.strerror}.",
+            hint="Mount a writable /tmp (Kubernetes: an emptyDir), or name another directory with --log_dir or TMPDIR.",
+        ) from exc
 
 
 def remove_round(directory: Path, *, temporary: bool) -> None:

@@ -11,15 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from elastic_core.events import Event, Field, Level
 from elastic_core.progress import BUILT_IN, Checkpoint, Expressions, Progress
+from elastic_core.progress_lines import LineReader, Recognizer, Scanner
 from elastic_core.protocol.node_events import Checkpointed
 from elastic_core.protocol.roster import Reached
-
-if TYPE_CHECKING:
-    from elastic_core.progress_lines import LineReader, Recognizer, Scanner
 
 PROGRESS_EVENT_SECONDS = 10.0  # between two events ``progress`` of a node, at least
 MATCH_MAX_SECONDS = 0.1  # of CPU, for one line; an expression of a user that takes longer is not used any more
@@ -87,10 +85,8 @@ class ProgressReader:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._nan_stop, self._publish, self._post, self._now, self._cpu = nan_stop, publish, post, now, cpu
-        self._expressions = expressions
         self._notices_checkpoints = notices_checkpoints
-        self._recognizer: Recognizer | None = None
-        """Imported with the first output, when the workers run."""
+        self._recognizer = Recognizer(expressions)
         self._lock = threading.Lock()
         self._round = 0
         self._ranks: dict[int, _Rank] = {}
@@ -115,11 +111,7 @@ class ProgressReader:
     @property
     def needles(self) -> tuple[bytes, ...] | None:
         """Texts of which a line must have one to be worth reading; None for any line."""
-        return self._recognize().needles
-
-    def prepare(self) -> None:
-        """Import what the first output needs: 15 ms of CPU, which a recovery would wait for if that is a traceback."""
-        import elastic_core.progress_lines  # noqa: F401
+        return self._recognizer.needles
 
     def seconds(self) -> float:
         """Return the monotonic time."""
@@ -221,18 +213,9 @@ class ProgressReader:
     def _known(self, rank: int) -> _Rank:
         return self._ranks.setdefault(rank, _Rank())
 
-    def _recognize(self) -> Recognizer:
-        if self._recognizer is None:
-            from elastic_core.progress_lines import Recognizer
-
-            self._recognizer = Recognizer(self._expressions)
-        return self._recognizer
-
     def _lines(self, rank: int) -> LineReader:
-        from elastic_core.progress_lines import LineReader
-
         known = self._known(rank)
-        known.lines = known.lines or LineReader(self._recognize())
+        known.lines = known.lines or LineReader(self._recognizer)
         return known.lines
 
     def _take(
@@ -308,7 +291,7 @@ class ProgressReader:
         return Checkpointed(self._round, at, newer=newer)
 
     def _pattern_event(self, rank: int) -> list[Event]:
-        chosen = self._recognize().chosen
+        chosen = self._recognizer.chosen
         name = "--progress_pattern" if chosen is None else chosen.name
         if name == self._told_pattern:
             return []
@@ -363,7 +346,7 @@ class StreamReader:
     def __init__(self, reader: ProgressReader, number: int, rank: int) -> None:
         self._reader, self._round, self._rank = reader, number, rank
         self._lock = threading.Lock()
-        self._scanner: Scanner | None = None  # once there is output
+        self._scanner = Scanner()
         self._unread: list[bytes] = []
         self._size = 0  # of the unread data, in bytes
         self._at = -math.inf  # when the last data came
@@ -386,25 +369,18 @@ class StreamReader:
         with self._lock:
             if self._unread:
                 self._read()
-            if self._scanner is not None:
-                self._read_lines(self._scanner.take_waiting)
+            self._read_lines(self._scanner.take_waiting)
 
     def finish(self) -> None:
         """Read what is left at the end of the stream."""
         self.catch_up()
         with self._lock:
-            if (scanner := self._scanner) is not None:
-                self._read_lines(lambda: (scanner.finish(self._reader.needles), self._at))
+            self._read_lines(lambda: (self._scanner.finish(self._reader.needles), self._at))
 
     def _read(self) -> None:
         data, at = b"".join(self._unread), self._at
         self._unread, self._size, self._read_at = [], 0, at
-        if self._scanner is None:
-            from elastic_core.progress_lines import Scanner
-
-            self._scanner = Scanner()
-        scanner = self._scanner
-        self._read_lines(lambda: (scanner.feed(data, self._reader.needles, at), at))
+        self._read_lines(lambda: (self._scanner.feed(data, self._reader.needles, at), at))
 
     def _read_lines(self, scan: Callable[[], tuple[Sequence[str], float]]) -> None:
         if self._is_off:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from elastic_core.agent.failure_cause import printed_cause
 from elastic_core.agent.stream_lines import Shape
 
 HOLD_SECONDS = 2.0  # how long the interpreter may take to end after a traceback; then the traceback is shown
@@ -52,8 +53,6 @@ class FoldedTracebacks(Shape):
         shown = self._hold(self._shape.finish())
         if not (text := self._release()):
             return shown
-        from elastic_core.agent.failure_cause import printed_cause  # here, since only a worker that failed needs it
-
         prefix, lines = text.partition(b"Traceback (")[0], text.count(b"\n")
         cause = printed_cause(text[len(prefix) :].replace(b"\n" + prefix, b"\n").decode(errors="replace"))
         if not cause.follows_peer:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from elastic_core.agent.error_files import error_file_data
@@ -51,6 +52,15 @@ CORE_DUMP_MAX_SECONDS = 0.2  # for the search for a core dump, on another thread
 _UNREACHED_STORE = re.compile(r"client socket has timed out .{0,80}connect to \(([^,()\s]{1,255}), (\d{1,5})\)")
 _OPENS_STORE = "_create_c10d_store"  # torch's function for init_method="env://" and "tcp://", in the traceback
 _UNREACHED_PEER = re.compile(r"connectFullMesh failed .{0,400}remote=\[((?:::ffff:)?127\.[\d.]{1,12}|::1)\]")
+
+FAILURE_PATH = ("agent.launcher_error_file", "known_failures", "plugins.verdicts")
+"""The modules that only a failure needs. An upgrade may have replaced or removed them until then."""
+
+
+def import_failure_path() -> None:
+    """Import what only a failure needs: a recovery would wait 20 ms of CPU for that."""
+    for name in FAILURE_PATH:
+        import_module(f"elastic_core.{name}")
 
 
 def worker_incident(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent import worker_channels
+from elastic_core.agent import preload, worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
@@ -31,6 +31,7 @@ from elastic_core.agent.worker_incidents import (
     exit_incident,
     failed_alike,
     has_raised,
+    import_failure_path,
     store_incident,
     worker_incident,
 )
@@ -57,6 +58,8 @@ from elastic_core.warden.linux import waits_in
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
+IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
+LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the fork server, after which a line says so
 _OF_USERS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 """If these are notices to the agent, the scheduler sends them to workers too. Python workers ignore them by default.
 (A shell cannot trap a signal that was ignored when it started, so an executable keeps the default disposition.)"""
@@ -103,7 +106,9 @@ class WorkerGroup:
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
-    _prepared: bool = False  # whether the reader of their output was prepared
+    idle_after: float = IDLE_AFTER_SECONDS  # the same, from the first start of workers
+    long_import: float = LONG_IMPORT_SECONDS  # seconds from the first round to the line about an import that goes on
+    _prepared: bool = False  # whether that preparation was begun
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
     _notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
@@ -153,6 +158,8 @@ class WorkerGroup:
                     ignored=_OF_USERS.intersection(self.config.signals or ()) if python else (),
                     warm=self.warm,
                 )
+        if self.warm and not self._directory_of:
+            prepare_later(self.long_import, self._say_import, name="elastic-import")
         remove_round(self.directory / f"round_{self._directory_of}", temporary=self.temporary)
         self._directory_of = current.number
 
@@ -411,12 +418,21 @@ class WorkerGroup:
         place = self.config.checkpoint_path
         return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, checkpoint_path=place)
 
+    def _say_import(self) -> None:
+        """Say that workers wait for the fork server, unless one has started; on a thread of its own."""
+        if not self._over and all(worker.pid is None for worker in self.workers):
+            names = ", ".join(preload.modules(self.config))
+            message = f"the workers wait for the import of {names} ({self._after():.0f} s so far)"
+            self.publish(Event("importing", message))
+
     def _say_started(self, number: int) -> None:
         count, took = len(self._workers), self._after()
         fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
         message = f"{count} local worker(s) of round {number} run"
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
-        if self._recovery is not None:
+        if self._recovery is None:
+            prepare_later(self.idle_after, import_failure_path, name="elastic-prepare")
+        else:
             self._recovery.running = self.now()
             self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
@@ -432,7 +448,7 @@ class WorkerGroup:
         self.publish(initialized(number, len(self._workers), self._after(), self._recovered, self.now()))
         if not self._prepared:
             self._prepared = True
-            prepare_later(self.prepare_after, self.progress.prepare, name="elastic-prepare")
+            prepare_later(self.prepare_after, import_failure_path, name="elastic-prepare")
         return node_events.Progressed(number)
 
     def _read_steps(self) -> bool:

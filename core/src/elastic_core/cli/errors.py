@@ -104,7 +104,7 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
 def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
     """Print the error; for a launch, also write the error file; return the exit code."""
     if launches:
-        from elastic_core.cli.error_file import write_error  # other commands write none
+        from elastic_core.agent.launcher_error_file import write_error  # other commands write none
 
         write_error(" ".join(filter(None, [message, hint])), code)
     paragraphs = [f"elastic: error: {message}", *([hint] if hint else [])]

@@ -1,4 +1,4 @@
-"""The click command ``elastic run`` and its flags, each declared once, as a field of :class:`Flags`.
+"""The flags of ``elastic run``, each declared once, as a field of :class:`Flags`.
 
 The declaration gives the flag its help, its environment variable ``PET_<FLAG>`` and its row in ``docs/flags.md``. A
 flag whose value is a field of RunConfig as it is names that field in ``fills``. Any other flag has to be read in
@@ -9,14 +9,11 @@ what else a new flag needs. Both spellings of a flag work, ``--rdzv_id`` and ``-
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
 from typing import Any
 
-import click
-
-from elastic_core.cli.option import Flag, FlagCommand, Section
+from elastic_core.cli.option import Flag, Section
 from elastic_core.config import parse
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import MAX_RESTARTS, OnNodeLoss, StreamMap
@@ -372,76 +369,3 @@ class Flags:
 
 FLAGS: Sequence[Flag] = tuple(item.metadata["flag"](item.name) for item in fields(Flags) if item.metadata)
 """The options of the command, in the order of the help."""
-
-
-SHORT_HELP = "nnodes nproc_per_node standalone rdzv_backend rdzv_endpoint rdzv_id max_restarts log_dir"
-"""The flags that ``-h`` shows; ``--help`` shows all."""
-EXAMPLES = """\
-Examples:
-  # four workers on this machine
-  elastic run --standalone --nproc_per_node=4 train.py --lr 0.1
-
-  # on each of two to four machines
-  elastic run --nnodes=2:4 --nproc_per_node=8 \\
-      --rdzv_endpoint=node1:29400 --rdzv_id=job42 train.py
-
-  # survive ten failures of workers, and keep their output
-  elastic run --max_restarts=10 --log_dir=logs -m package.train
-"""
-EXIT_CODES = (
-    "The exit code is 0 if the job is done, 1 if it has failed, 79 if it has failed and may succeed elsewhere, and "
-    "128 + N if signal N ended this node. This node alone: 2 wrong command, 69 store not reached, 70 defect of "
-    "Elastic, 71 withdrawn, 72 unhealthy, 74 store lost, 75 too few nodes, 76 refused by the job."
-)
-
-
-class RunCommand(FlagCommand):
-    """``elastic run``: its flags in sections; arguments after the program are passed to the program."""
-
-    def __init__(self, callback: Callable[..., int]) -> None:
-        super().__init__(
-            "run",
-            callback=callback,
-            params=[
-                *FLAGS,
-                click.Option(
-                    ["-h"], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=self._show_short_help
-                ),
-                click.Argument(["script"], required=False, type=click.Path()),
-                click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
-            ],
-            help="Start PROGRAM on this node as part of a job, and keep the job alive.\n\n"
-            "Everything after PROGRAM is passed to it untouched.",
-            epilog="Flags may be written with - or _, and are also read from PET_<FLAG>, as --nproc_per_node from "
-            f"PET_NPROC_PER_NODE.\n\n{EXIT_CODES}",
-            context_settings={"allow_interspersed_args": False, "help_option_names": ["--help"]},
-        )
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return the words after the command's name in the usage line."""
-        return ["[OPTIONS]", "PROGRAM", "[ARGUMENTS]..."]
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what the command does, and three examples."""
-        super().format_help_text(ctx, formatter)
-        formatter.write_paragraph()
-        formatter.write(EXAMPLES)
-
-    def _show_short_help(self, ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if not wanted or ctx.resilient_parsing:
-            return
-        formatter = ctx.make_formatter()
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        flags = [flag for flag in FLAGS if flag.name in SHORT_HELP.split()]
-        with formatter.section("Options (--help shows all)"):
-            formatter.write_dl([record for flag in flags if (record := flag.get_help_record(ctx))], col_max=27)
-        click.echo(formatter.getvalue(), nl=False)
-        ctx.exit()
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags into the help, section by section."""
-        sections = {title: [*group] for title, group in groupby(FLAGS, key=lambda flag: flag.section)}
-        for title, flags in sections.items():
-            with formatter.section(title):
-                formatter.write_dl([record for flag in flags if (record := flag.get_help_record(ctx))], col_max=27)

@@ -16,7 +16,8 @@ import click
 from click.core import ParameterSource
 
 from elastic_core.cli import interrupt, program, scheduler
-from elastic_core.cli.options import Flags, RunCommand
+from elastic_core.cli.options import Flags
+from elastic_core.cli.run_command import RunCommand
 from elastic_core.config import rdzv_conf
 from elastic_core.config.environment import flag_variable
 from elastic_core.config.parse import names
@@ -33,6 +34,7 @@ from elastic_core.config.run import (
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.host.identity import host_name
 from elastic_core.rendezvous import job_token
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
         early = None
         with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
             run_agent.send_fork_server(early := outline(given, os.environ), warden)
+        _prefix_logging()
         catalogue = Catalogue.read()  # once: it takes 11 ms, in which the fork server starts
         given = scheduler.with_defaults(given, os.environ, warn, catalogue)
         if (known := outline(given, os.environ)) != early:
@@ -78,7 +81,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
             interrupt.discard_again()
         code = ending.exit_code
         if code:
-            from elastic_core.cli.error_file import write_ending  # seldom needed
+            from elastic_core.agent.launcher_error_file import write_ending  # seldom needed
 
             write_ending(ending)
         return code
@@ -91,6 +94,15 @@ def run(warden: Warden | None, **flags: Any) -> int:
             os._exit(code)
         for name in unfinished:
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
+
+
+def _prefix_logging() -> None:
+    """Have what a driver logs begin like the agent's own lines, where nothing has configured :mod:`logging`."""
+    import logging  # after the fork server has begun
+
+    if logging.lastResort is not None:
+        form = f"[elastic] %(asctime)s {host_name().partition('.')[0]}: %(name)s: %(message)s"
+        logging.lastResort.setFormatter(logging.Formatter(form, "%H:%M:%S"))
 
 
 def _is_writable(descriptor: int) -> bool:

@@ -1,11 +1,12 @@
 """The plugin: it reads ``--failure_policy`` when a run begins, and judges every failure by it.
 
-What it needs for a verdict is imported soon after the workers are in their process group: neither the start of a job
-nor its recovery nor the join of a node waits for that. Without a process group, the first verdict imports it.
+What it needs for a verdict is imported soon after the workers are in their process group, or a few seconds after their
+start where there is none: neither the start of a job nor its recovery nor the join of a node waits for that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from elastic_core import hookimpl
@@ -16,17 +17,17 @@ if TYPE_CHECKING:
     from elastic_core.incidents import History, Incident, Verdict
 
 
-PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
+PREPARE_AFTER: Mapping[str, float] = {"workers_started": 3.0, "initialized": 0.1}
+"""The events that lead to the preparation, each once, and after how many seconds. The first step has the CPUs then."""
 
 
 class FailurePolicies:
     """The policies of one run."""
 
-    def __init__(self, prepare_after: float = PREPARE_AFTER_SECONDS) -> None:
-        self._text, self._prepare_after = "", prepare_after
+    def __init__(self, prepare_after: Mapping[str, float] = PREPARE_AFTER) -> None:
+        self._text, self._prepare_after = "", dict(prepare_after)
         self._config: RunConfig | None = None
         self._policies: dict[str, Any] | None = None
-        self._prepared = False
 
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
@@ -37,12 +38,11 @@ class FailurePolicies:
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
-        """Prepare for the first verdict, on another thread, after the workers are in their first process group."""
-        if event.name == "initialized" and not self._prepared:
+        """Prepare for the first verdict, on another thread."""
+        if (seconds := self._prepare_after.pop(event.name, None)) is not None:
             from elastic_core.threads import prepare_later
 
-            self._prepared = True
-            prepare_later(self._prepare_after, self._prepare, name="elastic-policies")
+            prepare_later(seconds, self._prepare, name="elastic-policies")
 
     def _prepare(self) -> None:
         """Import what the first verdict needs, and compile its patterns."""

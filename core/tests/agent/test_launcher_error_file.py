@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core.agent.launcher_error_file import write_ending
 from elastic_core.agent.report import Ending
-from elastic_core.cli.error_file import write_ending
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.worker.error_file import ERROR_FILE
