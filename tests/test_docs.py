@@ -22,11 +22,7 @@ ROOT = Path(__file__).parents[1]
 PROTOCOL = ROOT / "docs" / "protocol.md"
 TREES = ("core", "plugins", "examples", "tests", "benchmarks", "docs")
 SOURCES = [path for path in ROOT.glob("*/src") if path.is_dir()] + sorted(ROOT.glob("*/*/src"))
-PAGES = sorted(
-    path
-    for path in [*ROOT.glob("*.md"), *(page for tree in TREES for page in (ROOT / tree).rglob("*.md"))]
-    if path.name != "CHANGELOG.md"  # it speaks of the past
-)
+PAGES = sorted([*ROOT.glob("*.md"), *(page for tree in TREES for page in (ROOT / tree).rglob("*.md"))])
 BASES = [ROOT, ROOT / "core" / "src", *SOURCES, ROOT / "tests" / "harness"]
 """Where paths in pages begin; besides, in the folder of the page."""
 RULE = re.compile(r"\b[SLIP][1-9][0-9]?\b")
