@@ -223,7 +223,7 @@ def test_without_a_directory_that_can_be_used_the_job_runs_and_a_debug_line_says
 
 
 def test_without_the_plugin_there_is_no_file(shell: Shell) -> None:
-    off = shell.run(*STANDALONE, "--no_plugin=job-file", SLEEPER)
+    off = shell.run(*STANDALONE, "--no_plugin=host-jobs", SLEEPER)
     agent = shell.run(*STANDALONE, SLEEPER)
     off.wait_for_report("started", count=2)
     shell.wait_for_jobs({agent.pid})
