@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import RUNTIME, WORKERS, Agent, Stage, over
+from stage import WORKERS, Agent, Stage, over
 from wardens import wait_until
 
 SLEEPER = str(WORKERS / "sleeper.py")
@@ -27,7 +27,7 @@ class Shell:
 
     def __init__(self, stage: Stage, runtime: Path, **variables: str) -> None:
         self.stage, self.runtime = stage, runtime
-        self.variables = {RUNTIME: str(runtime), **variables}
+        self.variables = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime), **variables}
 
     @property
     def files(self) -> list[str]:
