@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import zlib
 
 import pytest
@@ -37,6 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes seconds, so `make check` leaves it to `make test`")
     text = "everyday(*ids, every=N): of the cases, only those of these ids, or each Nth; all others are variants"
     config.addinivalue_line("markers", text)
+    # Agents of tests keep the files by which commands find jobs where the developer's own commands do not look.
+    runtime = tempfile.TemporaryDirectory(prefix="elastic-tests-")
+    config.add_cleanup(runtime.cleanup)
+    os.environ["XDG_RUNTIME_DIR"] = runtime.name
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

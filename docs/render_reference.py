@@ -66,6 +66,7 @@ SOURCES = [
     DOCS.parent / "core" / "src" / "elastic_core",
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
+    DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
 ]
 WHEN = {
     "joining": "The agent looks for the job.",
@@ -73,6 +74,7 @@ WHEN = {
     "logs": "The folder of the logs is known.",
     "directory_removed": "A temporary directory, left by an agent that was killed together with its warden, is removed "
     "(not published for those that `elastic_launch` removes before plugins are loaded).",
+    "job_file": "Commands on this host do not find the agent: elastic-operate has no directory for its file.",
     "settings_differ": "A duration or the script's arguments differ from those of the node that opened the run. The "
     "message says which ones hold.",
     "listens_everywhere": "The address that other nodes are given is not an address of this host, so its ports "

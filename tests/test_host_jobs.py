@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import RUNTIME, WORKERS, Agent, Stage, over
+from redis_servers import redis_server
+from stage import WORKERS, Agent, Stage, free_port, over
 from wardens import wait_until
 
 SLEEPER = str(WORKERS / "sleeper.py")
@@ -27,7 +28,7 @@ class Shell:
 
     def __init__(self, stage: Stage, runtime: Path, **variables: str) -> None:
         self.stage, self.runtime = stage, runtime
-        self.variables = {RUNTIME: str(runtime), **variables}
+        self.variables = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime), **variables}
 
     @property
     def files(self) -> list[str]:
@@ -223,7 +224,7 @@ def test_without_a_directory_that_can_be_used_the_job_runs_and_a_debug_line_says
 
 
 def test_without_the_plugin_there_is_no_file(shell: Shell) -> None:
-    off = shell.run(*STANDALONE, "--no_plugin=job-file", SLEEPER)
+    off = shell.run(*STANDALONE, "--no_plugin=host-jobs", SLEEPER)
     agent = shell.run(*STANDALONE, SLEEPER)
     off.wait_for_report("started", count=2)
     shell.wait_for_jobs({agent.pid})
@@ -260,6 +261,40 @@ def test_the_job_of_another_user_is_neither_shown_nor_read(stage: Stage, tmp_pat
     asked = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
     assert (asked.returncode, asked.stdout) == (0, "[]\n"), asked.stderr
     os.rename(theirs, own)
+
+
+def test_of_a_job_over_torchs_handler_the_state_of_the_agent_is_shown(shell: Shell, no_torch: Shell) -> None:
+    rendezvous = ["--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--rdzv_id=polled"]
+    agent = shell.run("--nnodes=1", "--nproc_per_node=2", *rendezvous, SLEEPER)
+    agent.wait_for_report("started", count=2)
+    assert wait_until(lambda: [job["pids"] for job in shell.listed()] == [[agent.pid]])
+    shown = no_torch.elastic("status", "polled")
+    assert shown.returncode == 0, shown.stderr
+    assert f"pid {agent.pid}" in shown.stdout.splitlines()[0]
+    assert "  job        'polled' over torch-c10d at 127.0.0.1:" in shown.stdout
+    assert re.search(r"\n  rank 1 +pid ", shown.stdout)
+    assert no_torch.elastic("stacks", "polled").stdout.startswith("round 1: where the ranks are:\n  ranks 0-1")
+    refused = no_torch.elastic("drain", os.uname().nodename)
+    assert "Job 'polled' runs over a rendezvous handler of others, which keeps no store." in refused.stderr
+
+
+def test_while_the_store_does_not_answer_the_state_of_the_agent_is_shown(shell: Shell, tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        assert server.process is not None
+        rendezvous = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
+        agent = shell.run("--nnodes=1:2", "--nproc_per_node=1", *rendezvous, SLEEPER)
+        shell.wait_for_jobs({agent.pid})
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            shown = shell.elastic("status")
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert shown.returncode == 69
+        assert "  store      last contact " in shown.stdout
+        assert shown.stderr.startswith("elastic: error: ")
+        shell.wait_for_jobs({agent.pid})
+        agent.signal(signal.SIGTERM)
+        agent.exit_code()
 
 
 TALKS = """

@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -30,9 +29,6 @@ from typing import Any
 WORKERS = Path(__file__).parents[1] / "workers"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MARK = "ELASTIC_TEST_MARK"
-RUNTIME = "XDG_RUNTIME_DIR"
-_runtime = tempfile.TemporaryDirectory(prefix="elastic-tests-")
-"""Where agents keep the files by which commands find their jobs: not where the developer's own agents do."""
 COLD = {"PET_WARM_START": "0"}
 """Agents start workers fresh unless a test says otherwise: most of what tests run needs no torch."""
 WARM = {"PET_WARM_START": "1"}
@@ -213,15 +209,7 @@ class Stage:
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return a launcher's variables: this process's without settings for it, the mark, and ``env``."""
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_"))}
-        return {
-            **environ,
-            "TERM": "xterm",
-            MARK: self.mark,
-            RUNTIME: _runtime.name,
-            **COLD,
-            **FIRST_FAILURE_ENDS,
-            **(env or {}),
-        }
+        return {**environ, "TERM": "xterm", MARK: self.mark, **COLD, **FIRST_FAILURE_ENDS, **(env or {})}
 
     def wait_until(self, happened: Callable[[], object], patience: float = PATIENCE) -> bool:
         """Wait until something that shows in the agents' output has happened; whether it did."""

@@ -5,8 +5,8 @@ Seven families: rendezvous, failure, metrics, checkpoint, worker start, settings
 one step by step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and nowhere
 else.
 
-All hooks run in the agent's process, except the two of family 4 that run in workers. Unless a contract says otherwise,
-a hook that raises fails the run, and the error names the plugin.
+All hooks run in the agent's process, except the two of family 4 that run in workers, and ``elastic_find_job``. Unless
+a contract says otherwise, a hook that raises fails the run, and the error names the plugin.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             "There is no plugin 'prom'.",
             "Installed: both, watcher. "
             "Not installed: events (elastic-metrics), flight-recorder (elastic-torch), health (elastic-health), "
-            "notices (elastic-notices), policies (elastic-policies), prometheus (elastic-metrics), "
-            "trainjob (elastic-kubernetes).",
+            "host-jobs (elastic-operate), notices (elastic-notices), policies (elastic-policies), "
+            "prometheus (elastic-metrics), trainjob (elastic-kubernetes).",
             id="unheard of",
         ),
         pytest.param(

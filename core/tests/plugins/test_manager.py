@@ -228,7 +228,7 @@ def wrapping() -> SimpleNamespace:
             "elastic_node_gone, elastic_explain_hang, elastic_observe, elastic_run_starts, elastic_run_ends, "
             "elastic_train_state, elastic_init_process_group, "
             "elastic_round_starts, elastic_worker_command, elastic_worker_environment, "
-            "elastic_scheduler_defaults, elastic_configure, "
+            "elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
             "elastic_node_checks, elastic_workers_wait.",
         ),
         pytest.param(
@@ -383,9 +383,8 @@ def test_observers_hear_of_events_and_rounds_and_of_the_runs_end_last() -> None:
         ),
     )
     plugins.publish(Event("joined", ""))
-    plugins.run_starts(
-        run := config(), "uid", node := info("a"), Path("/logs"), lambda why, seconds: None, plugins.publish
-    )
+    run, node, leave = config(), info("a"), lambda why, seconds: None
+    plugins.run_starts(run, "uid", node, Path("/logs"), leave, plugins.publish, str, None)
     plugins.round_starts(1, "uid", ["a", "b"])
     assert plugins.close(PATIENCE) == ()
     starts = (run, "uid", node, Path("/logs"))

@@ -82,7 +82,7 @@ def start(plugins: Plugins) -> Callable[..., None]:
             role="trainer",
             versions=Versions(**installed_versions()),
         )
-        plugins.run_starts(config, "uid", node, log_dir, lambda why, seconds: None, plugins.publish)
+        plugins.run_starts(config, "uid", node, log_dir, lambda why, seconds: None, plugins.publish, str, None)
 
     return start
 

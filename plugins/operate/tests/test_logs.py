@@ -28,9 +28,10 @@ def printed(run: Path, selection: Selection = Selection(), *, last: bool = True)
     return out.getvalue().decode().splitlines()
 
 
-def elastic_logs(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def elastic_logs(*arguments: str | Path, runtime: str = "/nowhere") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elastic_core", "logs", *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "PET_LOG_DIR"}
+    environment |= {"XDG_RUNTIME_DIR": runtime, "TMPDIR": runtime}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -142,10 +143,11 @@ def test_a_selection_without_output_says_what_there_is(tmp_path: Path) -> None:
     assert "rounds 3 to 3, ranks 1 to 1" in done.stderr
 
 
-def test_no_directory_is_a_usage_error() -> None:
+def test_without_a_directory_and_a_job_that_keeps_logs_it_is_said_how_they_are_kept() -> None:
     done = elastic_logs()
     assert done.returncode == 2
-    assert "PET_LOG_DIR" in done.stderr
+    assert done.stderr.startswith("elastic: error: No job of this host keeps logs.\n")
+    assert "--log_dir together with --redirects or --tee" in done.stderr
 
 
 def test_following_prints_what_comes_until_it_is_interrupted(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ command = FlagCommand(
         ),
     ],
     help="Say where the ranks of JOB are, without stopping them: the line of the script, and what it waits "
-    "for.\n\nJOB is the job's --rdzv_id. The flags of `elastic run` name its store.",
+    "for.\n\nJOB is the job's --rdzv_id. The flags of `elastic run` name its store; without them JOB is one of your "
+    "jobs on this host, if elastic-operate is installed.",
     epilog="It takes a second or two, and write access to the job's store. A job that has none, over the local backend "
     "or a rendezvous handler of others, is looked for on this host, and the ranks here are shown. A process that does "
     "not answer is shown with its state and where in the kernel it waits.",

@@ -117,9 +117,8 @@ def run(
         ElasticError: The handler admits this node to no round.
     """
     config = replace(config, rdzv_id=handler.get_run_id() or config.rdzv_id)
-    runtime = RUNTIME
     with ExitStack() as stack:
-        info = applicant_for(config, plugins, slot, runtime).info
+        info = applicant_for(config, plugins, slot, RUNTIME).info
         publish = partial(publish_as, plugins, info)
         publish(report.joining(config, info))
         cost = COST.format(exit_barrier=config.exit_barrier)
@@ -129,11 +128,11 @@ def run(
             health.run(interruption, patience=_retry_patience(config))
         if (end := interruption.end) is not None:
             return report.leave(publish, end.code, end.why, None)
-        run, heard = runtime.new_id(), health.heard
+        run, heard = RUNTIME.new_id(), health.heard
         resources = stack.enter_context(
             open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
         )
-        agent = HandlerAgent(resources, runtime, handler)
+        agent = HandlerAgent(resources, RUNTIME, handler)
         show_state(agent.describe)
         resources.announce(agent.describe, None)
         return snapshot_rescue.run(agent, resources)

@@ -60,7 +60,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.AUTOLOAD, "events"): "elastic-metrics",
     (Group.AUTOLOAD, "flight-recorder"): "elastic-torch",
     (Group.AUTOLOAD, "health"): "elastic-health",
-    (Group.AUTOLOAD, "job-file"): "elastic-operate",
+    (Group.AUTOLOAD, "host-jobs"): "elastic-operate",
     (Group.AUTOLOAD, "notices"): "elastic-notices",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
     (Group.AUTOLOAD, "prometheus"): "elastic-metrics",
@@ -75,7 +75,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.COMMANDS, "release"): "elastic-operate",
     (Group.COMMANDS, "render"): "elastic-kubernetes",
     (Group.COMMANDS, "status"): "elastic-operate",
-    (Group.JOBS, "this-host"): "elastic-operate",
+    (Group.JOBS, "host-jobs"): "elastic-operate",
     (Group.SCHEDULERS, "slurm"): "elastic-slurm",
 }
 """Plugins that exist although they may not be installed here, and the distribution that brings each."""

@@ -235,8 +235,8 @@ class Plugins:
         log_dir: Path | None,
         leave: Callable[[str, float], None],
         publish: Callable[[Event], None],
-        describe: Callable[[], str] = str,
-        connect: Callable[[], RendezvousBackend] | None = None,
+        describe: Callable[[], str],
+        connect: Callable[[], RendezvousBackend] | None,
     ) -> None:
         """Queue the notice that this node has joined a run. Never blocks."""
         facts = {"config": config, "run_uid": run_uid, "node": node, "log_dir": log_dir, "leave": leave}

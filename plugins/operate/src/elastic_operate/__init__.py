@@ -1,10 +1,14 @@
-"""Commands for operators of a running job: ``elastic status``, ``logs``, ``drain`` and ``release``.
+"""Commands for operators of a running job: ``elastic status``, ``elastic logs``, ``elastic drain`` and the like.
 
 General layout:
 
-* ``status``: ``elastic status``: nodes, ranks and restarts of a job.
+* ``status``: ``elastic status``: nodes, ranks and restarts of a job. ``host_list``: the jobs of this host, a line each.
 * ``host_requests``: ``elastic drain`` and ``elastic release``: requests about a host to the agents of a job.
 * ``logs``: ``elastic logs``: the workers' output that was kept.
+* ``plugin``: in an agent, keeps the file by which commands on this host find its job. ``job_file``: that file, and
+  where it is. ``command_server``: the socket beside it, over which commands use the store of the job.
+* ``finder``: in a command, finds the job that the user means. ``host_jobs``: the jobs of this host, and the command's
+  side of the socket.
 
 ``elastic stacks`` is a command of core.
 """

@@ -95,7 +95,7 @@ class CommandServer:
         """Answer the requests of one command."""
         with ExitStack() as stack, suppress(Exception):  # the command is gone, or sends anything else
             stack.callback(self._free.release)
-            requests = stack.enter_context(client).makefile("rb")
+            requests = stack.enter_context(stack.enter_context(client).makefile("rb"))
             _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid not in (0, os.geteuid()):
                 return

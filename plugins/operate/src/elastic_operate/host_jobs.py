@@ -11,7 +11,13 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError, UsageError
+from elastic_core.errors import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    StoreLostError,
+    UsageError,
+)
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
 from elastic_core.warden.linux import state_of
 from elastic_operate import job_file
@@ -101,22 +107,27 @@ class AgentStore(RendezvousBackend):
             raise SilentAgentError(f"{self._agent} is stopped.", hint=f"kill -CONT {agent.pid} lets it go on.")
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(HELLO_SECONDS)
+        self._replies = self._socket.makefile("rb")
         try:
             with job_file.opened(agent.directory) as place:
                 self._socket.connect(f"{place}/{agent.node}{job_file.SOCKET_SUFFIX}")
-            self._replies = self._socket.makefile("rb")
             hello = json.loads(self._replies.readline())
         except (OSError, ValueError) as exc:
-            self._socket.close()
+            self.close()
             raise SilentAgentError(f"{self._agent} does not answer.") from exc
         self.state, self.has_store = str(hello["state"]), bool(hello["store"])
 
     def open(self) -> None:
-        """Have the agent connect to the store."""
+        """Have the agent connect to the store. If it cannot, this connection is closed."""
         self._socket.settimeout(ANSWER_SECONDS)
-        self.embedded = self._ask("open")
+        try:
+            self.embedded = self._ask("open")
+        except RendezvousError:
+            self.close()
+            raise
 
     def close(self) -> None:
+        self._replies.close()
         self._socket.close()
 
     def enter(self, node_id: str, value: bytes) -> int:

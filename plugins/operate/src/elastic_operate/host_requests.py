@@ -54,17 +54,18 @@ def _request(request: Callable[[RendezvousBackend, str, str], int], host: str, g
 drain = RequestCommand(
     "drain",
     _drain,
-    "Have all agents of HOST leave the job that these flags of `elastic run` name, as if they had got "
-    "SIGTERM.\n\nWorkers that call should_checkpoint() then stop together, and no step is lost; others get "
-    "SIGTERM. The job goes on without HOST, if --nnodes allows it. The host of the job's own store (c10d) "
-    "is refused while there are others.",
+    "Have all agents of HOST leave a job, as if they had got SIGTERM.\n\nThese flags of `elastic run` name the job; "
+    "without them it is your job on this host, which --rdzv_id names if there are several. Workers that call "
+    "should_checkpoint() then stop together, and no step is lost; others get SIGTERM. The job goes on without HOST, if "
+    "--nnodes allows it. The host of the job's own store (c10d) is refused while there are others.",
     "HOST is the host's name, as agents print it. It takes write access to the job's store. The command ends as soon "
     "as the agents have answered that they leave.",
 )
 release = RequestCommand(
     "release",
     _release,
-    "Say that HOST is gone for good, with all processes of the job that these flags of `elastic run` name.\n\n"
+    "Say that HOST is gone for good, with all processes of a job.\n\nThese flags of `elastic run` name the job; "
+    "without them it is your job on this host, which --rdzv_id names if there are several. "
     "A job that has lost all nodes of a round waits until their workers have stopped themselves, ten minutes "
     "(--rdzv_conf fence_after), since they may still be training. Where you know that they are not, because the "
     "machine is off or the pod is deleted, this ends the wait. If you are wrong, two rounds train at once.",

@@ -164,7 +164,7 @@ def directory_of(name: str | None) -> Path:
 
     jobs = [*reversed(host_jobs())] if name is None else [job for job in [find_job(name)] if job is not None]
     found = [(job.newest.job, job.logs) for job in jobs if job.logs]
-    if not found and name is None and (last := read_last()) is not None:
+    if not found and name is None and (last := read_last()) is not None and os.path.isdir(last.logs):
         found = [(last.job, last.logs)]
     if not found:
         which = "No job of this host" if name is None else f"There is no directory {name!r}, and no job of this host"

@@ -1,0 +1,217 @@
+"""The socket of an agent and the command's side of it, over a store in memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
+from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
+from elastic_core.events import Event
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
+from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_operate import command_server
+from elastic_operate.command_server import CommandServer
+from elastic_operate.host_jobs import AgentStore, EndedAgentError, HostJob, SilentAgentError, host_jobs
+from elastic_operate.job_file import describe_agent
+
+BYTES = bytes(range(256))
+PATIENCE = 30.0
+
+
+def wait_until(happened: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if happened():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+class Agent:
+    """The part of an agent that commands see."""
+
+    def __init__(self) -> None:
+        self.memory, self.said = MemoryStore(), "waits for nothing\n"
+        self.published: list[Event] = []
+        self.connect: Callable[[], RendezvousBackend] | None = lambda: LocalBackend(self.memory)
+
+    def describe(self) -> str:
+        if not self.said:
+            raise RuntimeError("in the middle of a change")
+        return self.said
+
+    @contextmanager
+    def served(self) -> Iterator[HostJob]:
+        config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_id="job")
+        file = describe_agent(config, "run", "node", None)
+        server = CommandServer(file, self.describe, self.connect, self.published.append, threading.Event())
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            assert wait_until(lambda: bool(host_jobs()))
+            [job] = host_jobs()
+            yield job
+        finally:
+            server.close()
+            thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert host_jobs() == []
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "elastic"
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+def opened(job: HostJob) -> AgentStore:
+    store = job.connect()
+    store.open()
+    return store
+
+
+def test_a_command_sees_the_store_as_its_agent_does(agent: Agent) -> None:
+    near = LocalBackend(agent.memory)
+    near.enter("a", BYTES)
+    near.append(ORIGIN, Link(1, "one"), BYTES)
+    with agent.served() as job, closing(opened(job)) as far:
+        assert (far.state, far.embedded, far.hosting) == (agent.said, False, False)
+        assert far.roster() == near.roster()
+        assert far.roster(["b"]) == []
+        assert (far.read(1), far.read(2)) == (BYTES, None)
+        assert far.enter("b", BYTES) == 2
+        assert far.roster(["b"]) == near.roster(["b"])
+        cursor = far.wait(Cursor(), roster=True, timeout=0)
+        assert cursor == near.wait(Cursor(), roster=True, timeout=0)
+        assert far.wait(cursor, roster=True, timeout=0.01) == cursor
+        far.remove("b")
+        assert [row.node_id for row in near.roster()] == ["a"]
+
+
+def test_the_request_of_a_command_that_is_gone_is_taken_back(agent: Agent) -> None:
+    with agent.served() as job:
+        store = opened(job)
+        store.enter("drain-1", b"x")
+        assert LocalBackend(agent.memory).roster()
+        store.close()
+        assert wait_until(lambda: not LocalBackend(agent.memory).roster())
+
+
+def test_a_command_cannot_remove_the_row_of_a_node(agent: Agent) -> None:
+    LocalBackend(agent.memory).enter("a", b"x")
+    with agent.served() as job:
+        with closing(opened(job)) as store, pytest.raises(EndedAgentError):
+            store.remove("a")
+        with closing(opened(job)) as store:
+            assert [row.node_id for row in store.roster()] == ["a"]
+
+
+@pytest.mark.parametrize("error", [RendezvousConnectionError, RendezvousStateError, StoreLostError])
+def test_an_error_of_the_store_reaches_the_command(agent: Agent, error: type[RendezvousConnectionError]) -> None:
+    def fail() -> RendezvousBackend:
+        raise error("The store is away.", hint="Wait.")
+
+    agent.connect = fail
+    with agent.served() as job, pytest.raises(error) as raised:
+        opened(job)
+    assert type(raised.value) is error
+    assert (raised.value.message, raised.value.hint) == ("The store is away.", "Wait.")
+
+
+def test_a_job_without_a_store_shows_the_state_of_its_agent(agent: Agent) -> None:
+    agent.connect = None
+    with agent.served() as job, closing(job.connect()) as store:
+        assert (store.has_store, store.state) == (False, agent.said)
+
+
+def test_a_state_that_cannot_be_described_now_is_left_out(agent: Agent) -> None:
+    agent.said = ""
+    with agent.served() as job, closing(opened(job)) as store:
+        assert (store.state, store.roster()) == ("", [])
+
+
+def test_what_is_no_request_ends_only_its_own_connection(agent: Agent) -> None:
+    with agent.served() as job:
+        for text in (b"\n", b"not JSON\n", b'["erase"]\n', b'["read"]\n', b'{"a": 1}\n'):
+            with closing(opened(job)) as store:
+                store._socket.sendall(text)
+                with pytest.raises(EndedAgentError):
+                    store.roster()
+        with closing(opened(job)) as store:
+            assert store.roster() == []
+
+
+def test_one_command_too_many_is_turned_away_and_the_next_is_served(agent: Agent) -> None:
+    with agent.served() as job:
+        connected = [job.connect() for _ in range(command_server.CLIENTS_MAX)]
+        with pytest.raises(SilentAgentError):
+            job.connect()
+        connected.pop().close()
+        assert wait_until(lambda: answers(job))
+        for store in connected:
+            store.close()
+
+
+def answers(job: HostJob) -> bool:
+    try:
+        job.connect().close()
+    except SilentAgentError:
+        return False
+    return True
+
+
+def test_an_agent_that_does_not_answer_is_passed_over_for_another_one(agent: Agent) -> None:
+    with agent.served() as job:
+        silent = replace(job.newest, node="nobody")
+        with closing(HostJob((silent, job.newest)).connect()) as store:
+            assert store.state == agent.said
+        with pytest.raises(SilentAgentError, match=f"The agent of job 'job' with pid {os.getpid()} does not answer."):
+            HostJob((silent,)).connect()
+
+
+AS_STRANGER = """
+import os, socket
+os.setuid(54321)
+with socket.socket(socket.AF_UNIX) as client:
+    client.settimeout(30)
+    client.connect("node.sock")
+    print(client.recv(100))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_another_user_gets_no_answer(agent: Agent, runtime: Path) -> None:
+    """Even where the directory lets them reach the socket."""
+    command = [sys.executable, "-c", AS_STRANGER]
+    with agent.served():
+        runtime.chmod(0o755)
+        (runtime / "node.sock").chmod(0o777)
+        asked = subprocess.run(command, cwd=runtime, capture_output=True, text=True, check=True)
+    assert asked.stdout == "b''\n"
+
+
+def test_without_a_directory_one_event_says_so(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    monkeypatch.setenv("TMPDIR", "/proc")
+    config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_id="job")
+    file = describe_agent(config, "run", "node", None)
+    CommandServer(file, agent.describe, agent.connect, agent.published.append, threading.Event()).run()
+    [event] = agent.published
+    assert event.message.startswith("commands on this host do not find this agent, whose file cannot be kept: /proc/")
