@@ -72,40 +72,23 @@ if TYPE_CHECKING:
     )
     from elastic_core.worker.progress import report as report
 
-__all__ = [
-    "ElasticError",
-    "PluginError",
-    "RendezvousBackend",
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousHandler",
-    "RendezvousInfo",
-    "RendezvousOptions",
-    "RendezvousParameters",
-    "RendezvousRefusedError",
-    "RendezvousStateError",
-    "RendezvousTimeoutError",
-    "RunConfig",
-    "StoreLostError",
-    "UsageError",
-    "__version__",
-    "hookimpl",
-    "record",
-    "report",
-]
-
 _HOME = {
-    **{name: "errors" for name in __all__ if name.endswith("Error")},
-    "RendezvousBackend": "rendezvous.backend",
-    **dict.fromkeys(("RendezvousHandler", "RendezvousInfo", "RendezvousParameters"), "rendezvous.handler"),
-    "RendezvousOptions": "rendezvous.options",
-    "RunConfig": "config.run",
-    "__version__": "version",
-    "hookimpl": "hookspecs",
-    "record": "worker.error_file",
-    "report": "worker.progress",
+    name: module
+    for module, names in {
+        "config.run": "RunConfig",
+        "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
+        "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UsageError",
+        "hookspecs": "hookimpl",
+        "rendezvous.backend": "RendezvousBackend",
+        "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters",
+        "rendezvous.options": "RendezvousOptions",
+        "version": "__version__",
+        "worker.error_file": "record",
+        "worker.progress": "report",
+    }.items()
+    for name in names.split()
 }  # the module of each public name
+__all__ = [*_HOME]  # noqa: PLE0604  (strings)
 
 _SUBMODULES = ("agent", "errors", "hookspecs", "rendezvous")  # what ``elastic.NAME`` imports, of core
 _OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")

@@ -153,11 +153,10 @@ def how_to_install(distribution: str) -> str:
         return f"Install {distribution} from where elastic_core came."
     origin = json.loads(core.read_text("direct_url.json") or "{}")
     folder, _, _ = origin.get("url", "").rpartition("/")
-    name = distribution.removeprefix("elastic-").removeprefix("rdzv-")
+    checkout = f"plugins/{distribution.removeprefix('elastic-').removeprefix('rdzv-')}"
     wheel = f"{distribution.replace('-', '_')}-{core.version}-py3-none-any.whl"
-    what = f"{folder}/plugins/{name}" if "dir_info" in origin else f"{folder}/{wheel}"
-    path = unquote(what.removeprefix("file://"))
-    if folder and (Path(path).exists() or not what.startswith("file:")):
+    path = unquote(f"{folder}/{checkout if 'dir_info' in origin else wheel}".removeprefix("file://"))
+    if folder and (Path(path).exists() or not folder.startswith("file:")):
         return f"Install {distribution}:\n  pip install {shlex.quote(path)}"
     return f"Install {wheel} from where elastic-core came; the public index has no {distribution} of this project."
 

@@ -31,7 +31,6 @@ def compile_expression(
     """Compile an expression of a user.
 
     Args:
-        text: The expression.
         groups: The named groups that it may have.
         needs_group: Whether it needs at least one of them.
         seconds: The CPU time of this thread.

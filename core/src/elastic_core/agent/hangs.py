@@ -159,7 +159,6 @@ class HangWatch:
 
     Args:
         given: The user's window in seconds; None for one that follows from the longest step.
-        progress: Knows how far they have come.
         cpu: Returns the CPU seconds that a process has used or waited for; 0 of one that is gone.
         written: Returns how many bytes a process has written, to anything. Counts as output of a worker that has the
             agent's own stdout, whose text the agent does not read.

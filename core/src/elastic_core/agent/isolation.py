@@ -27,9 +27,7 @@ class Isolation:
     """Whether this node is cut off from all others. All methods run on the agent's loop.
 
     Args:
-        node_id: This node.
         look_up: Asks the store for nodes, and calls back on another thread.
-        runtime: The node's.
         find: Returns the targets that cannot be reached.
     """
 

@@ -59,11 +59,7 @@ def join_and_run(
     """Join the job, and take part in it to the end. Main thread only.
 
     Args:
-        config: The run's settings.
-        plugins: The plugins of the run.
         store: The first connection to the job's store; the caller closes it.
-        slot: The slot of this agent.
-        warden: Starts the workers.
         preloaded: The modules that the fork server imports; () without a fork server.
         cpus: The CPUs of each local rank; () if workers are not bound.
         former: The node that this agent was just before, in this run, or in one that it has replaced (S3).

@@ -171,7 +171,6 @@ def probe(
     """Probe after a failure of a round, and post the outcome. Returns at once.
 
     Args:
-        current: The round.
         node_id: This node, a member.
         look_up: Asks the store for nodes, and calls back on a thread that must not block.
         post: Takes the outcome, from any thread.

@@ -64,10 +64,8 @@ class ProgressReader:
     """Knows the newest progress of the workers of the current round. Any thread may call its methods.
 
     Args:
-        expressions: The user's.
         notices_checkpoints: Whether every checkpoint of the script is noticed, also the first one.
         nan_stop: After how many nan or infinite losses in a row a worker fails; 0 for never.
-        publish: Tells the observers.
         post: Gives the agent's loop an event.
         now: Seconds, monotonic.
         cpu: The CPU seconds of the calling thread.
@@ -192,7 +190,8 @@ class ProgressReader:
         with self._lock:
             if number != self._round:
                 return
-            reader = self._lines(rank)
+            known = self._known(rank)
+            reader = known.lines = known.lines or LineReader(self._recognizer)
             for line in lines:
                 began = self._cpu() if self.wants_all_output else 0.0
                 if (progress := reader.read(line)) is not None:
@@ -212,11 +211,6 @@ class ProgressReader:
 
     def _known(self, rank: int) -> _Rank:
         return self._ranks.setdefault(rank, _Rank())
-
-    def _lines(self, rank: int) -> LineReader:
-        known = self._known(rank)
-        known.lines = known.lines or LineReader(self._recognizer)
-        return known.lines
 
     def _take(
         self,
@@ -340,7 +334,6 @@ class StreamReader:
     Args:
         reader: Takes what is read.
         number: The worker's round.
-        rank: The worker's rank.
     """
 
     def __init__(self, reader: ProgressReader, number: int, rank: int) -> None:

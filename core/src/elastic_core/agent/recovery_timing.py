@@ -40,7 +40,6 @@ def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -
     """Return what the restart cost on this node until the programs of round ``number`` run.
 
     Args:
-        number: Of the round.
         recovery: The interruption that led to it.
         fresh: Why workers started fresh; '' if the fork server forked all of them.
         unlearned: How many modules a worker imports itself that the fork server has not imported.

@@ -112,8 +112,6 @@ def finish(
     """Report how the job ended, with the root cause of a failure, and leave a ``verdict.json`` beside the logs.
 
     Args:
-        publish: Tells the observers.
-        closed: The verdict.
         summary: What the run came to; None where this node had no part in it.
         known: How far the incident is known to be the root cause.
         idle: Why this node has started no worker; '' if it has.

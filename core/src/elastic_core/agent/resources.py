@@ -250,16 +250,8 @@ def open_resources(
     """Make the resources, and close them on exit. Main thread only.
 
     Args:
-        config: The run's settings.
-        plugins: The plugins of the run.
-        publish: Tells the observers.
-        info: This node.
-        run_uid: The run's id.
         warden: The run's warden, which is closed before the output of its workers.
-        slot: The slot of this agent, which keeps the locks of temporary directories.
-        warm: Whether the warden has a fork server.
-        heard: The events of the warden so far.
-        cpus: The CPUs of each local rank; empty if workers are not bound.
+        slot: It keeps the locks of temporary directories.
 
     Raises:
         OSError: No directory or descriptor could be made.

@@ -96,8 +96,6 @@ def rescue(
     Args:
         held: The descriptors that workers have left, by name.
         signals: The signals that end the writing.
-        publish: Tells the observers.
-        node: Describes this node.
         patience: Most seconds that it may take.
         agent_loop: If it has received a signal that the agent has not taken, nothing is written.
     """

@@ -107,7 +107,6 @@ def collect(
     that wait for a signal, since any signal would end that.
 
     Args:
-        pids: The processes.
         seconds: How long they have to answer.
         every_thread: Whether the stacks of all threads are wanted, where none of them runs; else the main thread's.
         spy: Reads the stacks of processes that do not answer; None to leave them.

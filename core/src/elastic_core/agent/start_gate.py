@@ -43,7 +43,6 @@ class StartGate:
             None if no plugin implements the hook.
         loop: The agent's loop, whose owner passes a :class:`StartAnswer` and a :class:`StartDue` to :meth:`receive`.
         now: The monotonic clock.
-        publish: Tells the observers.
     """
 
     def __init__(

@@ -112,8 +112,6 @@ class Filtered:
     Args:
         needles: Texts; a line with any of them is copied.
         file: A descriptor that appends, so that lines of several ranks stay whole; closed with this object.
-        path: Its name.
-        prefix: Written before each line; not searched.
     """
 
     def __init__(self, needles: Sequence[str], file: int, path: Path, prefix: bytes) -> None:

@@ -30,12 +30,10 @@ class Pump:
     Args:
         pipe: A pipe, or our end of a pseudo-terminal; does not block. Closed with this object.
         file: Where every byte is kept; closed with this object.
-        path: The file's name.
         console: Where the stream is shown.
         shape: What the stream becomes before it is shown.
         report: Called with a message, once for each file that cannot take all bytes.
         filtered: Takes the lines for which the user has set a filter; closed with this object.
-        rank: The worker's local rank.
         progress: Reads how far the worker has come.
     """
 

@@ -63,15 +63,9 @@ def time_to_save(
     checkpoint: tuple[int | None, float] | None,
     snapshot: int | None,
 ) -> TimeToSave:
-    """Return what became of the state of a round; the newer of a checkpoint and a snapshot counts.
+    """Return what became of the state of a round, whose workers ``had`` so many seconds; the newest saved state counts.
 
-    Args:
-        number: Of the round.
-        had: Seconds that its workers had.
-        took: Seconds that they took.
-        step: The newest step that one has reached.
-        checkpoint: The step of the newest checkpoint, if it is known, and its age at the end in seconds.
-        snapshot: The step of the newest snapshot in memory.
+    ``checkpoint`` is the step of the newest checkpoint, if it is known, and its age at the end in seconds.
     """
     found = TimeToSave(round=number, had_s=round(had, 3), took_s=round(took, 3), step=step)
     saved, age = checkpoint if checkpoint is not None else (None, None)

@@ -107,13 +107,10 @@ def exit_incident(
     """Return the incident of a worker that ended with an exit code.
 
     Args:
-        info: This node.
-        worker: The worker.
         after: Seconds since the start of the round.
         exit_code: As of :class:`subprocess.Popen`.
         timer: The timer that expired in it, if one did.
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
-        checkpoint_path: ``--checkpoint_path``.
     """
     cause = cause_of(worker, exit_code)
     if line := wrong_address(f"{cause.text}\n{cause.detail}", worker.assignment):
@@ -160,8 +157,6 @@ def early_exit_incident(
     """Return the incident of the first worker that has left early, if that explains ``failure``.
 
     Args:
-        info: This node.
-        workers: Its workers.
         failure: The failure that ended the round; it follows from the loss of a peer.
         started_at: When the round began, on the clock of :attr:`Worker.ended_at`.
     """

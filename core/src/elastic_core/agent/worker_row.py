@@ -39,12 +39,9 @@ class WorkerRows:
         """Return what there is to say; None if that is what was said last.
 
         Args:
-            workers: The workers, in order of local rank.
             progress: How far each rank has come, and how many seconds ago it last moved.
             checkpoint: The step of the last one, as far as it is known, and its age in seconds.
             held: The memory files in which workers keep snapshots.
-            now: This instant.
-            heartbeat: The node's heartbeat.
             store: The seconds that the store took to answer it.
         """
         known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in workers]

@@ -57,8 +57,6 @@ def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, al
     """Run one agent to its end. Main thread only.
 
     Args:
-        config: The run.
-        plugins: The plugins that were loaded for it.
         warden: The one that :func:`send_fork_server` got for this run, to be closed here; None to start both now.
         alone: As for :func:`begun`.
 
@@ -111,17 +109,7 @@ def connect_and_run(
 ) -> Ending:
     """Make the first connection to the job's store, or the handler, and run the loop for it. Main thread only.
 
-    Args:
-        config: The run's settings.
-        plugins: The run's plugins.
-        slot: This agent's slot on this host.
-        warden: Starts the workers.
-        preloaded: What its fork server imports; () without a fork server.
-        former: The node that this agent was just before, in this run, or in one that it has replaced (rule S3).
-        show_state: Takes a function that describes the state, for :class:`StateDump`; a newer one replaces it.
-
-    Raises:
-        ElasticError: As :func:`run`.
+    Arguments and errors are those of :func:`elastic_core.agent.membership.join_and_run`.
     """
     from elastic_core.agent import membership, watchdog
     from elastic_core.agent.directories import remove_abandoned

@@ -193,8 +193,6 @@ def configure(
     """Return the whole run: ``known``, and the fields that several flags, the environment and the backend decide.
 
     Args:
-        known: The result of :func:`outline`.
-        flags: The values of the command line.
         environ: The agent's environment: the scheduler's id of the run and ``ELASTIC_PLUGINS`` are read from it.
         options_of: Returns a backend's options by its name; raises PluginError for one that is not installed.
         warn: Called with a sentence for each value that has no effect.

@@ -40,9 +40,7 @@ class RunCommand(FlagCommand):
             callback=callback,
             params=[
                 *FLAGS,
-                click.Option(
-                    ["-h"], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=self._show_short_help
-                ),
+                click.Option(["-h"], is_flag=True, is_eager=True, expose_value=False, callback=self._short_help),
                 click.Argument(["script"], required=False, type=click.Path()),
                 click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
             ],
@@ -63,7 +61,7 @@ class RunCommand(FlagCommand):
         formatter.write_paragraph()
         formatter.write(EXAMPLES)
 
-    def _show_short_help(self, ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    def _short_help(self, ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if not wanted or ctx.resilient_parsing:
             return
         formatter = ctx.make_formatter()
@@ -77,7 +75,6 @@ class RunCommand(FlagCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags into the help, section by section."""
-        sections = {title: [*group] for title, group in groupby(FLAGS, key=lambda flag: flag.section)}
-        for title, flags in sections.items():
+        for title, flags in groupby(FLAGS, key=lambda flag: flag.section):
             with formatter.section(title):
                 formatter.write_dl([record for flag in flags if (record := flag.get_help_record(ctx))], col_max=27)

@@ -62,7 +62,6 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
     """Parse ``KEY=VALUE,KEY=VALUE``. torch's keys are accepted, though some have no effect.
 
     Args:
-        text: The text as typed; '' for none.
         backend: The backend's name, for messages.
         options: The backend's options. A foreign handler gets all keys, known or not; core reads ``fence_after``.
 

@@ -64,9 +64,7 @@ def attempt(
     """Import modules in a fork, until one does harm.
 
     Args:
-        names: The modules.
         own: Top-level names of the program's modules.
-        environment: The workers' variables.
         deadline: When to stop, by the monotonic clock.
         memory: Bytes that the process may have when they are imported.
 

@@ -50,7 +50,6 @@ def advertised_address(endpoint: str, form: str, local_addr: str | None, *, sing
     Args:
         endpoint: As the user typed it.
         form: The backend's form of endpoints (``RendezvousOptions.endpoint``); one with ``HOST`` names a host.
-        local_addr: ``--local_addr``.
         single_node: Whether no other node can join.
 
     Raises:

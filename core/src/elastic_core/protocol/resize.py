@@ -58,7 +58,6 @@ def next_resize(view: LeaderView, current: Round) -> tuple[float, str]:
 
     Args:
         view: What the leader knows. A node waits, and there is room.
-        current: The live round.
     """
     case = _case(view, current)
     seconds = seconds_until_resize(case)

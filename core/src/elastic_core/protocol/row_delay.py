@@ -56,8 +56,6 @@ def seconds_to_workers_row(age: float, members: int, node_id: str) -> float:
 
     Args:
         age: Seconds since the run was opened, by the ledger, which all nodes know alike.
-        members: How many nodes the round has.
-        node_id: The node.
     """
     interval = max(WORKERS_INTERVAL_SECONDS, WORKERS_INTERVAL_PER_MEMBER_SECONDS * members)
     left = interval - age % interval

@@ -128,8 +128,6 @@ def report_alone(answer: LocalStacks, number: int, window: float, last: Stacks |
     """Return the report of a node that can ask no other nodes, over its own ranks.
 
     Args:
-        answer: Where they are.
-        number: Their round.
         window: The seconds without progress.
         last: The report before in this round; None for the first one.
     """
@@ -265,9 +263,6 @@ def _judge(
     """Return what a question has found.
 
     Args:
-        asked: The question.
-        answers: The answers to it.
-        places: Where the ranks are.
         behind: The last steps of ranks that have shown nothing for a window, by rank.
         last: The report of the suspicion before in this round; None for none.
         late: Lines for nodes that have not answered.

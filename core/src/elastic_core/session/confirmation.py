@@ -15,12 +15,7 @@ _UNNAMED = "with Redis, a majority of the sentinels in --rdzv_endpoint must answ
 
 
 class Confirmation:
-    """The thread that asks for confirmation, and the leader's wait for the first one.
-
-    Args:
-        state: The session's.
-        connections: The session's.
-    """
+    """The thread that asks for confirmation, and the leader's wait for the first one."""
 
     def __init__(self, state: SessionState, connections: SessionConnections) -> None:
         self._state, self._connections = state, connections

@@ -33,8 +33,6 @@ class Heartbeat:
     """The heartbeat's thread.
 
     Args:
-        state: The session's.
-        connections: The session's.
         writer: Told the revision of the row that the store holds (rule S7), and given the look at the leader's row.
         confirmation: Has the server of another connection confirmed.
         compare: Called when the store has fewer entries than this node has read, or has lost its row (rule S3).

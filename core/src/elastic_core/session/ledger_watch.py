@@ -27,8 +27,6 @@ class Lookout:
 
     Args:
         store: What the node reads the ledger over.
-        applicant: The node.
-        runtime: The node's.
         arrival: What it found when it first read the ledger.
         tell: Called on the thread once there is a verdict, or the node is drained.
     """

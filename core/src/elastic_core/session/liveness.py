@@ -30,10 +30,6 @@ def living_hosts(
     Nodes whose slots show that they are gone are watched for less (rule S8).
 
     Args:
-        store: Where their rows are.
-        ledger: Of the run.
-        me: The node that asks.
-        runtime: Its clock.
         but: Nodes that do not count.
         node_rank: Only nodes that have this rank count; None for all.
 

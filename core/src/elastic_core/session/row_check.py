@@ -22,9 +22,7 @@ class RowCheck:
     """When to look, and what to say.
 
     Args:
-        node_id: This node.
         publish: Takes the warning; it is said once for each leader.
-        codec: Decodes rows.
     """
 
     def __init__(self, node_id: str, publish: Callable[[Event], None], codec: Codec = CODEC) -> None:

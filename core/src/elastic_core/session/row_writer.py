@@ -24,7 +24,6 @@ class RowWriter:
 
     Args:
         state: The session's. Its ``wake`` guards what is here; ``stopping`` ends the thread.
-        connections: The session's.
         row: The row with which the node has entered, as revision 0.
         compare: Called when the store does not have what this node has read (rule S3).
         reported: Called when the store has this node's report of an incident, and the leader owes an entry.

@@ -28,14 +28,7 @@ from elastic_core.threads import bounded
 
 
 class Session:
-    """The threads between one node and its store, from joining to leaving; see the package's docstring.
-
-    Args:
-        store: What the node joined over; each thread connects anew.
-        joined: The run, and what the roster says of the node.
-        runtime: The node's.
-        calls: What the session asks and tells the agent.
-    """
+    """The threads between one node and its store, from joining to leaving; see the package's docstring."""
 
     def __init__(self, store: RendezvousBackend, joined: Joined, runtime: Runtime, calls: SessionCalls) -> None:
         state = self._state = SessionState(store, joined, runtime, calls, self._stop_threads)

@@ -35,8 +35,6 @@ def ask(store: RendezvousBackend, job: str, *, full: bool = False, patience: flo
     """Ask all nodes of a job where their ranks are. No worker is stopped.
 
     Args:
-        store: The job's store.
-        job: The job's id, for messages.
         full: Whether the whole stacks are wanted, not only a line for each place.
         patience: How many seconds to wait for the report.
 

@@ -34,9 +34,6 @@ class SessionState:
 
     Args:
         store: What the node joined over; each thread makes its own connection.
-        joined: The run, and what the roster says of the node.
-        runtime: The node's.
-        calls: The agent's.
         stop_threads: Called when the node will read no further entry.
     """
 

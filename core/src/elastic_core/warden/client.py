@@ -120,13 +120,9 @@ class Warden:
         fork server's but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.
 
         Args:
-            tag: The caller's name for it.
             argv: The program, looked for on the PATH of ``env``, and its arguments.
-            env: Its whole environment.
             cwd: Its working directory; None for the agent's.
             stdin: A descriptor to give to it, which the caller may close at once; None for the agent's.
-            stdout: As stdin.
-            stderr: As stdin.
             control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
             cpus: The CPUs that it may run on; None for the agent's.
             ignored: The signals that it ignores until it sets another disposition.

@@ -30,9 +30,7 @@ class Helpers:
         """Give time to helpers and trackers among the processes that are left of a round; return the helpers.
 
         Args:
-            left: The processes.
             workers: The workers of the round, which are gone. Each led a session.
-            now: The time.
             deadline: When the helpers and trackers are killed.
         """
         self._wait_until = now + TRACKERS_MAX_SECONDS

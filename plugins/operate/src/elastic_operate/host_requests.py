@@ -14,17 +14,9 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.backend import RendezvousBackend
 
 
-class RequestCommand(FlagCommand):
-    """A command that asks the nodes of a job for something about a host; flags of ``elastic run`` name the job."""
-
-    def __init__(self, name: str, callback: Callable[..., int], text: str, epilog: str) -> None:
-        super().__init__(
-            name,
-            callback=callback,
-            params=[click.Argument(["host"]), *STORE_FLAGS],
-            help=text,
-            epilog=epilog,
-        )
+def _command(name: str, callback: Callable[..., int], text: str, epilog: str) -> FlagCommand:
+    params = [click.Argument(["host"]), *STORE_FLAGS]
+    return FlagCommand(name, callback=callback, params=params, help=text, epilog=epilog)
 
 
 def _drain(*, host: str, **given: Any) -> int:
@@ -51,7 +43,7 @@ def _request(request: Callable[[RendezvousBackend, str, str], int], host: str, g
         return request(store, host, job)
 
 
-drain = RequestCommand(
+drain = _command(
     "drain",
     _drain,
     "Have all agents of HOST leave a job, as if they had got SIGTERM.\n\nThese flags of `elastic run` name the job; "
@@ -61,7 +53,7 @@ drain = RequestCommand(
     "HOST is the host's name, as agents print it. It takes write access to the job's store. The command ends as soon "
     "as the agents have answered that they leave.",
 )
-release = RequestCommand(
+release = _command(
     "release",
     _release,
     "Say that HOST is gone for good, with all processes of a job.\n\nThese flags of `elastic run` name the job; "

@@ -95,13 +95,7 @@ def find_logs(run: Path, selection: Selection) -> list[Log]:
 
 
 class Follower:
-    """Prints what is new in the files of a run, each line with its label. A file is read once, from its beginning.
-
-    Args:
-        run: The run's directory.
-        selection: What to print.
-        out: Where to print it.
-    """
+    """Prints what is new in the files of a run, each line with its label. A file is read once, from its beginning."""
 
     def __init__(self, run: Path, selection: Selection, out: BinaryIO) -> None:
         self._run, self._selection, self._out = run, selection, out
