@@ -149,7 +149,7 @@ command = FlagCommand(
         click.Option(["--watch"], is_flag=True, help="Look again every 2 s, until the job is over or Ctrl-C."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs."),
     ],
-    help="Say what JOB does: its nodes, ranks, restarts and why they were spent.\n\nJOB is the job's --rdzv_id. The "
-    "flags of `elastic run` name its store. Nothing in the store is changed.",
-    epilog="Any host that reaches the store may ask. The exit code is 0 where there is such a job, whatever it does.",
+    help="Show what JOB does: its nodes, its ranks, and the cause of each restart.\n\nJOB is the job's --rdzv_id. The "
+    "flags of `elastic run` name its store. The command changes nothing in the store.",
+    epilog="It works on any host that reaches the store. The exit code is 0 if the job exists, even if it has failed.",
 )
