@@ -14,7 +14,7 @@ from elastic_core.cli.errors import run
 def test_it_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Elastic(), ["--help"]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert " doctor Say whether nodes can meet, and what is wrong if they cannot." in words
+    assert " doctor Check whether the nodes can reach each other, and name the obstacle if not." in words
 
 
 def test_asking_for_help_imports_nothing_heavy() -> None:

@@ -42,7 +42,7 @@ def test_help_tells_what_is_replaced(capsys: pytest.CaptureFixture[str]) -> None
     help = capsys.readouterr().out
     assert "torch.distributed.run" in help
     assert run(Elastic(), ["--help"]) == 0
-    assert "below which torchrun is" in capsys.readouterr().out
+    assert "`elastic run` replaces torchrun" in capsys.readouterr().out
 
 
 def test_the_command_takes_its_own_flags_and_its_exit_code_counts() -> None:

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("run:command", "Start a program on this node as part of a job."),
-    "stacks": ("stacks:command", "Say where the ranks of a job are, as when it hangs."),
+    "stacks": ("stacks:command", "Show which line each rank of a job is at, for example when it hangs."),
     "plugins": ("plugins:command", "List the plugins that are installed."),
 }
 """Core's own commands: the module in this package with the name there, and the help in one line."""
 OF_PLUGINS: Mapping[str, str] = {
     "audit-data": "Prove from a sampler's audit log that no sample was skipped or repeated.",
-    "doctor": "Say whether nodes can meet, and what is wrong if they cannot.",
-    "drain": "Have the agents of a host leave their job.",
-    "exec": "Run a command, below which torchrun is `elastic run`.",
-    "logs": "Print the workers' output that was kept.",
-    "policy": "Say what other failure policies would have decided about the failures of a run.",
-    "release": "Say of a host that it is gone for good.",
-    "render": "Print the manifests of Kubernetes that stand for an ElasticJob.",
-    "status": "Say what a job does: nodes, ranks, restarts and why they were spent.",
+    "doctor": "Check whether the nodes can reach each other, and name the obstacle if not.",
+    "drain": "Make the agents of a host leave their job.",
+    "exec": "Run a command in which `elastic run` replaces torchrun.",
+    "logs": "Print the workers' output from a log directory.",
+    "policy": "Replay the failures of a run under other failure policies.",
+    "release": "Confirm that a host is gone for good, which ends its job's wait.",
+    "render": "Print the Kubernetes manifests for an ElasticJob.",
+    "status": "Show what a job does: its nodes, its ranks, and the cause of each restart.",
 }
 """The help, in one line, of the commands that our own plugins bring: they are not imported for it."""
 HELP = ("-h", "--help")

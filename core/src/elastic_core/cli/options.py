@@ -38,15 +38,15 @@ class Flags:
     script: str | None = None
     arguments: tuple[str, ...] = ()
     nnodes: NodeRange = JOB.flag(
-        "How many nodes; with a range the job starts with MIN, and grows and shrinks. Of sizes such as 4,6,8 or 2:8:2 "
-        "it takes the largest for which enough nodes are there.",
+        "The number of nodes. With a range the job starts with MIN nodes, and grows and shrinks. With sizes such as "
+        "4,6,8 or 2:8:2 it takes the largest size for which enough nodes are there.",
         parse=parse.node_range,
         default="1",
         metavar="N|MIN:MAX[:STEP]|N,N,...",
     )
     spares: int = JOB.flag(
-        "How many nodes beyond the maximum the job is to have. A spare has its imports done, and takes the place of a "
-        "lost node. More nodes wait as well.",
+        "The number of nodes beyond the maximum that the job should have. A spare has done its imports, and takes the "
+        "place of a lost node. Further nodes wait as well.",
         parse=parse.count_from_zero,
         default="0",
         metavar="N",
@@ -76,8 +76,8 @@ class Flags:
         unset="c10d with an endpoint HOST[:PORT], local without one",
     )
     rdzv_endpoint: str = RENDEZVOUS.flag(
-        "The address of the backend, in its own form: HOST[:PORT] for c10d, DIRECTORY for file. On port 0, a free one, "
-        "one node runs by itself.",
+        "The address of the backend, in its own form: HOST[:PORT] for c10d, DIRECTORY for file. With port 0, a free "
+        "port, one node runs by itself.",
         parse=str,
         default="",
         metavar="ENDPOINT",
@@ -137,12 +137,13 @@ class Flags:
         fills="warm_start",
     )
     preload: tuple[str, ...] | None = PROGRAM.flag(
-        "The modules that this process imports, as torch,transformers; with none, every worker starts fresh.",
+        "The modules that the process of --warm_start imports, such as torch,transformers. With an empty list every "
+        "worker starts fresh.",
         parse=parse.modules,
         metavar="MODULES",
         fills="preload",
-        unset="torch, where it is installed; once it has nothing to do, also torch._dynamo, which every optimizer "
-        "needs, and libraries that workers have imported",
+        unset="torch, where it is installed; after the start also torch._dynamo, which every optimizer needs, and "
+        "libraries that workers have imported",
     )
     virtual_local_rank: bool = PLACEMENT.switch(
         "Every worker sees only its own GPU, as device 0, and has LOCAL_RANK=0.", fills="virtual_local_rank"
@@ -154,36 +155,37 @@ class Flags:
         fills="numa_binding",
     )
     max_restarts: int | None = FAILURE.flag(
-        "How many failures of workers the job survives; the loss of a node is none. With 0 the first one ends the "
-        "job, as under torchrun. A script that cannot be imported, or refuses its arguments, gets one restart. "
-        "An installed failure policy may end a job earlier: see --failure_policy.",
+        "How many failures of workers the job survives. The loss of a node is no failure of a worker. With 0 the first "
+        "failure ends the job, as under torchrun. A script that cannot be imported, or refuses its arguments, gets one "
+        "restart. An installed failure policy may end a job earlier: see --failure_policy.",
         parse=parse.count_from_zero,
         metavar="N",
         unset=f"{MAX_RESTARTS}, or without a limit where --failure_policy has a budget",
     )
     failure_policy: str = FAILURE.flag(
-        "When the job is restarted after a failure, how soon, and on which hosts: budget=10/1h,backoff=1s..60s. "
-        "It needs elastic-policies, whose page lists the policies and those that are on without this flag.",
+        "Rules for when the job is restarted after a failure, how soon, and on which hosts: "
+        "budget=10/1h,backoff=1s..60s. The flag needs elastic-policies, whose page lists all policies.",
         parse=str,
         default="",
         metavar="NAME=VALUE,...",
         fills="failure_policy",
     )
     set_aside_torn_checkpoints: bool = FAILURE.switch(
-        "Rename a checkpoint below --checkpoint_path that two lives in a row failed to load, so that the next one "
-        "loads the one before. Without it the job ends then, and names the checkpoint. It needs elastic-policies.",
+        "If two rounds in a row fail to load a checkpoint below --checkpoint_path, rename it, so that the next round "
+        "loads the checkpoint before it. Without this flag the job ends then, and names the checkpoint. The flag "
+        "needs elastic-policies.",
         fills="set_aside_torn_checkpoints",
     )
     notices: str | None = FAILURE.flag(
-        "Whose notices that this machine is taken away the node obeys; the cloud is asked for them every 5 s. "
-        "It needs elastic-notices. auto finds out which cloud the machine is of; elsewhere nothing is asked.",
+        "The cloud whose preemption notices this node obeys. The node asks for them every 5 s. With auto it finds the "
+        "cloud out from the machine's firmware, and asks nothing on other machines. The flag needs elastic-notices.",
         parse=parse.notices,
         metavar="auto|aws|gcp|azure|none",
         unset="auto, where elastic-notices is installed",
         fills="notices",
     )
     on_node_loss: OnNodeLoss = FAILURE.flag(
-        "Go on without a lost node, or with its replacement; or fail the job.",
+        "After the loss of a node, go on without it or with its replacement (replace), or fail the job (fail).",
         parse=parse.on_node_loss,
         default=OnNodeLoss.REPLACE.value,
         metavar="replace|fail",
@@ -203,17 +205,17 @@ class Flags:
         fills="failure_grace",
     )
     preemption_grace: float = FAILURE.flag(
-        "How long before its end this node gets SIGTERM, or another signal of --signals_to_handle that no person sends "
-        "(SIGINT, SIGHUP, SIGQUIT). In that time all workers of the job that call should_checkpoint() stop together at "
-        "one step, and no step is lost.",
+        "How much notice this node gets before its end, by SIGTERM or by a signal of --signals_to_handle other than "
+        "SIGINT, SIGHUP and SIGQUIT, which people send. In that time all workers of the job that call "
+        "should_checkpoint() stop together at one step, and no step is lost.",
         parse=parse.seconds,
         default="0",
         metavar="SECONDS",
         fills="preemption_grace",
     )
     hang_window: float | None = FAILURE.flag(
-        "How long a worker makes no progress (no new step, no output, no use of a CPU) before all nodes say where "
-        "their ranks are, and a job that hangs is reported; 0 for never. Nothing is ended by it.",
+        "If a worker makes no progress (no new step, no output, no use of a CPU) for so long, all nodes look where "
+        "their ranks are, and a job that hangs is reported. 0 switches this off. A report ends nothing.",
         parse=parse.seconds,
         metavar="SECONDS",
         fills="hang_window",
@@ -226,33 +228,33 @@ class Flags:
         fills="hang_timeout",
     )
     signals_to_handle: tuple[signal.Signals, ...] | None = FAILURE.flag(
-        "On which signals this node leaves. Its workers get the same signal (SIGTERM for a SIGURG, SIGUSR1 or SIGUSR2 "
-        "that none of them handles), SIGTERM in the last fifth of "
-        "--shutdown_timeout, at most 5 s before its end, and SIGKILL then. On SIGQUIT, unless it is named here, "
-        "the agent writes its state to stderr and goes on.",
+        "The signals on which this node leaves. Its workers get the same signal; if none of them handles a SIGURG, "
+        "SIGUSR1 or SIGUSR2, they get SIGTERM. Workers that still run get SIGTERM 5 s before the end of "
+        "--shutdown_timeout (in its last fifth, if that is shorter), and SIGKILL at its end. On SIGQUIT, unless it is "
+        "named here, the agent writes its state to stderr and goes on.",
         parse=parse.signals,
         metavar="NAMES",
         fills="signals",
         unset="SIGTERM,SIGINT,SIGHUP, as far as they are not ignored",
     )
     health_check: tuple[str, ...] = HEALTH.repeated(
-        "Run these checks too before this node enters the job: gpu,matmul,allreduce, or a command, whose exit code 0 "
-        "means healthy. May be repeated; none switches off those that are on.",
+        "Also run these checks before this node enters the job: gpu,matmul,allreduce, or a command whose exit code 0 "
+        "means healthy. May be repeated. The word none switches off the default checks.",
         parse=parse.health_checks,
         metavar="NAMES|COMMAND",
         fills="health_checks",
         unset="disk,memory,shm, with elastic-health",
     )
     health_timeout: float = HEALTH.flag(
-        "How long each check may take; then it fails, and all its processes are killed.",
+        "How long each check may take. After that the check fails, and all its processes are killed.",
         parse=parse.positive_seconds,
         default="60",
         metavar="SECONDS",
         fills="health_timeout",
     )
     health_retry: float | None = HEALTH.flag(
-        "Run failed checks again after this pause, until they pass or the job has ended (with a handler of others: "
-        "for join_timeout).",
+        "Run failed checks again after this pause, until they pass or the job has ended (with a foreign rendezvous "
+        "handler: for join_timeout).",
         parse=parse.positive_seconds,
         metavar="SECONDS",
         fills="health_retry",
@@ -308,8 +310,8 @@ class Flags:
     verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
     progress_pattern: str | None = PROGRESS.flag(
         "A regular expression with groups of the names step, loss, samples and epoch, such as "
-        r"'step (?P<step>\d+) loss (?P<loss>\S+)'; workers' lines of output that it matches say how far they are. "
-        "All their output goes through the agent then.",
+        r"'step (?P<step>\d+) loss (?P<loss>\S+)'. Lines of a worker's output that it matches show the worker's "
+        "progress. All output of workers then goes through the agent.",
         parse=parse.progress_pattern,
         metavar="REGEX",
         fills="progress_pattern",
@@ -323,14 +325,14 @@ class Flags:
         unset="what torchtitan and Megatron-LM print",
     )
     checkpoint_path: str | None = PROGRESS.flag(
-        "A directory, or a glob, in which the script saves checkpoints; the newest file that no longer changes is "
-        "the last one.",
+        "A directory, or a glob, in which the script saves checkpoints. The newest file that no longer changes is "
+        "the last checkpoint.",
         parse=parse.not_empty,
         metavar="PATH",
         fills="checkpoint_path",
     )
     nan_stop: int = PROGRESS.flag(
-        "After how many readings in a row of a loss that is nan or infinite a worker fails; 0 for never.",
+        "A worker fails after so many losses in a row that are nan or infinite; 0 for never.",
         parse=parse.count_from_zero,
         default="0",
         metavar="N",
@@ -348,7 +350,7 @@ class Flags:
         fills="no_plugins",
     )
     monitor_interval: float | None = TORCHRUN.flag(
-        "How often a rendezvous handler of others is asked for newcomers; nothing else is polled.",
+        "How often the agent asks a foreign rendezvous handler for newcomers; it polls nothing else.",
         parse=parse.seconds,
         metavar="SECONDS",
         unset="0.1",

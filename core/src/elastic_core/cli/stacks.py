@@ -57,10 +57,10 @@ command = FlagCommand(
             help="Print the whole Python stacks of all threads of each rank as well, up to 24 KiB for each node.",
         ),
     ],
-    help="Say where the ranks of JOB are, without stopping them: the line of the script, and what it waits "
-    "for.\n\nJOB is the job's --rdzv_id. The flags of `elastic run` name its store; without them JOB is one of your "
+    help="Show which line of the script each rank of JOB is at, and what it waits for, without stopping any "
+    "rank.\n\nJOB is the job's --rdzv_id. The flags of `elastic run` name its store; without them JOB is one of your "
     "jobs on this host, if elastic-operate is installed.",
-    epilog="It takes a second or two, and write access to the job's store. A job that has none, over the local backend "
-    "or a rendezvous handler of others, is looked for on this host, and the ranks here are shown. A process that does "
-    "not answer is shown with its state and where in the kernel it waits.",
+    epilog="The command takes a second or two, and needs write access to the job's store. The local backend and "
+    "foreign rendezvous handlers have no store: for their jobs the command shows the ranks on this host. Of a process "
+    "that does not answer it shows the state, and where in the kernel the process waits.",
 )

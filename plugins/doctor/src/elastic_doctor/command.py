@@ -48,13 +48,13 @@ class DoctorCommand(FlagCommand):
             "doctor",
             callback=doctor,
             params=[*(flag for flag in FLAGS if flag.name in TAKEN), as_json],
-            help="Try from this host whether nodes can meet with these flags, those of `elastic run`, and say what is "
-            "wrong and what to do.\n\nIt connects to the store, does all that a job does there, under a job id that no "
-            "job uses, measures how long that takes, and leaves nothing. It looks at this host's address, names and "
-            "limits, too. Jobs that run over the same store do not notice.",
-            epilog="Exits with 0 if nothing is wrong; else with the code that `elastic run` would end with "
-            "(docs/exit_codes.md): 69 for what cannot be reached, 76 for what answers as it must not, 2 for a wrong "
-            "flag. Flags may be written with - or _, and are also read from PET_<FLAG>.",
+            help="Check from this host whether the nodes can reach each other with these flags of `elastic run`, and "
+            "say what is wrong and what to do.\n\nThe command connects to the store, does there all that a job does, "
+            "under a job id that no job uses, measures how long that takes, and leaves nothing behind. It also checks "
+            "this host's address, names and limits. Jobs that run over the same store do not notice.",
+            epilog="The exit code is 0 if nothing is wrong, else that of `elastic run` (docs/exit_codes.md): 69 if "
+            "the store cannot be reached, 76 if it answers as it must not, 2 for a wrong flag. Flags may be written "
+            "with - or _, and are also read from PET_<FLAG>.",
         )
 
 

@@ -151,7 +151,7 @@ command = FlagCommand(
             help="The memory for the snapshots that TrainState keeps on a node: twice the state of each worker.",
         ),
     ],
-    help="Print the manifests of Kubernetes that stand for the ElasticJobs in a file; - is standard input.\n\nNothing "
-    "is sent to a cluster: `elastic render job.yaml | kubectl apply -f -` does that.",
+    help="Print the Kubernetes manifests for the ElasticJobs in a file; - is standard input.\n\nThe command sends "
+    "nothing to a cluster: `elastic render job.yaml | kubectl apply -f -` does.",
     epilog="docs/kubernetes.md says what each manifest does. Flags may be written with - or _.",
 )

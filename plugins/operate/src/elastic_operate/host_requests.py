@@ -46,21 +46,21 @@ def _request(request: Callable[[RendezvousBackend, str, str], int], host: str, g
 drain = _command(
     "drain",
     _drain,
-    "Have all agents of HOST leave a job, as if they had got SIGTERM.\n\nThese flags of `elastic run` name the job; "
-    "without them it is your job on this host, which --rdzv_id names if there are several. Workers that call "
-    "should_checkpoint() then stop together, and no step is lost; others get SIGTERM. The job goes on without HOST, if "
-    "--nnodes allows it. The host of the job's own store (c10d) is refused while there are others.",
-    "HOST is the host's name, as agents print it. It takes write access to the job's store. The command ends as soon "
+    "Make all agents of HOST leave a job, as on SIGTERM.\n\nThese flags of `elastic run` name the job; without them it "
+    "is your job on this host, which --rdzv_id names if there are several. Workers that call should_checkpoint() stop "
+    "together, and no step is lost; other workers get SIGTERM. The job goes on without HOST, if --nnodes allows it. "
+    "While the job has other hosts, the host of its own store (c10d) is refused.",
+    "HOST is the host's name, as agents print it. The command needs write access to the job's store. It ends as soon "
     "as the agents have answered that they leave.",
 )
 release = _command(
     "release",
     _release,
-    "Say that HOST is gone for good, with all processes of a job.\n\nThese flags of `elastic run` name the job; "
-    "without them it is your job on this host, which --rdzv_id names if there are several. "
-    "A job that has lost all nodes of a round waits until their workers have stopped themselves, ten minutes "
-    "(--rdzv_conf fence_after), since they may still be training. Where you know that they are not, because the "
-    "machine is off or the pod is deleted, this ends the wait. If you are wrong, two rounds train at once.",
-    "HOST is the host's name, as agents print it. Refused while the heartbeats of its agents go on. The command ends "
-    "as soon as the job has accepted it, for which an agent of the job must run.",
+    "Confirm that HOST is gone for good, with all its processes of a job.\n\nThese flags of `elastic run` name the job; "
+    "without them it is your job on this host, which --rdzv_id names if there are several. A job that has lost all "
+    "nodes of a round waits for ten minutes (--rdzv_conf fence_after), since the workers of these nodes may still "
+    "train. If you know that they do not, because the machine is off or the pod is deleted, this command ends the "
+    "wait. If you are wrong, two rounds train at once.",
+    "HOST is the host's name, as agents print it. The job refuses while the heartbeats of its agents go on. The "
+    "command ends as soon as an agent of the job has accepted the release.",
 )

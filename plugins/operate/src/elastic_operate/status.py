@@ -191,8 +191,8 @@ command = FlagCommand(
         click.Option(["--watch"], is_flag=True, help="Look again every 2 s, until the job is over or Ctrl-C."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON: an object for JOB, else a list of jobs."),
     ],
-    help="Say what JOB does: its nodes, ranks, restarts and why they were spent.\n\nJOB is the job's --rdzv_id. The "
+    help="Show what JOB does: its nodes, its ranks, and the cause of each restart.\n\nJOB is the job's --rdzv_id. The "
     "flags of `elastic run` name its store; without them JOB is one of your jobs on this host, and the beginning of "
-    "its id is enough. Without JOB the jobs of this host are listed, or the only one is shown. Nothing is changed.",
-    epilog="Any host that reaches the store may ask. The exit code is 0 where there is such a job, whatever it does.",
+    "its id is enough. Without JOB the command lists the jobs of this host, or shows the only one. It changes nothing.",
+    epilog="It works on any host that reaches the store. The exit code is 0 if the job exists, even if it has failed.",
 )

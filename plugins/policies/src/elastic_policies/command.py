@@ -14,7 +14,7 @@ from elastic_policies.replay import as_lines, as_plain, read_events, replay
 
 @click.group("policy")
 def command() -> None:
-    """Try failure policies on what has happened."""
+    """Replay the failures of a run under other failure policies."""
 
 
 @command.command("replay")
@@ -25,9 +25,9 @@ def command() -> None:
 @click.option("--max_restarts", type=click.IntRange(min=0), metavar="N", help="Instead of the run's own limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each failure.")
 def replay_command(events: TextIO, failure_policy: str, max_restarts: int | None, as_json: bool) -> None:
-    """Print what these policies would have decided, beside what was decided.
+    """Print what these policies would have decided, beside the run's own decisions.
 
-    EVENTS is an event log, JSON lines with `verdict` events, or - for stdin.
+    EVENTS is an event log (JSON lines with `verdict` events), or - for stdin.
     """
     policies = parse_policies(failure_policy)
     if max_restarts is None and has_budget(failure_policy):

@@ -23,12 +23,12 @@ _SHEBANG = re.compile(rb"#!\s*(/\S*/)python[\d.]*\s")
 
 @click.command(
     "exec",
-    help="Run COMMAND; wherever it or what it starts asks for torchrun, it gets `elastic run`.\n\n"
-    "That is the program torchrun, `python -m torch.distributed.run` and `.launch`, and every caller of "
-    "torch.distributed.run.run() or main(), as `accelerate launch` and `fabric run` do, or elastic_launch(). "
-    "Each time one line says so. What Elastic does not take is passed on to torch's own, and one line says why.\n\n"
-    "It works in each Python environment where elastic-torchrun is installed. Workers, and what they start, "
-    "find torch's own torchrun.",
+    help="Run COMMAND. Where COMMAND or a program that it starts asks for torchrun, it gets `elastic run`.\n\n"
+    "`elastic run` replaces the program torchrun, `python -m torch.distributed.run` and `.launch`, and the functions "
+    "torch.distributed.run.run(), main() and elastic_launch(), which `accelerate launch` and `fabric run` call. "
+    "One line says so each time. torch's own launcher gets what Elastic does not take, and one line says why.\n\n"
+    "This works in each Python environment in which elastic-torchrun is installed. Workers, and programs that they "
+    "start, find torch's own torchrun.",
     context_settings={
         "help_option_names": ["-h", "--help"],
         "ignore_unknown_options": True,
