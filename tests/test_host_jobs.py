@@ -137,6 +137,11 @@ def test_the_agent_that_is_drained_answers_until_the_request_is_taken_back(shell
     rendezvous = over("file", tmp_path / "store")
     agent = shell.run("--nnodes=1:2", "--nproc_per_node=1", *rendezvous, SLEEPER)
     shell.wait_for_jobs({agent.pid})
+    for command in ("drain", "release"):
+        refused = shell.elastic(command, os.uname().nodename, "--rdzv_id=jo")
+        assert refused.returncode == 2, "the beginning of an id is not enough to end anything"
+        assert "No job 'jo' was found." in refused.stderr
+        assert "There is the job --rdzv_id=job." in refused.stderr
     assert shell.elastic("drain", os.uname().nodename).stdout == f"1 agent on {os.uname().nodename} leaves.\n"
     assert agent.exit_code() == 143
     assert not [*(tmp_path / "store").rglob("*drain-*")], "no request is left in the store"

@@ -24,7 +24,7 @@ def elastic_find_job(job: str | None) -> FoundJob | None:
     try:
         store = found.connect()
     except SilentAgentError as exc:
-        if agent.backend == LOCAL:
+        if agent.backend == LOCAL or "***" in agent.endpoint:  # there is no store, or its password is not in the file
             raise NoStoreError(exc.message, hint=exc.hint) from exc
         return FoundJob(agent.job, agent.backend, agent.endpoint)
     if not store.has_store:

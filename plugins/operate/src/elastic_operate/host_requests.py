@@ -9,6 +9,7 @@ import click
 
 from elastic_core.cli.job_store import STORE_FLAGS, job_store
 from elastic_core.cli.option import FlagCommand
+from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.backend import RendezvousBackend
@@ -38,8 +39,14 @@ def _release(*, host: str, **given: Any) -> int:
 
 
 def _request(request: Callable[[RendezvousBackend, str, str], int], host: str, given: Mapping[str, Any]) -> int:
-    """Return the result of ``request``, called with the store that the flags name, the host and the job's id."""
+    """Return the result of ``request``, called with the store that the flags name, the host and the job's id.
+
+    Raises:
+        UsageError: ``--rdzv_id`` is only the beginning of a job's id, which is enough for commands that change nothing.
+    """
     with job_store(given) as (store, job):
+        if given["rdzv_id"] not in (None, job):
+            raise UsageError(f"No job {given['rdzv_id']!r} was found.", hint=f"There is the job --rdzv_id={job}.")
         return request(store, host, job)
 
 
@@ -56,8 +63,8 @@ drain = _command(
 release = _command(
     "release",
     _release,
-    "Confirm that HOST is gone for good, with all its processes of a job.\n\nThese flags of `elastic run` name the job; "
-    "without them it is your job on this host, which --rdzv_id names if there are several. A job that has lost all "
+    "Confirm that HOST is gone for good, with all its processes of a job.\n\nThese flags of `elastic run` name the "
+    "job; without them it is your job on this host, which --rdzv_id names if there are several. A job that has lost all "
     "nodes of a round waits for ten minutes (--rdzv_conf fence_after), since the workers of these nodes may still "
     "train. If you know that they do not, because the machine is off or the pod is deleted, this command ends the "
     "wait. If you are wrong, two rounds train at once.",
