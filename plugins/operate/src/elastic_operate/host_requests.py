@@ -64,8 +64,8 @@ release = _command(
     "release",
     _release,
     "Confirm that HOST is gone for good, with all its processes of a job.\n\nThese flags of `elastic run` name the "
-    "job; without them it is your job on this host, which --rdzv_id names if there are several. A job that has lost all "
-    "nodes of a round waits for ten minutes (--rdzv_conf fence_after), since the workers of these nodes may still "
+    "job; without them it is your job on this host, which --rdzv_id names if there are several. A job that has lost "
+    "all nodes of a round waits for ten minutes (--rdzv_conf fence_after), since the workers of these nodes may still "
     "train. If you know that they do not, because the machine is off or the pod is deleted, this command ends the "
     "wait. If you are wrong, two rounds train at once.",
     "HOST is the host's name, as agents print it. The job refuses while the heartbeats of its agents go on. The "
