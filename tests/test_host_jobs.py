@@ -147,6 +147,19 @@ def test_the_agent_that_is_drained_answers_until_the_request_is_taken_back(shell
     assert not [*(tmp_path / "store").rglob("*drain-*")], "no request is left in the store"
 
 
+def test_a_command_needs_no_job_token_where_an_agent_answers(shell: Shell, tmp_path: Path) -> None:
+    token = "0123456789abcdef" * 2
+    rendezvous = over("file", tmp_path / "store")
+    sealed = Shell(shell.stage, shell.runtime, ELASTIC_JOB_TOKEN=token)
+    agent = sealed.run("--nnodes=1:2", "--nproc_per_node=1", *rendezvous, SLEEPER)
+    shell.wait_for_jobs({agent.pid})
+    assert shell.elastic("status").stdout.startswith("job 'job' is running")
+    assert shell.elastic("status", *rendezvous).returncode == 76, "over the store itself it does"
+    assert all(token not in path.read_text() for path in shell.runtime.rglob("*.json"))
+    assert shell.elastic("drain", os.uname().nodename).returncode == 0
+    assert agent.exit_code() == 143
+
+
 def test_several_jobs_are_listed_and_one_has_to_be_named(shell: Shell) -> None:
     agents = [shell.run(*STANDALONE, f"--rdzv_id={name}", SLEEPER) for name in ("first", "second")]
     shell.wait_for_jobs(*({agent.pid} for agent in agents))

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from typing import Any
@@ -68,8 +69,9 @@ class CommandServer:
 
     def close(self) -> None:
         """End :meth:`run`, which removes the file; a command whose request this agent carries out is served before."""
+        deadline = time.monotonic() + LINGER_SECONDS
         for thread in tuple(self._requesting):
-            thread.join(LINGER_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._closed.set()
         if self._listener is not None:
             with suppress(OSError):

@@ -46,7 +46,8 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
         if not as_json and len(jobs) < 2:
             return _status_of(given, watch=watch, as_json=False)
         answers = ask_all(jobs)
-        _show(json.dumps([as_object(answer) for answer in answers]) if as_json else "\n".join(table(answers)), watch)
+        text = json.dumps([as_object(answer) for answer in answers]) if as_json else "\n".join(table(answers))
+        _show(text, watch and not as_json)
         if not watch:
             return int(ExitCode.SUCCESS)
         time.sleep(WATCH_INTERVAL_SECONDS)
