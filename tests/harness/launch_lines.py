@@ -52,6 +52,7 @@ GENERAL = {
     "MASTER_ADDR": "the host's address where torchrun gives its name",
     "TORCHELASTIC_ERROR_FILE": "another directory",
     "TORCHELASTIC_MAX_RESTARTS": "3 where the line says nothing; torchrun's default is 0",
+    "TORCHELASTIC_RUN_ID": "a new id where torchrun's is `none` and no other node can join",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "not set; torchrun tells its own agent so",
     "TORCHELASTIC_USE_AGENT_STORE": "the same `True`; with `--no_warm_start`, as in the test, `False`",
 }

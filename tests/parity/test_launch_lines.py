@@ -37,7 +37,7 @@ OURS_IN_WORKERS = "ELASTIC_", "STAND_IN_", "TORCH_FR_", "TORCH_NCCL_D"
 """The beginnings of what Elastic adds; the last two are the flight recorder's, by elastic-torch."""
 BASE = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
 NAMES_OF_THIS_HOST = {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
-NEW_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+NEW_ID = re.compile(r"[0-9a-f]{8}((-[0-9a-f]{4}){3}-[0-9a-f]{12})?")  # ours is the shorter
 
 Facts = dict[str, Any]
 
@@ -205,6 +205,8 @@ def test_workers_see_what_they_see_under_torchrun(bench: Bench, line: Line) -> N
     for under_torchrun, under_elastic in zip(theirs, mine, strict=True):
         if (under_torchrun["TORCHELASTIC_MAX_RESTARTS"], under_elastic["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "3"):
             under_elastic = {**under_elastic, "TORCHELASTIC_MAX_RESTARTS": "0"}
+        if (under_torchrun["TORCHELASTIC_RUN_ID"], under_elastic["TORCHELASTIC_RUN_ID"]) == ("none", "a new id"):
+            under_elastic = {**under_elastic, "TORCHELASTIC_RUN_ID": "none"}
         names = under_torchrun.keys() | under_elastic.keys()
         differing |= {name for name in names if under_torchrun.get(name) != under_elastic.get(name)}
     assert differing == set(line.differs), (theirs, mine)

@@ -193,7 +193,6 @@ STRICTER = """
 --event_log_handler=mine train.py
 --rdzv_conf=unknown=1 train.py
 --rdzv_id= train.py
---run_path --no_python ./train.py
 --tee=1:3 train.py
 --local_ranks_filter=-1 train.py
 """
