@@ -129,7 +129,7 @@ def test_a_sentence_for_users_is_short(page: Path) -> None:
 
 def test_a_long_sentence_is_found_where_it_is_not_code() -> None:
     words = " ".join(["Word"] * (MOST_WORDS + 1))
-    assert long_sentences(f"Short. {words}.\n\n```\n{words}\n```\n\n- {words[:-5]}\n- {words[:-5]}") == [f"{words}."]
+    assert long_sentences(f"Short. {words}.\n\n```\n{words}\n```\n\n- {words[:-10]}\n- {words[:-10]}") == [f"{words}."]
 
 
 def test_modules_are_named_by_nouns() -> None:
