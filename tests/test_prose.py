@@ -44,6 +44,14 @@ PLAIN = [
     ROOT / "docs",
 ]
 """What has no idiom."""
+READ = [ROOT / "README.md", *PAGES, *sorted((ROOT / "plugins").glob("*/README.md"))]
+INSIDE = {"agent", "architecture", "decisions", "performance", "protocol", "simulator", "warm_start"}
+"""Pages for people who work on Elastic."""
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+PARAGRAPH = re.compile(r"\n\s*\n|\n(?= *[-*] |\||#)|(?<= )\| ")
+SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*(\[])|(?<=\.\))\s+")
+MOST_WORDS = 60
+"""In a sentence; most have fewer than 30."""
 GERUNDS = {
     "elastic_core.agent.probing": "what Kubernetes calls it; its siblings in forkserver are named by single probes",
 }
@@ -105,6 +113,23 @@ def test_a_sentence_names_its_subject(tree: Path) -> None:
 @pytest.mark.parametrize("tree", [tree for tree in PLAIN if tree.name != "docs"], ids=named)
 def test_a_text_for_users_names_its_subject(tree: Path) -> None:
     assert [text for path in files_of(tree) for text in texts_of(path) if IDIOM.search(text)] == []
+
+
+def long_sentences(page: str) -> list[str]:
+    """The sentences of a page, outside of its code, that are too long to be read once."""
+    paragraphs = PARAGRAPH.split(BLOCK.sub("", page))
+    sentences = [sentence for paragraph in paragraphs for sentence in SENTENCE_ENDS.split(paragraph)]
+    return [" ".join(sentence.split()) for sentence in sentences if len(sentence.split()) > MOST_WORDS]
+
+
+@pytest.mark.parametrize("page", [page for page in READ if page.stem not in INSIDE], ids=named)
+def test_a_sentence_for_users_is_short(page: Path) -> None:
+    assert long_sentences(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_long_sentence_is_found_where_it_is_not_code() -> None:
+    words = " ".join(["Word"] * (MOST_WORDS + 1))
+    assert long_sentences(f"Short. {words}.\n\n```\n{words}\n```\n\n- {words[:-10]}\n- {words[:-10]}") == [f"{words}."]
 
 
 def test_modules_are_named_by_nouns() -> None:

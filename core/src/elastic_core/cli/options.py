@@ -172,8 +172,7 @@ class Flags:
     )
     set_aside_torn_checkpoints: bool = FAILURE.switch(
         "If two rounds in a row fail to load a checkpoint below --checkpoint_path, rename it, so that the next round "
-        "loads the checkpoint before it. Without this flag the job ends then, and names the checkpoint. The flag "
-        "needs elastic-policies.",
+        "loads the one before it. Without this flag the job ends and names it. The flag needs elastic-policies.",
         fills="set_aside_torn_checkpoints",
     )
     notices: str | None = FAILURE.flag(
