@@ -127,7 +127,11 @@ def test_two_nodes_are_one_job_and_commands_need_neither_its_flags_nor_torch(
     stacks = no_torch.elastic("stacks", "job")
     assert re.search(r"^round 1: .*\n  ranks 0-3", stacks.stdout), stacks.stderr
     drained = no_torch.elastic("drain", os.uname().nodename)
-    assert drained.stdout == f"2 agents on {os.uname().nodename} leave.\n", (drained, agents[0].output, agents[1].output)
+    assert drained.stdout == f"2 agents on {os.uname().nodename} leave.\n", (
+        drained,
+        agents[0].output,
+        agents[1].output,
+    )
     assert [agent.exit_code() for agent in agents] == [143, 143]
     assert shell.files == []
 

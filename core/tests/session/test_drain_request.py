@@ -76,24 +76,25 @@ def await_request(store: LocalBackend, but: str = "") -> str:
 
 
 class EndsWithItsAgents(LocalBackend):
-    """The store of an agent that leaves as soon as it is asked to: before the request is removed, or after it."""
+    """The store of an agent that leaves as soon as it is asked to: at once, before the request is removed, or after."""
 
     hosting = False
     lost = False
 
-    def __init__(self, store: MemoryStore, *, early: bool) -> None:
+    def __init__(self, store: MemoryStore, when: str) -> None:
         super().__init__(store)
-        self.early = early
+        self.when = when
 
     def enter(self, node_id: str, value: bytes) -> int:
         serial = super().enter(node_id, value)
         self.amend("a", 1, encode_row(seen("a", leaving=True, node=info("a")).row))
+        self.lost = self.when == "at once"
         return serial
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         if self.lost:
             raise StoreLostError("The agent that holds the store is gone.")
-        self.lost = self.early and ids is not None
+        self.lost = self.when == "before" and ids is not None
         return super().roster(ids)
 
     def remove(self, node_id: str) -> None:
@@ -103,12 +104,12 @@ class EndsWithItsAgents(LocalBackend):
         self.lost = True
 
 
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("when", ["at once", "before", "after"])
 @pytest.mark.parametrize("embedded", [True, False])
-def test_an_embedded_store_that_ends_with_its_agents_has_been_drained(embedded: bool, early: bool) -> None:
+def test_an_embedded_store_that_ends_with_its_agents_has_been_drained(embedded: bool, when: str) -> None:
     other = job()
     other.remove("b")
-    store = EndsWithItsAgents(other._store, early=early)
+    store = EndsWithItsAgents(other._store, when)
     store.embedded = embedded
     if embedded:
         assert ask(store, "host-a", "job") == 1

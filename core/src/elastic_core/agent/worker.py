@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -9,6 +10,7 @@ from string import Template
 from elastic_core.agent.failure_cause import Reported
 from elastic_core.agent.output import WorkerStreams
 from elastic_core.assignment import Assignment
+from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ranks import place
@@ -94,3 +96,13 @@ def line_prefix(template: str, assignment: Assignment) -> str:
     """Return the prefix of each line of a worker on the console; unknown names in ``template`` stay as they are."""
     names = {"role_name": assignment.role, "rank": assignment.rank, "local_rank": assignment.local_rank}
     return Template(template).safe_substitute(names)
+
+
+def ignored_signals(config: RunConfig) -> frozenset[int]:
+    """Return the signals that workers ignore until they set a handler.
+
+    If SIGUSR1 and SIGUSR2 are notices to the agent, a scheduler sends them to its workers too. A shell cannot trap a
+    signal that was ignored when it started, so an executable keeps the default disposition.
+    """
+    python = config.program.kind is not ProgramKind.EXECUTABLE
+    return frozenset({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals or ()) if python else ())

@@ -24,7 +24,7 @@ from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.snapshot_files import newest_kept
 from elastic_core.agent.time_to_save import TimeToSave, saved_event, time_to_save
 from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
-from elastic_core.agent.worker import Worker, assignments, error_file, line_prefix
+from elastic_core.agent.worker import Worker, assignments, error_file, ignored_signals, line_prefix
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import (
     early_exit_incident,
@@ -38,7 +38,6 @@ from elastic_core.agent.worker_incidents import (
 from elastic_core.agent.worker_row import WorkerRows
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
-from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
@@ -60,9 +59,6 @@ CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, fo
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
 LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the fork server, after which a line says so
-_OF_USERS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-"""If these are notices to the agent, the scheduler sends them to workers too. Python workers ignore them by default.
-(A shell cannot trap a signal that was ignored when it started, so an executable keeps the default disposition.)"""
 
 
 @dataclass
@@ -128,7 +124,7 @@ class WorkerGroup:
         self.progress.begin(current.number)
         if self.hangs is not None:
             self.hangs.begin()
-        python = self.config.program.kind is not ProgramKind.EXECUTABLE
+        ignored = ignored_signals(self.config)
         for assignment in assignments(
             self.config, self.run_uid, self.info.node_id, current, restart_count, self.directory
         ):
@@ -155,7 +151,7 @@ class WorkerGroup:
                     stderr=err,
                     control=control.fileno(),
                     cpus=cpus,
-                    ignored=_OF_USERS.intersection(self.config.signals or ()) if python else (),
+                    ignored=ignored,
                     warm=self.warm,
                 )
         if self.warm and not self._directory_of:

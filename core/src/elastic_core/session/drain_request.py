@@ -48,7 +48,8 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
         hosts = list_names(sorted({row.info.host for row in here})) or "nowhere"
         raise UsageError(f"No agent of job {job!r} runs on {host!r}.", hint=f"They run on: {hosts}.")
     opening = peek(store, ledger.head.anchors.open) if store.embedded else None  # its author hosts an embedded store
-    if opening is not None and opening.author in wanted and any(row.info.host != host for row in here):
+    hosts_store = opening is not None and opening.author in wanted
+    if hosts_store and any(row.info.host != host for row in here):
         raise UsageError(
             f"An agent on {host!r} hosts the store of job {job!r}: the job would end with it.",
             hint="Drain the other hosts, or keep the store where no agent has to stay, with another --rdzv_backend. "
@@ -59,6 +60,7 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
         try:
             asked = sorted(wanted)[:MAX_DRAINED_NODES]
             with requested(store, "drain", drain=tuple(asked)):
+                answered = hosts_store  # its end is an answer, too: all agents may leave before this command reads that
                 _await(store, asked, deadline)
                 answered = True
             # An agent that was being checked has another row once it has joined, which is newer than the request.
