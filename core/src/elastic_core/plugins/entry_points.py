@@ -9,6 +9,7 @@ A distribution declares a plugin so::
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -117,8 +118,9 @@ class Catalogue:
         """Return the plugins of the distributions that are on ``sys.path`` now."""
         found = metadata.entry_points()
         points = [(group, point) for group in Group for point in found.select(group=group.value)]
+        described = functools.cache(_name_and_version)  # each look parses all metadata of a distribution
         return cls(
-            InstalledPlugin(group, point.name, distribution.name, distribution.version, point)
+            InstalledPlugin(group, point.name, *described(distribution), point)
             for group, point in points
             if (distribution := point.dist) is not None  # as it is for all that were found
         )
@@ -166,6 +168,11 @@ class Catalogue:
             if name in self.names(group) and (flag := _FLAGS.get(group)) is not None:
                 hint = f"It is a {group.noun}: {flag}={name}."
         return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
+
+
+def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    found = distribution.metadata
+    return found["Name"], found["Version"]
 
 
 def load(offer: InstalledPlugin) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from elastic_core.config.run import describe_limit
@@ -43,7 +44,7 @@ def ask(job: HostJob) -> Answer:
 
 def ask_all(jobs: Sequence[HostJob], patience: float = ANSWER_MAX_SECONDS) -> list[Answer]:
     """Return the answers of all jobs, which are asked at once, for ``patience`` seconds at most."""
-    questions = [asked(lambda job=job: ask(job)) for job in jobs]  # type: ignore[misc]  # mypy infers no lambda with a default
+    questions = [asked(partial(ask, job)) for job in jobs]
     answered = wait(questions, patience).done
     late = f"did not answer within {patience:g} s"
     return [
