@@ -28,14 +28,15 @@ if TYPE_CHECKING:
         RendezvousParameters as RendezvousParameters,
     )
 
-_PUBLIC = "Handler Info Parameters Error ClosedError ConnectionError StateError TimeoutError"
-"""Names of ``torch.distributed.elastic.rendezvous`` that exist here too, after ``Rendezvous``: ``elastic_core``'s."""
+_NAMES = "Handler Info Parameters Error ClosedError ConnectionError StateError TimeoutError"
+_PUBLIC = [f"Rendezvous{name}" for name in _NAMES.split()]
+"""Names of ``torch.distributed.elastic.rendezvous`` that exist here too; ``elastic_core`` defines them."""
 
 
 def __getattr__(name: str) -> Any:
     """Import ``registry``, as torch calls it, and the public names on first use."""
     if name == "registry":
         return import_module("elastic_core.plugins.handler_registry")
-    if name.removeprefix("Rendezvous") in _PUBLIC.split():
+    if name in _PUBLIC:
         return getattr(import_module("elastic_core"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
