@@ -66,7 +66,7 @@ def info() -> NodeInfo:
 def test_nothing_is_left_when_one_of_them_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     before, processes = dispositions(), descendants(os.getpid())
-    with pytest.raises(UsageError), made():
+    with pytest.raises(UsageError, match="needs a directory for temporary files"), made():
         pytest.fail("made")
     assert dispositions() == before
     assert descendants(os.getpid()) == processes

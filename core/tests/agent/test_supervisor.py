@@ -99,7 +99,7 @@ def test_who_has_joined_and_cannot_begin_leaves_no_row(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="needs a directory for temporary files"):
         job.run()
     store = LocalBackend(job.store)
     assert load(store, 0.0) is not None, "it had joined"
