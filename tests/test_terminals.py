@@ -43,7 +43,7 @@ def test_bars_and_colours_are_what_they_are_under_torchrun(stage: Stage) -> None
 def on_the_page(command: str, text: str) -> str:
     """The screen after ``text`` as the page shows it; clocks, the job's id and this host's name are always the same."""
     text = re.sub(r"(?<=\[elastic\] )\d\d:\d\d:\d\d \S+:", "12:00:00 node1:", text)
-    text = re.sub(r"joining job '[0-9a-f-]{36}' over local as \S+", "joining job 'ID' over local as node1", text)
+    text = re.sub(r"joining job '[0-9a-f]{8}' over local as \S+", "joining job 'ID' over local as node1", text)
     text = re.sub(CLOCK_OF_RICH, "0:00:01\x1b", text)
     screen = Screen(COLUMNS, ROWS)
     Stream(screen).feed(text)
