@@ -32,7 +32,7 @@ GROUPS: Mapping[FailureClass, str] = {
 }
 """The study's group for each class. It has none for the consequence of another worker's failure."""
 DISAGREEMENTS: Mapping[str, str] = {
-    "CUDA error": "the text is NVIDIA's for a kernel that accessed memory wrongly, which is mostly the program's fault",
+    "CUDA error": "NVIDIA's text means a kernel that accessed memory wrongly, which is mostly the program's fault",
 }
 """The names whose class is not the study's group, and why."""
 
