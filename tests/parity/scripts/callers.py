@@ -283,7 +283,7 @@ def agents() -> dict[str, Any]:
         said[f"a handler whose job {run_id}"] = outcome(launcher.elastic_launch(config, command))
     said["who is shut down"] = shut
     unnamed = launcher.LaunchConfig(1, 1, 1, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
-    said["an id of its own"] = [len(name) > 30 for name in launcher.elastic_launch(unnamed, run_id_of)().values()]
+    said["an id of its own"] = [len(name) >= 8 for name in launcher.elastic_launch(unnamed, run_id_of)().values()]
     said["no entrypoint"] = outcome(server.WorkerSpec, "trainer", 1, None)
 
     def over_handler(function: Any, *, max_restarts: int) -> Any:

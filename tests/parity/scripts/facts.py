@@ -77,11 +77,11 @@ def paths(main: Any) -> dict[str, Any]:
         "prefixes": [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix],
         "neighbour": neighbour.__file__,
         "reloaded": importlib.reload(neighbour).WHERE,
-        # A warm worker's imports are recorded by one more, which finds nothing.
+        # A warm worker has two more: one records its imports, and one finds names that elastic-torchrun adds.
         "finders": [
             repr(finder)
             for finder in sys.meta_path
-            if type(finder).__module__ != "elastic_core.forkserver.import_record"
+            if type(finder).__module__ not in ("elastic_core", "elastic_core.forkserver.import_record")
         ],
         "hooks": [getattr(hook, "__qualname__", repr(hook)) for hook in sys.path_hooks],
         "pycache_prefix": sys.pycache_prefix,
