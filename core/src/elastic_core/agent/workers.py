@@ -102,7 +102,7 @@ class WorkerGroup:
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
-    idle_after: float = IDLE_AFTER_SECONDS  # the same, from the first start of workers
+    idle_after: float = IDLE_AFTER_SECONDS  # seconds from the first start of workers to the same preparation
     long_import: float = LONG_IMPORT_SECONDS  # seconds from the first round to the line about an import that goes on
     _prepared: bool = False  # whether that preparation was begun
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
@@ -415,7 +415,7 @@ class WorkerGroup:
         return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, checkpoint_path=place)
 
     def _say_import(self) -> None:
-        """Say that workers wait for the fork server, unless one has started; on a thread of its own."""
+        """Publish that workers wait for the fork server, unless a worker has started. Any thread may call this."""
         if not self._over and all(worker.pid is None for worker in self.workers):
             names = ", ".join(preload.modules(self.config))
             message = f"the workers wait for the import of {names} ({self._after():.0f} s so far)"
