@@ -121,7 +121,7 @@ WHEN = {
     "is true, `unlearned` counts the modules that workers import by themselves.",
     "initialized": "All local workers have reported their process group. Not published if a worker reports "
     "nothing.",
-    "progress_pattern": "A pattern matches the workers' output, so Elastic reads their steps. Published once per pattern.",
+    "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
     "progress_unread": "Elastic no longer reads progress from an output, because a pattern took too long on a line.",
     "report_ignored": "A worker sent a malformed report to its agent. Published once per round and reason.",
