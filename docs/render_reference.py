@@ -119,8 +119,7 @@ WHEN = {
     "failure to the end of one phase.",
     "restarted": "The length of the interruption. If `warm` is false, `why` is the reason for the fresh start. If it "
     "is true, `unlearned` counts the modules that workers import by themselves.",
-    "initialized": "All local workers have reported their process group. Not published if a worker reports "
-    "nothing.",
+    "initialized": "All local workers have reported their process group. Not published if a worker reports nothing.",
     "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
     "progress_unread": "Elastic no longer reads progress from an output, because a pattern took too long on a line.",
