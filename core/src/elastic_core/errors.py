@@ -47,7 +47,7 @@ class PluginError(ElasticError):
 
 
 class ResourceError(ElasticError):
-    """The machine has run out of processes, open files or memory."""
+    """The machine has run out of processes, open files, memory, or room for temporary files."""
 
     exit_code = ExitCode.WITHDRAWN
 
