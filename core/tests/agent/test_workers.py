@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -816,6 +816,23 @@ def test_workers_that_wait_for_a_long_import_are_told_of(node: Node) -> None:
     event = published.get(timeout=PATIENCE)
     assert (event.name, event.level) == ("importing", Level.INFO)
     assert event.message == "the workers wait for the import of torch (0 s so far)"
+    waiting.stop(0.0)
+
+
+def test_a_later_round_is_not_told_of_the_import_that_the_first_one_waited_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Callable[[], object]] = []
+    monkeypatch.setattr(workers, "prepare_later", lambda _, prepare, *, name: late.append(prepare))
+    node.start("sleep 1000")
+    node.run()
+    late.clear()
+    waiting = replace(node.group, warm=True, _directory_of=0)
+    waiting.start(node.round(), 0)
+    [say_import] = late
+    waiting.start(node.round(number=2), 0)
+    say_import()
+    assert node.said_of("importing") == []
     waiting.stop(0.0)
 
 

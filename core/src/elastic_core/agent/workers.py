@@ -102,9 +102,9 @@ class WorkerGroup:
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
     _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
-    idle_after: float = IDLE_AFTER_SECONDS  # seconds from the first start of workers to the same preparation
     long_import: float = LONG_IMPORT_SECONDS  # seconds from the first round to the line about an import that goes on
-    _prepared: bool = False  # whether that preparation was begun
+    idle_after: float = IDLE_AFTER_SECONDS  # seconds from the first start until what a failure needs is imported
+    _prepared: bool = False  # whether that import was scheduled
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
     _notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
@@ -155,7 +155,7 @@ class WorkerGroup:
                     warm=self.warm,
                 )
         if self.warm and not self._directory_of:
-            prepare_later(self.long_import, self._say_import, name="elastic-import")
+            prepare_later(self.long_import, lambda: self._say_import(current.number), name="elastic-import")
         remove_round(self.directory / f"round_{self._directory_of}", temporary=self.temporary)
         self._directory_of = current.number
 
@@ -414,9 +414,9 @@ class WorkerGroup:
         place = self.config.checkpoint_path
         return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, checkpoint_path=place)
 
-    def _say_import(self) -> None:
-        """Publish that workers wait for the fork server, unless a worker has started. Any thread may call this."""
-        if not self._over and all(worker.pid is None for worker in self.workers):
+    def _say_import(self, number: int) -> None:
+        """Publish that the workers of a round wait for the fork server, if none has started. For any thread."""
+        if not self._over and {w.pid for w in self.workers if w.assignment.round == number} == {None}:
             names = ", ".join(preload.modules(self.config))
             message = f"the workers wait for the import of {names} ({self._after():.0f} s so far)"
             self.publish(Event("importing", message))
