@@ -67,7 +67,7 @@ drain = _command(
 release = _command(
     "release",
     _release,
-    "Confirm that HOST is gone for good, with all its processes of a job.\n\nThese flags of `elastic run` name the "
+    "Confirm that HOST, and every process of the job on it, is gone for good.\n\nThese flags of `elastic run` name the "
     "job; without them it is your job on this host, which --rdzv_id names if there are several. A job that has lost "
     "all nodes of a round waits for ten minutes (--rdzv_conf fence_after), since the workers of these nodes may still "
     "train. If you know that they do not, because the machine is off or the pod is deleted, this command ends the "
