@@ -283,6 +283,19 @@ def test_a_round_that_spends_a_restart_says_which_of_how_many() -> None:
     assert event.fields["restarts"] == 2
 
 
+def test_the_node_that_has_published_a_failure_does_not_repeat_it() -> None:
+    failed = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="a", host="a", rank=0)
+    before = halted("ab", HaltReason.FAILURE, settings(max_restarts=3), blame=failed)
+    said = {
+        node: started(before, node, same_as=1, restarts=1, charged=True, why="rank 0 exited with code 1").message
+        for node in "ab"
+    }
+    assert said == {
+        "a": "round 2: 4 worker(s) on 2 node(s), restart 1 of 3",
+        "b": "round 2: 4 worker(s) on 2 node(s), restart 1 of 3 (rank 0 exited with code 1)",
+    }
+
+
 def test_a_round_that_gives_a_restart_back_says_so() -> None:
     before = halted("ab", HaltReason.FAILURE, counters=Counters(restarts=2))
     event = started(before, members=members("a"), restarts=1, why="b was lost")
