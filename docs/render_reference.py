@@ -48,8 +48,8 @@ KNOWN_FAILURES_PREFACE = """\
 # Known failures
 
 Texts that Elastic recognizes in the exception of a worker, at the end of its stderr, or in lines of the kernel and the
-scheduler. The summary of a failed job then has a line `hint`, and failure policies can ask for the class
-(`elastic_core.known_failures.classify`). Made by `python docs/render_reference.py` from
+scheduler. The summary of a failed job then has a line `hint`, and failure policies read the class
+(`incident.failure_class`). Made by `python docs/render_reference.py` from
 [`elastic_core.known_failures`](../core/src/elastic_core/known_failures.py); change them there. The first row that is
 found is the answer, so the order matters. A failure with `yes` in the column `host` can be the fault of the worker's
 host, which a quarantine then leaves out. [failures.md](failures.md#classes-of-failures) says what the classes mean.
@@ -168,10 +168,10 @@ WHEN = {
     "policy_failed": "A failure policy raised, or gave no proper verdict.",
     "policy_failed_traceback": "The traceback of `policy_failed`.",
     "policy_timed_out": "A failure policy gave no verdict in time.",
-    "plugin_failed": "A plugin raised, or gave no proper answer, when it was asked whether a node is gone, why a job "
-    "hangs, or whether workers should wait before they start.",
+    "plugin_failed": "A plugin raised, or gave no proper answer, when it was asked what a failure is, whether a node "
+    "is gone, why a job hangs, or whether workers should wait before they start.",
     "plugin_failed_traceback": "The traceback of `plugin_failed`.",
-    "plugin_timed_out": "A plugin that was asked whether a node is gone, or why a job hangs, gave no answer in time.",
+    "plugin_timed_out": "A plugin that was asked the same gave no answer in time.",
     "node_gone": "A plugin vouches that a node is gone for good.",
     "observer_switched_off": "An observer raised, and is switched off.",
     "observer_switched_off_traceback": "The traceback of `observer_switched_off`.",

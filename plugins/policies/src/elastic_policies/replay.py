@@ -10,6 +10,7 @@ from typing import Any
 
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, strictest
+from elastic_core.known_failures import explain
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.counters import as_record
 from elastic_policies.composition import judge
@@ -81,6 +82,7 @@ def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
         step=fields["step"],
         where=str(fields.get("place", "")),
     )
+    incident = replace(incident, explanation=explain(incident))
     verdict = Verdict(
         Action[str(fields["action"]).upper()],
         str(fields["reason"]),
