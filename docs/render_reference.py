@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastic_core.cli.options import FLAGS
 from elastic_core.config.environment import VARIABLES, Use
-from elastic_core.known_failures import KNOWN_FAILURES
+from elastic_policies.known_failures import KNOWN_FAILURES
 
 DOCS = Path(__file__).parent
 FLAGS_PREFACE = """\
@@ -47,12 +47,13 @@ counts them, and writes them to files, each of which begins with an entry `run_s
 KNOWN_FAILURES_PREFACE = """\
 # Known failures
 
-Texts that Elastic recognizes in the exception of a worker, at the end of its stderr, or in lines of the kernel and the
-scheduler. The summary of a failed job then has a line `hint`, and failure policies read the class
+Texts that elastic-policies recognizes in the exception of a worker, at the end of its stderr, or in lines of the kernel
+and the scheduler. The summary of a failed job then has a line `hint`, and failure policies read the class
 (`incident.failure_class`). Made by `python docs/render_reference.py` from
-[`elastic_core.known_failures`](../core/src/elastic_core/known_failures.py); change them there. The first row that is
-found is the answer, so the order matters. A failure with `yes` in the column `host` can be the fault of the worker's
-host, which a quarantine then leaves out. [failures.md](failures.md#classes-of-failures) says what the classes mean.
+[`known_failures.py`](../../plugins/policies/src/elastic_policies/known_failures.py); change them there. The first row
+that is found is the answer, so the order matters. A failure with `yes` in the column `host` can be the fault of the
+worker's host, which a quarantine then leaves out. [failures.md](../failures.md#classes-of-failures) says what the
+classes mean.
 """
 USES = {
     Use.SET: "Set for each worker",
@@ -301,7 +302,12 @@ def _keys(values: Iterable[ast.expr | None], dicts: Sequence[tuple[int, ast.Dict
                 yield from _keys([found for at, found in dicts if at < line][-1:], dicts)
 
 
-PAGES = {"flags.md": flags, "environment.md": environment, "events.md": events, "known_failures.md": known_failures}
+PAGES = {
+    "flags.md": flags,
+    "environment.md": environment,
+    "events.md": events,
+    "reference/known_failures.md": known_failures,
+}
 
 if __name__ == "__main__":
     for name, render in PAGES.items():

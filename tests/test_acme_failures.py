@@ -20,8 +20,8 @@ import pytest
 from elastic_core.agent.error_files import last_lines
 from elastic_core.agent.failure_cause import find_cause
 from elastic_core.incidents import Action, FailureClass, History, Incident, IncidentKind, as_failure
-from elastic_core.known_failures import explain
 from elastic_core.plugins.builtin import MaxRestartsPolicy
+from elastic_policies.known_failures import explain
 
 PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 GROUPS: Mapping[FailureClass, str] = {

@@ -13,8 +13,8 @@ from programs import PYTHON, Programs
 from stage import Stage
 
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.known_failures import explain
 from elastic_core.warden.linux import become_subreaper
+from elastic_policies.known_failures import explain
 
 LOGGED = """
 import atexit, logging, os, signal, sys

@@ -21,10 +21,10 @@ import elastic_core.plugins.manager
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS, RunConfig, has_budget
 from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, is_peer_loss
-from elastic_core.known_failures import explain
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
+from elastic_policies.known_failures import explain
 from elastic_policies.options import parse_policies
 from elastic_policies.replay import Judged, replay
 

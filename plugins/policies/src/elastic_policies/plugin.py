@@ -55,7 +55,7 @@ class FailurePolicies:
     @hookimpl(trylast=True)
     def elastic_explain_failure(self, incident: Incident, text: str) -> Explanation:
         """Return the class of a failure, and what to do about it if its text is known."""
-        from elastic_core.known_failures import explain
+        from elastic_policies.known_failures import explain
 
         return explain(incident, text)
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from elastic_core.incidents import Action, Failure, History, Incident, Verdict
-from elastic_core.known_failures import CUT_OFF
 from elastic_core.protocol.counters import as_record
 from elastic_policies.durations import parse_count
+from elastic_policies.known_failures import CUT_OFF
 from elastic_policies.past import MAX_FAILURES
 
 NAME = "torn_checkpoint"

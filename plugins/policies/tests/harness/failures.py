@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic_core.incidents import Failure, History, Incident, IncidentKind, as_failure
-from elastic_core.known_failures import explain
+from elastic_policies.known_failures import explain
 
 
 def incident(**facts: Any) -> Incident:

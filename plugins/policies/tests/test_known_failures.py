@@ -13,7 +13,7 @@ import pytest
 
 from elastic_core.agent.failure_cause import find_cause
 from elastic_core.incidents import PEER_LOSS_PATTERNS, Explanation, FailureClass, Incident, IncidentKind
-from elastic_core.known_failures import KNOWN_FAILURES, KnownFailure, alternatives_of, explain
+from elastic_policies.known_failures import KNOWN_FAILURES, KnownFailure, alternatives_of, explain
 
 BY_NAME = {known.name: known for known in KNOWN_FAILURES}
 
@@ -767,10 +767,11 @@ def test_a_failure_without_a_known_text_has_the_class_of_its_exception_or_signal
 
 def test_a_launch_does_not_import_the_table() -> None:
     """Only a job that failed needs it."""
-    code = "import sys, elastic_core.api.run_agent, elastic_core.agent.report; print(*sys.modules)"
+    imported = "elastic_core.api.run_agent, elastic_core.agent.report, elastic_policies.plugin"
+    code = f"import sys, {imported}; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "elastic_core.incidents" in modules
-    assert "elastic_core.known_failures" not in modules
+    assert "elastic_policies.known_failures" not in modules
 
 
 @pytest.mark.parametrize(
@@ -808,6 +809,6 @@ def test_a_rank_that_exited_early_is_not_explained_by_the_failure_that_it_quotes
 
 def test_no_pattern_is_written_twice() -> None:
     """The texts of a lost peer are in ``incidents`` only."""
-    source = (Path(__file__).parents[1] / "src" / "elastic_core" / "known_failures.py").read_text()
+    source = (Path(__file__).parents[1] / "src" / "elastic_policies" / "known_failures.py").read_text()
     for pattern in PEER_LOSS_PATTERNS.values():
         assert pattern not in source
