@@ -11,7 +11,7 @@ import elastic_core
 CORE = Path(elastic_core.__file__).parents[1]
 AGENT = (
     "elastic_core.cli.run",
-    "elastic_core.api.run_agent",
+    "elastic_core.agent.start",
     "elastic_core.agent.membership",
     "elastic_core.agent.resources",
     "elastic_core.agent.slot",

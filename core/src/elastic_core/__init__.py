@@ -3,7 +3,6 @@
 General layout. A package imports only packages below it in this list; a test holds that.
 
 * ``cli``: the ``elastic`` command. ``options`` declares each flag once.
-* ``api``: starts an agent, and offers the same from Python.
 * ``handlers``: the agent of a foreign rendezvous handler, which keeps no ledger.
 * ``agent``: one process per node. ``supervisor`` is its event loop.
 * ``forkserver``: a preloaded interpreter that forks workers in milliseconds.

@@ -767,7 +767,7 @@ def test_a_failure_without_a_known_text_has_the_class_of_its_exception_or_signal
 
 def test_a_launch_does_not_import_the_table() -> None:
     """Only a job that failed needs it."""
-    imported = "elastic_core.api.run_agent, elastic_core.agent.report, elastic_policies.plugin"
+    imported = "elastic_core.agent.start, elastic_core.agent.report, elastic_policies.plugin"
     code = f"import sys, {imported}; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "elastic_core.incidents" in modules
