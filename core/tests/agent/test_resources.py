@@ -17,7 +17,7 @@ import pytest
 from elastic_core.agent.directories import MARK
 from elastic_core.agent.resources import Resources, WardenWatch, leave_signals, open_resources, stop_workers
 from elastic_core.agent.slot import Slot
-from elastic_core.api.run_agent import begun
+from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.errors import ResourceError

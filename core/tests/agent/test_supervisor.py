@@ -15,7 +15,7 @@ import pytest
 from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import MARK
 from elastic_core.agent.slot import Slot
-from elastic_core.api.run_agent import begun, connect_and_run
+from elastic_core.agent.start import begun, connect_and_run
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError

@@ -236,10 +236,8 @@ _HINTS: Mapping[IncidentKind, str] = {
 
 def _hint(incident: Incident) -> str:
     """Return what to do about a failure in one sentence; '' where nothing is known."""
-    from elastic_core.known_failures import recognize  # here, since only a job that failed needs it
-
-    if (known := recognize(incident)) is not None:
-        return known.advice
+    if incident.explanation.advice:
+        return incident.explanation.advice
     if (by_kind := _HINTS.get(incident.kind)) is not None:
         return by_kind
     silent = not (incident.message or incident.detail or incident.where)
