@@ -48,9 +48,9 @@ With `--event_log_handler=console`, the agent writes each event to stderr as a l
 KNOWN_FAILURES_PREFACE = """\
 # Known failures
 
-elastic-policies searches for these texts in a worker's exception, at the end of its stderr, and in lines of the kernel and the
-scheduler. If it finds one, the summary of a failed job has a line `hint`. Failure policies can ask for the class
-(`incident.failure_class`). Made by `python docs/render_reference.py` from
+elastic-policies searches for these texts in a worker's exception, at the end of its stderr, and in lines of the kernel
+and the scheduler. If it finds one, the summary of a failed job has a line `hint`. Failure policies can ask for the
+class (`incident.failure_class`). Made by `python docs/render_reference.py` from
 [`known_failures.py`](../../plugins/policies/src/elastic_policies/known_failures.py); change them there. The first
 matching row counts. A `yes` in the column `host` means that the worker's host may be at fault, so that a quarantine can
 exclude it. [failures.md](../failures.md#classes-of-failures) defines the classes.
