@@ -1,9 +1,9 @@
 """Every hook that a plugin can implement, with its contract.
 
-Seven families: rendezvous, failure, metrics, checkpoint, worker start, settings, health. A plugin is any object
-(module, class instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` builds
-one step by step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and nowhere
-else.
+Eight families: rendezvous, failure, metrics, checkpoint, worker start, settings, monitors, health. A plugin is any
+object (module, class instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md``
+builds one step by step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and
+nowhere else.
 
 All hooks run in the agent's process, except the two of family 4 that run in workers, and ``elastic_find_job``. Unless
 a contract says otherwise, a hook that raises fails the run, and the error names the plugin.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.incidents import History, Incident, Verdict
+    from elastic_core.monitors import RunningRound
     from elastic_core.node_checks import NodeCheck
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
@@ -199,15 +200,6 @@ def elastic_init_process_group() -> Callable[..., None] | None:
     """
 
 
-@hookspec
-def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> None:
-    """Receive the notice that a round is about to start workers here; ``members`` are its node ids in rank order.
-
-    Called on the observer's thread, like :func:`elastic_observe` and with the same consequences when it raises: it
-    is a notice, not a gate, and the workers do not wait for it.
-    """
-
-
 # 5. Worker start -----------------------------------------------------------------------------------------------------
 
 
@@ -281,7 +273,21 @@ def elastic_configure(config: RunConfig) -> None:
     """
 
 
-# 7. Health -----------------------------------------------------------------------------------------------------------
+# 7. Monitors ---------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_round_starts(round: RunningRound) -> None:
+    """Watch the workers of a round, which are about to start on this node.
+
+    ``round`` shows what they print, how far they come and whether they live. A monitor may fail a rank with it, explain
+    a failure, and write notes into this node's row. Called on every node and for every round, on the agent's loop, just
+    before the workers start: register there, and return at once. What has to wait runs on a thread of the monitor's
+    own, which ends when ``round.closed`` is set. A plugin that raises is reported, and the round starts without it.
+    """
+
+
+# 8. Health -----------------------------------------------------------------------------------------------------------
 
 
 @hookspec

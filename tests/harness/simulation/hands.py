@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from elastic_core.agent.progress_reader import ProgressReader
+from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, TakesNotices, WorkerFailed
@@ -36,10 +36,10 @@ class Hands:
     """The agent's worker group and its warden. The warden outlives the agent, until the last worker is gone."""
 
     run_uid = ""
-    progress = ProgressReader()
+    progress = ProgressTable()
     """Nothing is read from output: what the ranks report is in :attr:`step`."""
-    hangs = None
-    """The supervisor does not look for hangs: a fault says that there is one (``questions``)."""
+    round = None
+    """No monitor looks for hangs: a fault says that there is one (``questions``)."""
     workers = ()
 
     def __init__(self, agent: SimAgent) -> None:

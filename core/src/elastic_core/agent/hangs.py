@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
-from elastic_core.agent.event_loop import EventLoop
-from elastic_core.agent.progress_reader import ProgressReader
-from elastic_core.agent.worker import Worker
+from elastic_core.agent.progress_table import ProgressTable
+from elastic_core.monitors import WorkerView
 from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Stacks
 from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, used_by_trees
@@ -23,7 +22,6 @@ LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
 LOOKS_PER_WINDOW = 50
 LOOK_SECONDS = 0.2, 5.0  # the least and the greatest interval between two looks
-LOOK_EARLY_SHARE = 0.3  # of an interval, by which a look may come sooner if the agent is awake, as at each heartbeat
 CPU_SHARE = 0.01  # of a core: a process that uses less waits
 CPU_SHARE_QUIET = 0.03  # the same for a worker with its children, over its whole silence
 DISK_BYTES_PER_SECOND = 1 << 16  # a worker that reads or writes more, as for a checkpoint, does not hang
@@ -32,13 +30,6 @@ PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
 QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
 _SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
-
-
-@dataclass(frozen=True, slots=True)
-class HangCheck:
-    """It is time to look whether the workers of a round make progress."""
-
-    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +83,6 @@ def hang_check_interval(window: float) -> float:
     """Return the seconds between two looks."""
     least, most = LOOK_SECONDS
     return min(most, max(least, window / LOOKS_PER_WINDOW))
-
-
-def check_later(loop: EventLoop, now: float, window: float, round: int) -> None:
-    """Have the loop deliver the next :class:`HangCheck` of a round."""
-    interval = hang_check_interval(window)
-    loop.at(now + interval, HangCheck(round), early=LOOK_EARLY_SHARE * interval)
 
 
 def uses_cpu(seconds: float, elapsed: float, share: float = CPU_SHARE) -> bool:
@@ -155,7 +140,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class HangWatch:
-    """Looks at the workers of a round, again and again. For the agent's loop.
+    """Looks at the workers of a round, again and again.
 
     Args:
         given: The user's window in seconds; None for one that follows from the longest step.
@@ -167,7 +152,7 @@ class HangWatch:
     """
 
     given: float | None
-    progress: ProgressReader
+    progress: ProgressTable
     cpu: Callable[[int], float] = cpu_seconds_wanted
     written: Callable[[int], int] = bytes_written
     uses: Callable[[Collection[int]], dict[int, Use]] = uses_of
@@ -188,17 +173,11 @@ class HangWatch:
         """The seconds without progress after which a worker is suspected."""
         return window_seconds(self.given, self.progress.longest_interval())
 
-    def begin(self) -> None:
-        """Begin a round."""
-        self._seen.clear()
-        self.quiet.clear()
-        self.silent = {}
-
-    def look(self, workers: Iterable[Worker]) -> float:
+    def look(self, workers: Iterable[WorkerView]) -> float:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
         now, window, newest = self.now(), self.window, self.progress.newest()
         elapsed, self._looked_at = now - self._looked_at, now
-        signs = {worker.assignment.rank: self._signs(worker, now, elapsed, newest) for worker in workers}
+        signs = {worker.rank: self._signs(worker, now, elapsed, newest) for worker in workers}
         quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
         known = set(self.quiet)
         for pid in known - quiet:
@@ -223,13 +202,15 @@ class HangWatch:
         age = self.now() - self._seen[rank].printed_at if rank in self._seen else math.inf
         return steps_advance(age, self.window, self.progress.longest_interval())
 
-    def _signs(self, worker: Worker, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]) -> Signs:
-        rank, pid = worker.assignment.rank, worker.pid or 0
-        tails, used = tuple(pump.tail for pump in worker.streams.pumps.values()), self.cpu(pid)
+    def _signs(
+        self, worker: WorkerView, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]
+    ) -> Signs:
+        rank, pid, tails = worker.rank, worker.pid or 0, worker.tails
+        used = self.cpu(pid)
         seen = self._seen.get(rank)
         if seen is None or seen.pid != pid:
             seen = self._seen[rank] = _Seen(pid, tails, now, used, now)
-        written = self.written(pid) if worker.streams.has_own_stdout else 0
+        written = self.written(pid) if worker.hides_stdout else 0
         if written != seen.written:
             seen.printed_at = now
         if any(one is not other for one, other in zip(tails, seen.tails, strict=True)):  # replaced, never changed

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from elastic_core.agent.hangs import HangWatch, Use, uses_of
 from elastic_core.agent.py_spy import PySpy
 from elastic_core.agent.python_traceback import Frame, parse_frames
-from elastic_core.agent.worker import Worker
+from elastic_core.monitors import WorkerView
 from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
 from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.roster import LocalStacks
@@ -211,9 +211,9 @@ class LocalRank:
     silent_at: int | None = None  # its last step, if it has shown no progress for a window; None if it is not known
 
     @classmethod
-    def of(cls, worker: Worker, watch: HangWatch | None) -> LocalRank:
+    def of(cls, worker: WorkerView, watch: HangWatch | None) -> LocalRank:
         """Return the rank of a worker."""
-        rank, finished = worker.assignment.rank, worker.reported.over or worker.exit_code is not None
+        rank, finished = worker.rank, worker.is_over or worker.exit_code is not None
         if watch is None:
             return cls(rank, worker.pid, finished)
         return cls(

@@ -9,25 +9,33 @@ wait in the kernel, where no signal reaches it (state D of proc(5)), as for a de
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import math
 import os
+import select
 import signal
 import stat
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
+from elastic_core.assignment import Assignment
+from elastic_core.config.program import Program
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
-from elastic_core.warden.linux import Process, descendants, running_process, state_of
+from elastic_core.events import Event, Field, Level
+from elastic_core.exit_codes import signal_name
+from elastic_core.hookspecs import hookimpl
+from elastic_core.monitors import RunningRound
+from elastic_core.threads import PatientThread
+from elastic_core.warden.linux import Process, descendants, running_process, state_of, waits_in
 
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 PIPE = "TORCHELASTIC_TIMER_FILE"
 KERNEL_LIMIT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
-LOOK_INTERVAL = 1.0  # seconds between two looks at the states of workers
+LOOK_SECONDS = 1.0  # between two looks at the states of workers
 TIMERS_MAX = 4096
 """Timers that are kept. Beyond that, those of processes that have ended are dropped, and then new ones."""
 READ_MAX = 65536  # bytes that are read at once, the capacity of a pipe
@@ -41,13 +49,6 @@ class Timer:
     scope: str
     at: float  # when it expires, by the monotonic clock
     signum: int  # 0 to send no signal
-
-
-class WatchdogEvent(Enum):
-    """What the watchdog tells the agent's loop."""
-
-    TIMERS_DUE = enum.auto()  # a timer may have expired
-    STATES_DUE = enum.auto()  # it is time to look at the states of workers
 
 
 class Timers:
@@ -112,85 +113,112 @@ class Timers:
 
 
 class Watchdog:
-    """Reads the workers' timers, and wakes the loop when it should look at timers or states.
+    """The plugin: sends the signals of expired timers, and fails workers that wait in the kernel for too long.
 
     Args:
-        path: The named pipe, which is made here; None if timers were not requested.
-        kernel_limit: Seconds that a worker may wait in the kernel; None for no limit.
-        later: Delivers an event to the agent's loop at an instant of the monotonic clock.
-        warden: The process whose descendants may set timers.
+        environ: The agent's variables.
         now: The monotonic clock.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        kernel_limit: float | None,
-        later: Callable[[float, WatchdogEvent], None],
-        warden: int,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._kernel_limit, self._later, self._warden, self._now = kernel_limit, later, warden, now
-        self._path, self._pipe = path, None if path is None else _open(path)
+    def __init__(self, environ: Mapping[str, str] = os.environ, now: Callable[[], float] = time.monotonic) -> None:
+        self._environ, self._now = environ, now
+        self._limit: float | None = None
+        self._path: Path | None = None
+        self._pipe: int | None = None
+        self._round: RunningRound | None = None
         self._timers = Timers()
         self._processes: dict[int, Process] = {}
         """The processes that have set timers, since a pid may pass from a dead process to a new one."""
         self._part = b""
-        self._wakes_at = math.inf
         self._waits_since: dict[int, float] = {}
+        self._closing = threading.Event()
         self.ignored = 0  # how many lines were invalid
-        if kernel_limit is not None:
-            later(now() + LOOK_INTERVAL, WatchdogEvent.STATES_DUE)
 
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The variables that workers get."""
+    @hookimpl
+    def elastic_configure(self, config: RunConfig) -> None:
+        """Check the settings before the node joins, since other nodes stop their workers for a new node.
+
+        Raises:
+            UsageError: The limit is no number, or the named pipe is another agent's or no pipe.
+        """
+        self._limit = kernel_limit(self._environ)
+        if self._environ.get(ENABLE) == "1" and (path := self._environ.get(PIPE)) and os.path.exists(path):
+            _check_abandoned(Path(path))
+
+    @hookimpl
+    def elastic_round_starts(self, round: RunningRound) -> None:
+        """Watch a round; make the pipe before the first."""
+        first, self._round = self._round is None, round
+        self._waits_since.clear()
+        if first and (path := pipe_path(self._environ, round.directory.parent)) is not None:
+            self._path, self._pipe = path, _open(path)
+        if first and (self._pipe is not None or self._limit is not None):
+            PatientThread(target=self._run, name="elastic-watchdog", daemon=True).start()
+
+    @hookimpl
+    def elastic_worker_environment(self, program: Program, assignment: Assignment) -> Mapping[str, str]:
+        """Return the path of the pipe."""
         return {} if self._path is None else {PIPE: str(self._path)}
 
-    def fileno(self) -> int:
-        """Return the pipe."""
-        assert self._pipe is not None
-        return self._pipe
+    @hookimpl
+    def elastic_run_ends(self) -> None:
+        """Remove the pipe."""
+        self._closing.set()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
-    def receive(self) -> Iterator[WatchdogEvent]:
-        """Read what workers have written; there are no events."""
-        assert self._pipe is not None
-        with contextlib.suppress(BlockingIOError):
-            *lines, self._part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
-            self._part = self._part[-READ_MAX:]
-            for line in lines:
-                self._take(line)
-            self._plan()
-        return iter(())
+    def _run(self) -> None:
+        """Look whenever a timer is written or expires, and at the workers' states every second."""
+        while not self._closing.is_set():
+            due = self._timers.next_at()
+            wait = LOOK_SECONDS if due is None else min(LOOK_SECONDS, max(0.0, due - self._now()))
+            ready = [] if self._pipe is None else select.select([self._pipe], [], [], wait)[0]
+            if self._pipe is None:
+                self._closing.wait(wait)
+            self.look(readable=bool(ready))
+        if self._pipe is not None:
+            os.close(self._pipe)
 
-    def take_expired(self) -> list[Timer]:
+    def look(self, *, readable: bool = True) -> None:
+        """Read timers, send the signals of those that have expired, and look at the states of the workers."""
+        if readable and self._pipe is not None:
+            with contextlib.suppress(BlockingIOError):
+                *lines, self._part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
+                self._part = self._part[-READ_MAX:]
+                for line in lines:
+                    self._take(line)
+        if (round := self._round) is None:
+            return
+        for timer in self._take_expired():
+            name = signal_name(timer.signum) if timer.signum else "no signal"
+            scope = timer.scope[:200]
+            message = f"the timer {scope!r} of process {timer.pid} has expired: it is sent {name}"
+            fields: dict[str, Field] = {"pid": timer.pid, "scope": scope, "signal": timer.signum}
+            round.publish(Event("timer_expired", message, Level.WARNING, fields))
+            if timer.signum:
+                round.signal(timer.pid, timer.signum, f"its timer {scope!r} expired")
+        if self._limit is not None:
+            self._fail_stuck(round, self._limit)
+
+    def _take_expired(self) -> list[Timer]:
         """Return the timers that have expired, whose processes must be sent their signals."""
-        if (now := self._now()) < self._wakes_at:  # woken for a timer that was replaced or released
-            return []
-        self._wakes_at = math.inf
-        found, processes = self._timers.take_expired(now), self._processes
-        self._processes = {pid: processes[pid] for pid in self._timers.pids()}
-        self._plan()
+        found, processes = self._timers.take_expired(self._now()), self._processes
         if not found:
             return []
-        ours = set(descendants(self._warden))
+        self._processes = {pid: processes[pid] for pid in self._timers.pids()}
+        ours = set(descendants(os.getpid()))
         return [timer for timer in found if processes[timer.pid] in ours]
 
-    def stuck(self, pids: Iterable[int]) -> dict[int, float]:
-        """Return those of these processes that have waited in the kernel for too long, with the seconds."""
-        if self._kernel_limit is None:
-            return {}
+    def _fail_stuck(self, round: RunningRound, limit: float) -> None:
+        """Fail workers that have waited in the kernel for too long, where SIGKILL does not reach them."""
         now = self._now()
-        waiting = [pid for pid in pids if state_of(pid) == "D"]
+        waiting = {worker.pid: worker.rank for worker in round.workers if worker.is_running and worker.pid}
+        waiting = {pid: rank for pid, rank in waiting.items() if state_of(pid) == "D"}
         self._waits_since = {pid: self._waits_since.get(pid, now) for pid in waiting}
-        self._later(now + LOOK_INTERVAL, WatchdogEvent.STATES_DUE)
-        return {pid: now - since for pid, since in self._waits_since.items() if now - since >= self._kernel_limit}
-
-    def close(self) -> None:
-        """Remove the pipe."""
-        if self._pipe is not None and self._path is not None:
-            os.close(self._pipe)
-            self._path.unlink(missing_ok=True)
+        for pid, since in self._waits_since.items():
+            if now - since >= limit:
+                where = waits_in(pid) or "an unknown place"
+                round.fail(waiting[pid], f"has waited in the kernel, in {where}, for {now - since:.0f} s")
 
     def _take(self, line: bytes) -> None:
         now, time_of_day = self._now(), time.time()
@@ -212,24 +240,6 @@ class Watchdog:
             self._timers.drop(pid for pid in self._timers.pids() if running_process(pid) != self._processes[pid])
             if len(self._timers) > TIMERS_MAX:
                 self._timers.drop([timer.pid])
-
-    def _plan(self) -> None:
-        """Wake the loop when the next timer expires, once for each instant."""
-        at = self._timers.next_at()
-        if at is not None and at < self._wakes_at:
-            self._wakes_at = at
-            self._later(at, WatchdogEvent.TIMERS_DUE)
-
-
-def check(environ: Mapping[str, str]) -> None:
-    """Check the settings before the node joins, since other nodes stop their workers for a new node.
-
-    Raises:
-        UsageError: The limit is no number, or the named pipe is another agent's or no pipe.
-    """
-    kernel_limit(environ)
-    if environ.get(ENABLE) == "1" and (path := environ.get(PIPE)) and os.path.exists(path):
-        _check_abandoned(Path(path))
 
 
 def kernel_limit(environ: Mapping[str, str]) -> float | None:

@@ -16,14 +16,12 @@ from elastic_core.agent import preload, worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
-from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
+from elastic_core.agent.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.snapshot_files import newest_kept
 from elastic_core.agent.time_to_save import TimeToSave, saved_event, time_to_save
-from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
 from elastic_core.agent.worker import Worker, assignments, error_file, ignored_signals, line_prefix
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import (
@@ -44,15 +42,15 @@ from elastic_core.exit_codes import signal_name
 from elastic_core.host.addresses import collective_interfaces
 from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
+from elastic_core.monitors import RankFailed, RunningRound, WorkerView
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Round, Stacks
+from elastic_core.protocol.entries import Round
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo
 from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
-from elastic_core.warden.linux import waits_in
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
@@ -80,9 +78,9 @@ class WorkerGroup:
     cpus: Sequence[frozenset[int]] = ()  # the CPUs of each local rank; empty if workers are not bound
     warm: bool = False  # whether the fork server forks them
     temporary: bool = False  # whether ``directory`` is removed at the end, because no logs were requested
-    watchdog: Watchdog | None = None  # none if no limit was requested
-    progress: ProgressReader = field(default_factory=ProgressReader)
-    hangs: HangWatch | None = None  # none if hangs are not looked for
+    post: Callable[[object], None] = lambda event: None  # gives the agent's loop an event
+    progress: ProgressTable = field(default_factory=ProgressTable)
+    round: RunningRound | None = None  # the current round, as monitors see it
     now: Callable[[], float] = time.monotonic
     prepare_after: float = PREPARE_AFTER_SECONDS  # seconds from the process group to the preparation for a failure
     started_at: float = 0.0
@@ -100,8 +98,6 @@ class WorkerGroup:
     _over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
     _cause_wanted: bool = False  # whether no failure so far has its cause here for certain
     _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
-    _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
-    _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
     idle_after: float = IDLE_AFTER_SECONDS  # seconds from the first start of workers to the same preparation
     long_import: float = LONG_IMPORT_SECONDS  # seconds from the first round to the line about an import that goes on
     _prepared: bool = False  # whether that preparation was begun
@@ -115,16 +111,14 @@ class WorkerGroup:
         self.started_at, self._over, self._cause_wanted = self.now(), False, False
         self._oom_kills = self.oom.read()
         self._killed.clear()
-        self._expired.clear()
         self._notice = None
         self._recovered, self._initialized = None, False
         self._fresh, self._unlearned = "" if self.warm else "the warm start is off", 0
         self._workers.clear()
         self.reports.clear()
         self.progress.begin(current.number)
-        if self.hangs is not None:
-            self.hangs.begin()
         ignored = ignored_signals(self.config)
+        self._begin_monitors(current)
         for assignment in assignments(
             self.config, self.run_uid, self.info.node_id, current, restart_count, self.directory
         ):
@@ -168,19 +162,6 @@ class WorkerGroup:
         """Whether every local rank has been started and none has ended."""
         return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
 
-    def seconds_without_progress(self) -> float:
-        """Return for how long a worker has made no progress, once that is longer than it should be; else 0.
-
-        A worker that has ended, or whose program has, makes none; nor do workers that are being stopped.
-        """
-        if self.hangs is None or self._over:
-            return 0.0
-        living = [worker for worker in self.workers if worker.is_running and not worker.reported.over]
-        try:
-            return self.hangs.look(living)
-        except OSError:  # no descriptor is left
-            return 0.0
-
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
         """Return what the node's row says of its workers; arguments as of :class:`WorkerRows`. None for nothing new."""
         return self._rows.look(
@@ -188,6 +169,7 @@ class WorkerGroup:
             self.progress.newest(),
             self.progress.last_checkpoint(),
             self.reports.fd_store.held.values(),
+            {} if self.round is None else self.round.notes,
             now=self.now(),
             heartbeat=heartbeat,
             store=store,
@@ -198,25 +180,10 @@ class WorkerGroup:
         steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         return max(steps, default=None)
 
-    def note_explanation(self, number: int, text: str) -> None:
-        """Have the first failure of a round tell why the round hung before."""
-        self._explanation = number, text
-
-    def end_hung(self, report: Stacks) -> node_events.WorkerFailed | None:
-        """Kill the rank for which the others wait, if it is here, and report that as its failure."""
-        for tag, worker in self._workers.items():
-            if worker.assignment.rank == report.culprit and worker.is_running and worker.pid and not self._over:
-                where = report.report.partition("\n")[0].rstrip(":")
-                cause = named_cause("Hang", f"no progress for {report.window:g} s; {where}")
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(worker.pid, signal.SIGKILL)
-                return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
-        return None
-
     def handle(
-        self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent | ProgressEvent
+        self, event: messages.WardenEvent | worker_channels.Report | RankFailed | ProgressEvent
     ) -> node_events.NodeEvent | None:
-        """Handle an event of the warden, a worker or the watchdog; return the node event that follows, if any."""
+        """Handle an event of the warden, a worker or a monitor; return the node event that follows, if any."""
         match event:
             case messages.Spawned(tag, pid, _, unlearned) if worker := self._workers.get(tag):
                 worker.pid = pid
@@ -241,8 +208,8 @@ class WorkerGroup:
                 self.progress.observe(worker.assignment.rank, progress)
             case StepSeen(number) if not self._over and self.alive():
                 return node_events.Progressed(number)
-            case LossBroken(number, rank, message):
-                return self._fail_broken(number, rank, message)
+            case RankFailed():
+                return self._fail_rank(event)
             case worker_channels.NotUnderstood(tag, why) if worker := self._workers.get(tag):
                 rank = worker.assignment.rank
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
@@ -295,11 +262,6 @@ class WorkerGroup:
                 started = "" if own else ", which the workers had started"
                 fields = {"signal": name, "pids": who}
                 self.publish(Event("workers_signalled", f"sent {name} to {who}{started}", level, fields))
-            case WatchdogEvent.TIMERS_DUE if self.watchdog is not None:
-                for timer in self.watchdog.take_expired():
-                    self._end_for(timer)
-            case WatchdogEvent.STATES_DUE if self.watchdog is not None:
-                return self._fail_stuck(self.watchdog)
             case messages.Stuck(pid, name, wchan):
                 message = (
                     f"process {pid} ({name}) does not die: it waits in the kernel, in {wchan or 'an unknown place'}"
@@ -358,10 +320,16 @@ class WorkerGroup:
             self._recovery.stopped = self.now()
         self._drain_streams()
         self._tell_saved()
+        self.close()
         alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self.workers)
         self._workers.clear()
         self.reports.clear()
         return alike
+
+    def close(self) -> None:
+        """Have the monitors of the last round end: the agent ends."""
+        if self.round is not None:
+            self.round.closed.set()
 
     def _note_notice(self, seconds: float | None) -> None:
         """Note from when on the workers have ``seconds`` to save; None if the notice is withdrawn."""
@@ -374,7 +342,7 @@ class WorkerGroup:
             return
         (began, had), took = self._notice, self.now() - self._notice[0]
         self._read_steps()
-        if (look := self.progress.look_for_checkpoint) is not None:
+        for look in () if self.round is None else self.round.last_looks:
             with contextlib.suppress(TimeoutError):
                 bounded(look, CHECKPOINT_MAX_SECONDS)
         kept = newest_kept(self.reports.fd_store.held.values())
@@ -408,11 +376,11 @@ class WorkerGroup:
 
     def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
         self._read_steps()  # the worker's end may be known before its last report is read
-        timer = None if worker.pid is None else self._expired.get(worker.pid)
+        sent = None if worker.pid is None or self.round is None else self.round.signals.get(worker.pid)
         killed_for_memory = worker.pid not in self._killed and self.oom.read() > self._oom_kills
         oom = self.oom if killed_for_memory else None
         place = self.config.checkpoint_path
-        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, checkpoint_path=place)
+        return exit_incident(self.info, worker, self._after(), exit_code, sent, oom=oom, checkpoint_path=place)
 
     def _say_import(self) -> None:
         """Publish that workers wait for the fork server, unless a worker has started. Any thread may call this."""
@@ -479,9 +447,9 @@ class WorkerGroup:
         self._over, self._notice = True, None
         if distance_to_cause(incident):
             self._want_cause()
-        if self._explanation[0] == incident.round and self._explanation[1] not in incident.detail:
-            parts = filter(None, [incident.detail.rstrip(), self._explanation[1]])
-            incident = replace(incident, detail="\n".join(parts))
+        for text in () if self.round is None or self.round.number != incident.round else self.round.explanations:
+            if text not in incident.detail:
+                incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), text])))
         return self._publish_failure(incident)
 
     def _fail_raised(self, tag: int, worker: Worker) -> node_events.WorkerFailed | None:
@@ -490,38 +458,49 @@ class WorkerGroup:
         self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
         return self._fail(tag, self._exit_incident(worker, EXCEPTION_EXIT_CODE))
 
-    def _end_for(self, timer: Timer) -> None:
-        """Send a process the signal that its expired timer names."""
-        name = signal_name(timer.signum) if timer.signum else "no signal"
-        message = f"the timer {timer.scope[:200]!r} of process {timer.pid} has expired: it is sent {name}"
-        fields: dict[str, Field] = {"pid": timer.pid, "scope": timer.scope[:200], "signal": timer.signum}
-        self.publish(Event("timer_expired", message, Level.WARNING, fields))
-        if timer.signum:
-            self._expired[timer.pid] = timer
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(timer.pid, timer.signum)
-
-    def _fail_stuck(self, watchdog: Watchdog) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker that has waited in the kernel for too long, where SIGKILL does not reach it."""
-        living = {worker.pid: tag for tag, worker in self._workers.items() if worker.pid and worker.is_running}
-        for pid, seconds in watchdog.stuck(living).items():
-            tag = living[pid]
-            message = f"has waited in the kernel, in {waits_in(pid) or 'an unknown place'}, for {seconds:.0f} s"
-            failure = self._fail(
-                tag, worker_incident(self.info, self._workers[tag], self._after(), cause=Cause(message=message))
-            )
-            if failure is not None:
-                return failure
-        return None
-
-    def _fail_broken(self, number: int, rank: int, message: str) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker whose loss is nan, which lives."""
+    def _fail_rank(self, failed: RankFailed) -> node_events.WorkerFailed | None:
+        """Fail the round for a living worker, as a monitor wants it."""
         for tag, worker in self._workers.items():
             place = worker.assignment
-            if (place.round, place.rank) == (number, rank) and worker.exit_code is None and not self._over:
-                cause = named_cause("NanLoss", message)
-                return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
+            if (place.round, place.rank) != (failed.round, failed.rank) or not worker.is_running or self._over:
+                continue
+            if failed.kill and worker.pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(worker.pid, signal.SIGKILL)
+            cause = named_cause(failed.name, failed.message) if failed.name else Cause(message=failed.message)
+            return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
         return None
+
+    def _begin_monitors(self, current: Round) -> None:
+        """Show the round to the monitors, before its workers start."""
+        self.round = running = RunningRound(
+            current.number,
+            self.run_uid,
+            [*current.group_ranks],
+            self.directory / f"round_{current.number}",
+            progress=self.progress,
+            post=self.post,
+            publish=self.publish,
+            look=self._views,
+        )
+        self.progress.catch_up = running.catch_up
+        self.plugins.round_starts(running)
+        self.output.begin(running)
+
+    def _views(self) -> tuple[WorkerView, ...]:
+        """Return the workers as monitors see them. Any thread may call this."""
+        return tuple(
+            WorkerView(
+                worker.assignment.rank,
+                worker.assignment.local_rank,
+                worker.pid,
+                worker.exit_code,
+                worker.reported.over,
+                tuple(pump.tail for pump in worker.streams.pumps.values()),
+                worker.streams.has_own_stdout,
+            )
+            for worker in self.workers
+        )
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
@@ -575,10 +554,9 @@ class WorkerGroup:
         return node_events.WorkerFailed(incident)
 
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:
-        told = {} if self.watchdog is None else self.watchdog.environment
         environment = self.plugins.worker_environment(self.config.program, assignment)
         defaults = collective_interfaces(self.info.address) if assignment.group_world_size > 1 else {}
-        return {**defaults, **inheritable(os.environ), **told, **environment}
+        return {**defaults, **inheritable(os.environ), **environment}
 
     def _drain_streams(self) -> None:
         """Read what is left in the pipes of the ended workers."""

@@ -17,7 +17,7 @@ from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived, StopDue
-from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
+from elastic_core.agent.hangs import HangExplained
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.registration import applicant_for
@@ -53,6 +53,7 @@ from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stack
 from elastic_core.protocol.limits import MAX_FAILURES
 from elastic_core.protocol.node_events import (
     Exit,
+    Hung,
     Leaving,
     Locate,
     Located,
@@ -149,6 +150,13 @@ def _retry_patience(config: RunConfig) -> float:
     return config.timing.join_timeout
 
 
+@dataclass(frozen=True, slots=True)
+class _WhereDue:
+    """A timer: ask where the ranks of a round are, if they still make no progress."""
+
+    round: int
+
+
 class HandlerAgent:
     """The agent's event loop: feeds events to ``state_machine.step`` and runs the effects that it returns."""
 
@@ -174,6 +182,7 @@ class HandlerAgent:
         self._hang: Stacks | None = None  # the newest of them that found a hang
         self._put_off: Stop | None = None  # while the workers are asked where they are
         self._locating = False  # whether it is being found out where the ranks are
+        self._silence = 0.0  # seconds for which a rank of this round makes no progress; 0 while all do
         self._over = False  # whether the handler is shut down too
         self._gate = resources.start_gate(runtime.now)
         self._handler_thread = HandlerThread(handler, resources.info, self._config, self._loop.post)
@@ -229,11 +238,14 @@ class HandlerAgent:
                 self._step(event)
             case Crashed(error):
                 raise RuntimeError("the failure could not be judged") from error
-            case HangCheck(number):
-                self._check_progress(number)
+            case Hung(number, seconds) if number == self._round:
+                self._silence = seconds
+                self._ask_where()
+            case _WhereDue(number) if number == self._round:
+                self._ask_where()
             case HangExplained(hung):
                 self._resources.note_explained(event)
-                self._end_hung(hung)
+                self._resources.end_hung(hung)
             case Located(found) if found.answers < 0:  # before a stop
                 self._step(state_machine.Absent(describe_absent([found])))
                 self._stop(self._put_off)
@@ -362,32 +374,29 @@ class HandlerAgent:
             self._say("signal", f"{why}: leaving")
             self._step(Leaving(why, signalled(signal.SIGTERM)))
 
-    def _check_progress(self, number: int) -> None:
-        """Look whether the workers of a round make progress, as rule L14 has it, and look again later."""
-        watch, now = self._group.hangs, self._runtime.now()
-        if watch is None or number != self._round or self._state.work is not HandlerWork.RUNNING:
+    def _ask_where(self) -> None:
+        """Ask where the ranks of this node are if one makes no progress, as rule L14 has it, or ask later."""
+        now = self._runtime.now()
+        if not self._silence or self._locating or self._state.work is not HandlerWork.RUNNING:
             return
-        window = self._group.seconds_without_progress()
-        if window and not self._locating and now >= next_question_at(self._suspected, self._suspected_at, window):
-            self._locating = True
-            self._resources.locate_workers(Locate(number, full=False, judge=True), self._runtime.thread)
-        check_later(self._loop, now, watch.window, number)
+        if (due := next_question_at(self._suspected, self._suspected_at, self._silence)) > now:
+            self._loop.at(due, _WhereDue(self._round))
+            return
+        self._locating = True
+        self._resources.locate_workers(Locate(self._round, full=False, judge=True), self._runtime.thread)
 
     def _on_located(self, found: LocalStacks) -> None:
         """Report where the ranks of this node are; end one of them if they hang and the user wants that."""
         self._locating = False
         running = found.answers == self._round and self._state.work is HandlerWork.RUNNING
-        if not running or not (window := self._group.seconds_without_progress()):  # they have gone on meanwhile
+        if not running or not (window := self._silence):  # they have gone on meanwhile
             return
         new, last = report_alone(found, self._round, window, self._suspected), self._hang
         self._suspected, self._suspected_at, self._hang = new, self._runtime.now(), new if new.hang else last
         self._publish(report.hang(new, last))
+        self._ask_where()
         if not self._resources.explain_hang(new, last, self._runtime.thread):
-            self._end_hung(new)
-
-    def _end_hung(self, hung: Stacks) -> None:
-        if (failed := self._resources.end_hung(hung, self._round)) is not None:
-            self._step(WorkerFailed(with_report(failed.incident, hung)))
+            self._resources.end_hung(new)
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
@@ -440,7 +449,6 @@ class HandlerAgent:
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._publish(round_started(self._state, current, self._config.max_restarts))
-        self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
         self._gate.start(current.number, lambda: self._start_workers(current, restart_count))
 
     def _start_workers(self, current: Round, restart_count: int) -> None:
@@ -451,8 +459,7 @@ class HandlerAgent:
         except (ElasticError, OSError) as exc:
             self._step(start_failure(self._group.info, current, exc))
         self._count_later(self._config.monitor_interval)
-        self._suspected, self._hang, self._suspected_at = None, None, self._runtime.now()
-        self._loop.at(self._runtime.now(), HangCheck(current.number))
+        self._suspected, self._hang, self._suspected_at, self._silence = None, None, self._runtime.now(), 0.0
 
     def _count_later(self, seconds: float) -> None:
         self._count_timer += 1

@@ -37,13 +37,13 @@ from elastic_core.rendezvous.seal import protect
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
 
 OBSERVING = (
     "elastic_observe",
     "elastic_run_starts",
     "elastic_run_ends",
-    "elastic_round_starts",
 )
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
 
@@ -242,9 +242,14 @@ class Plugins:
         facts = {"config": config, "run_uid": run_uid, "node": node, "log_dir": log_dir, "leave": leave}
         self._observers.tell("elastic_run_starts", **facts, publish=publish, describe=describe, connect=connect)
 
-    def round_starts(self, round: int, run_uid: str, members: Sequence[str]) -> None:
-        """Queue the notice that a round is about to start workers on this node. Never blocks."""
-        self._observers.tell("elastic_round_starts", round=round, run_uid=run_uid, members=members)
+    def round_starts(self, round: RunningRound) -> None:
+        """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
+        for impl in self.implementations("elastic_round_starts"):
+            try:
+                impl(round=round)
+            except Exception as exc:
+                for event in failure_events("plugin_failed", impl, exc, "It does not watch this round."):
+                    self.publish(event)
 
     def close(self, timeout: float) -> tuple[str, ...]:
         """Wait up to ``timeout`` seconds until the observers have finished; return the names of those that have not."""
@@ -365,9 +370,16 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Return core's own plugins for a run, by name; without a run, those that every run has."""
+    from elastic_core.agent.hang_monitor import HangMonitor
+    from elastic_core.agent.progress_reader import ProgressMonitor
+    from elastic_core.agent.watchdog import Watchdog
+
     plugins: dict[str, object] = {
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
+        "progress": ProgressMonitor(),
+        "watchdog": Watchdog(),
+        "hangs": HangMonitor(),
         "plain-start": builtin.PlainWorkerStart(
             virtual_local_rank=config is not None and config.virtual_local_rank,
             plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugins],

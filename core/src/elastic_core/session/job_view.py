@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from elastic_core.incidents import Failure
 from elastic_core.protocol.counters import past_failures
@@ -64,6 +64,7 @@ class NodeStatus:
         snapshot: The newest snapshot in its memory; None if there is none.
         checkpoint: The newest checkpoint that it has noticed; None if it has noticed none.
         store_s: Seconds that the store took to answer its heartbeat; None if it has not said so.
+        notes: What its monitors have noted of this round, by name.
     """
 
     node_id: str
@@ -77,6 +78,7 @@ class NodeStatus:
     snapshot: SavedStatus | None = None
     checkpoint: SavedStatus | None = None
     store_s: float | None = None
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,7 @@ def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, Obser
         snapshot=_saved(told.snapshot, since),
         checkpoint=_saved(told.checkpoint, since),
         store_s=told.store,
+        notes={**told.notes},
     )
 
 
