@@ -258,9 +258,10 @@ def test_a_monitor_kills_a_worker(node: Node) -> None:
     news = node.group.handle(RankFailed(1, 2, "", "does nothing", kill=True))
     assert isinstance(news, WorkerFailed)
     assert (news.incident.rank, news.incident.exception, news.incident.message) == (2, "", "does nothing")
-    while not (ended := [event for event in node.heard if isinstance(event, Exited)]):
-        node.next()
+    while not (ended := [event for event in node.warden.receive() if isinstance(event, Exited)]):
+        assert select.select([node.warden], [], [], PATIENCE)[0]
     assert [event.returncode for event in ended] == [-signal.SIGKILL]
+    assert [worker.is_running for worker in node.group.workers] == [True, True], "that of the other is not ended"
     node.group.stop(0.0)
 
 

@@ -101,7 +101,9 @@ class Run:
         program = Program(ProgramKind.EXECUTABLE, "sh", ("-c", script))
         given = {"rdzv_id": "job7", "log_dir": self.folder / "logs", "monitor_interval": 0.01, **settings}
         try:
-            return polled(RunConfig(program=program, **given), self.plugins, handler)
+            config = RunConfig(program=program, **given)
+            self.plugins.configure(config)
+            return polled(config, self.plugins, handler)
         finally:
             assert self.plugins.close(PATIENCE) == ()
 

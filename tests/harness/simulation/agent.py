@@ -30,7 +30,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.join import Applicant, arrive
 from elastic_core.session.runtime import Runtime
-from simulation import checks, forgetting, peers, programs, questions, runtime, strangers, verdicts
+from simulation import checks, forgetting, peers, programs, runtime, strangers, verdicts
 from simulation.engine import TICK, Hub, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
@@ -247,7 +247,6 @@ class SimAgent:
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
-            round_starts=lambda *_: None,
             node_checks=lambda _config: (checks.SLOW,) if plan.check else (),
         )
         resources = SimpleNamespace(
@@ -259,7 +258,6 @@ class SimAgent:
             warden=self.hands,
             group=self.hands,
             unreachable=partial(peers.unreachable, self.host),
-            locate=partial(questions.locate, self),
             explain_hang=lambda *_: False,
             end_hung=lambda *_: None,
             fence=lambda seconds, _now: self.hands.fence(seconds),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from elastic_core.agent.progress_table import ProgressTable
@@ -14,6 +16,7 @@ from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, T
 from elastic_core.protocol.roster import LocalWorkers
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
+from simulation import questions
 from simulation.steps import Stepper
 from simulation.workers import Gang, State
 
@@ -38,13 +41,13 @@ class Hands:
     run_uid = ""
     progress = ProgressTable()
     """Nothing is read from output: what the ranks report is in :attr:`step`."""
-    round = None
-    """No monitor looks for hangs: a fault says that there is one (``questions``)."""
     workers = ()
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
         self.gang: Gang | None = None
+        self.round = SimpleNamespace(locate=partial(questions.locate, agent))
+        """No monitor looks for hangs: a fault says that there is one (``questions``)."""
         self.step: int | None = None
         """What the rank has reported last."""
         self.offer = ""
