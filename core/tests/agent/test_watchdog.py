@@ -5,29 +5,30 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from elastic_core.agent.watchdog import (
-    TIMERS_MAX,
-    Timer,
-    Timers,
-    Watchdog,
-    WatchdogEvent,
-    check,
-    kernel_limit,
-    pipe_path,
-)
+from elastic_core.agent.progress_table import ProgressTable
+from elastic_core.agent.watchdog import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, pipe_path
+from elastic_core.assignment import Assignment
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
+from elastic_core.events import Event
+from elastic_core.monitors import RankFailed, RunningRound, WorkerView
 from elastic_core.warden.linux import state_of
 
 NOW, TIME_OF_DAY = 100.0, 5000.0
+PATIENCE = 30.0
 
 
 def line(pid: int = 7, scope: str = "s", at: float = TIME_OF_DAY + 10, sig: int = 9, **more: object) -> bytes:
@@ -79,20 +80,38 @@ def test_what_is_no_timer_is_ignored(written: bytes) -> None:
     assert len(found) == 0
 
 
-class Loop:
-    """The agent's, as far as a watchdog is concerned."""
+PROGRAM = Program(ProgramKind.SCRIPT, "train.py")
 
-    def __init__(self, path: Path | None, limit: float | None = None, warden: int = os.getpid()) -> None:
-        self.now, self.later = NOW, list[tuple[float, WatchdogEvent]]()
-        self.watchdog = Watchdog(
-            path, limit, lambda at, event: self.later.append((at, event)), warden, now=lambda: self.now
+
+class Node:
+    """A watchdog, a round of these processes, what became of it, and a clock."""
+
+    def __init__(self, folder: Path, *pids: int, **environ: str) -> None:
+        self.now = NOW
+        self.published: list[Event] = []
+        self.posted: list[object] = []
+        self.environ = environ or {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+        self.watchdog = Watchdog(self.environ, lambda: self.now)
+        self.watchdog.elastic_configure(RunConfig(program=PROGRAM))
+        self.views = tuple(WorkerView(rank, rank, pid, None, False) for rank, pid in enumerate(pids))
+        self.round = RunningRound(
+            *(1, "run", ["a"], folder / "round_1", ProgressTable()),
+            *(self.posted.append, self.published.append, lambda: self.views),
         )
+        self.watchdog.start = lambda: None  # type: ignore[method-assign]  # the test looks
+        self.watchdog.elastic_round_starts(self.round)
+
+    @property
+    def expired(self) -> list[object]:
+        """The scopes of the timers that have expired so far."""
+        return [event.fields["scope"] for event in self.published if event.name == "timer_expired"]
 
     def write(self, *lines: bytes) -> None:
-        with open(self.watchdog.environment["TORCHELASTIC_TIMER_FILE"], "wb", buffering=0) as pipe:
+        told = self.watchdog.elastic_worker_environment(PROGRAM, cast("Assignment", None))
+        with open(told["TORCHELASTIC_TIMER_FILE"], "wb", buffering=0) as pipe:
             for one in lines:
                 pipe.write(one + b"\n")
-        assert list(self.watchdog.receive()) == []
+        self.watchdog.look()
 
 
 @pytest.fixture
@@ -102,84 +121,98 @@ def sleeper() -> Iterator[int]:
         process.kill()
 
 
-def test_the_loop_is_woken_for_the_earliest_timer(tmp_path: Path, sleeper: int) -> None:
-    loop = Loop(tmp_path / "timers")
-    for seconds in (10, 20, 30):
-        loop.write(line(sleeper, str(seconds), time.time() + seconds))
-    loop.write(line(sleeper, "d", time.time() + 5), b"nonsense", line(at=10**400))
-    assert [event for _, event in loop.later] == [WatchdogEvent.TIMERS_DUE, WatchdogEvent.TIMERS_DUE]
-    assert [round(at) for at, _ in loop.later] == [110, 105]
-    assert loop.watchdog.ignored == 2
-    loop.now = 106.0
-    assert [timer.scope for timer in loop.watchdog.take_expired()] == ["d"]
-    loop.watchdog.close()
+def test_a_process_gets_the_signal_of_its_timer_and_its_end_is_explained(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        node = Node(tmp_path)
+        for seconds in (10, 20, 30):
+            node.write(line(process.pid, str(seconds), time.time() + seconds, sig=signal.SIGUSR1))
+        node.write(line(process.pid, "d", time.time() + 5, sig=signal.SIGUSR1), b"nonsense", line(at=10**400))
+        assert (node.expired, node.watchdog.ignored) == ([], 2)
+        assert node.watchdog.due() == pytest.approx(5.0, abs=1.0)
+        node.now = 106.0
+        node.watchdog.look()
+        assert process.wait(PATIENCE) == -signal.SIGUSR1
+    assert node.expired == ["d"]
+    assert node.round.signals[process.pid].why == "its timer 'd' expired"
+    node.watchdog.elastic_run_ends()
     assert not (tmp_path / "timers").exists()
 
 
-def test_short_timers_within_a_long_one_do_not_multiply_the_wakings(tmp_path: Path, sleeper: int) -> None:
-    loop = Loop(tmp_path / "timers")
-    loop.write(line(sleeper, "epoch", time.time() + 100))
+def test_a_timer_that_is_released_or_renewed_does_not_expire(tmp_path: Path, sleeper: int) -> None:
+    node = Node(tmp_path)
+    node.write(line(sleeper, "epoch", time.time() + 100, sig=0))
     for _ in range(3):
-        loop.write(line(sleeper, "step", time.time() + 10), line(sleeper, "step", -1))
-        loop.now += 11
-        assert loop.watchdog.take_expired() == []
-    loop.write(line(os.getpid(), "other", time.time() + 200))
-    loop.now, before = 201.0, len(loop.later)
-    assert [timer.scope for timer in loop.watchdog.take_expired()] == ["epoch"]
-    for _ in range(3):
-        assert loop.watchdog.take_expired() == []
-    assert len(loop.later) == before + 1
-    loop.watchdog.close()
+        node.write(line(sleeper, "step", time.time() + 10), line(sleeper, "step", -1))
+        node.now += 11
+        node.watchdog.look()
+    assert node.expired == []
+    node.now = 201.0
+    node.watchdog.look()
+    assert node.expired == ["epoch"]
+    assert node.round.signals == {}, "the timer names no signal"
 
 
-def test_only_processes_below_the_warden_are_ended(tmp_path: Path, sleeper: int) -> None:
-    loop = Loop(tmp_path / "timers", warden=sleeper)
-    loop.write(line(os.getpid(), at=1.0), line(sleeper, at=1.0), line(1, at=1.0))
-    assert loop.watchdog.take_expired() == []
-    loop.watchdog.close()
+def test_only_processes_below_the_agent_are_ended(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.write(line(os.getpid(), at=1.0), line(os.getppid(), at=1.0), line(1, at=1.0))
+    assert node.expired == []
 
 
 def test_a_process_is_not_ended_for_the_timer_of_a_dead_one_of_the_same_number(
     tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = Loop(tmp_path / "timers")
+    node = Node(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("elastic_core.agent.watchdog.running_process", lambda pid: (pid, 1))
-        loop.write(line(sleeper, "of the dead", 1.0), line(os.getpid(), "of the dead", 1.0))
-    loop.write(line(sleeper, "of the living", 2.0))
-    assert [timer.scope for timer in loop.watchdog.take_expired()] == ["of the living"]
-    loop.watchdog.close()
+        node.write(line(sleeper, "of the dead", time.time() + 100, sig=0))
+    node.write(line(sleeper, "of the living", time.time() + 100, sig=0))
+    node.now = 1000.0
+    node.watchdog.look()
+    assert node.expired == ["of the living"]
 
 
 def test_timers_of_processes_that_are_gone_make_room(tmp_path: Path, sleeper: int) -> None:
-    loop = Loop(tmp_path / "timers")
+    node = Node(tmp_path)
     gone = subprocess.Popen(["true"])
     gone.wait()
     later = time.time() + 100
     for first in range(0, TIMERS_MAX + 100, 100):
-        loop.write(*(line(gone.pid, str(number), later) for number in range(first, first + 100)))
-    loop.write(line(sleeper, "alive", later))
-    loop.now = 1000.0
-    assert [timer.scope for timer in loop.watchdog.take_expired()] == ["alive"]
-    loop.watchdog.close()
+        node.write(*(line(gone.pid, str(number), later, sig=0) for number in range(first, first + 100)))
+    node.write(line(sleeper, "alive", later, sig=0))
+    node.now = 1000.0
+    node.watchdog.look()
+    assert node.expired == ["alive"]
 
 
 def test_a_pipe_that_nobody_reads_any_more_is_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "timers")
     named = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": str(tmp_path / "timers")}
-    check(named)
-    loop = Loop(tmp_path / "timers")
+    node = Node(tmp_path, **named)
     with pytest.raises(UsageError, match="is read by another agent"):
-        Loop(tmp_path / "timers")
-    with pytest.raises(UsageError, match="is read by another agent"):
-        check(named)
-    loop.watchdog.close()
+        Node(tmp_path, **named)
+    node.watchdog.close()
     (tmp_path / "timers").write_text("somebody's notes")
     with pytest.raises(UsageError, match="is not a named pipe"):
-        Loop(tmp_path / "timers")
+        Node(tmp_path, **named)
     assert (tmp_path / "timers").read_text() == "somebody's notes"
     with pytest.raises(UsageError, match="cannot be made: No such file"):
-        Loop(tmp_path / "none" / "timers")
+        Node(tmp_path, **{**named, "TORCHELASTIC_TIMER_FILE": str(tmp_path / "none" / "timers")})
+
+
+def test_timers_are_read_and_the_pipe_is_removed_by_the_thread(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        watchdog = Watchdog({"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
+        watchdog.elastic_configure(RunConfig(program=PROGRAM))
+        watchdog.elastic_round_starts(Node(tmp_path, TORCHELASTIC_ENABLE_FILE_TIMER="0").round)
+        told = watchdog.elastic_worker_environment(PROGRAM, cast("Assignment", None))
+        with open(told["TORCHELASTIC_TIMER_FILE"], "wb", buffering=0) as pipe:
+            pipe.write(line(process.pid, "s", time.time() + 0.2) + b"\n")
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    watchdog.elastic_run_ends()
+    for thread in [one for one in threading.enumerate() if one.name == "elastic-watchdog"]:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert not os.path.exists(told["TORCHELASTIC_TIMER_FILE"])
 
 
 IN_THE_KERNEL = """
@@ -190,18 +223,24 @@ if libc.vfork() == 0:  # whose caller waits in the kernel until the child is gon
 """
 
 
-def test_a_process_that_waits_in_the_kernel_for_too_long_is_found() -> None:
-    loop = Loop(None, limit=5.0)
+def test_a_worker_that_waits_in_the_kernel_for_too_long_fails(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", IN_THE_KERNEL], start_new_session=True) as process:
+        node = Node(tmp_path, os.getpid(), process.pid, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT="5")
         while state_of(process.pid) != "D":
             assert process.poll() is None
             time.sleep(0.01)
-        assert loop.watchdog.stuck([process.pid, os.getpid()]) == {}
-        loop.now += 5.0
-        assert loop.watchdog.stuck([process.pid, os.getpid()]) == {process.pid: 5.0}
-        assert loop.later == [(at, WatchdogEvent.STATES_DUE) for at in (101.0, 101.0, 106.0)]
+        node.watchdog.look()
+        assert node.posted == []
+        node.now += 5.0
+        node.watchdog.look()
+        [failed] = node.posted
+        assert isinstance(failed, RankFailed)
+        assert (failed.rank, failed.kill, failed.name) == (1, False, "")
+        assert re.fullmatch("has waited in the kernel, in .*, for 5 s", failed.message)
         os.killpg(process.pid, signal.SIGKILL)
-    assert loop.watchdog.stuck([process.pid]) == {}
+    node.now += 5.0
+    node.watchdog.look()
+    assert node.posted == [failed]
 
 
 @pytest.mark.parametrize(("text", "limit"), [("", None), ("0", None), ("-1", None), ("2.5", 2.5)])

@@ -315,10 +315,10 @@ def test_a_signal_that_a_monitor_sends_explains_the_end_of_its_worker(node: Node
     assert node.failure().message == "was sent SIGUSR1 because it used too much memory"
 
 
-def test_a_monitor_that_raises_is_told_and_the_round_starts(node: Node) -> None:
+def test_a_monitor_that_raises_is_told_and_the_round_starts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.plugins.register("monitor", Monitor(lambda round: round.note("x", "y" * 1000)))
     told: list[Event] = []
-    node.plugins.publish = told.append  # type: ignore[method-assign]
+    monkeypatch.setattr(node.plugins, "publish", told.append)
     node.start("exit 0")
     assert node.next() == WorkersDone()
     assert [event.name for event in told if event.level is Level.WARNING] == ["plugin_failed"]

@@ -227,9 +227,9 @@ def wrapping() -> SimpleNamespace:
             "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_judge_failure, "
             "elastic_node_gone, elastic_explain_hang, elastic_observe, elastic_run_starts, elastic_run_ends, "
             "elastic_train_state, elastic_init_process_group, "
-            "elastic_round_starts, elastic_worker_command, elastic_worker_environment, "
+            "elastic_worker_command, elastic_worker_environment, "
             "elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
-            "elastic_node_checks, elastic_workers_wait.",
+            "elastic_round_starts, elastic_node_checks, elastic_workers_wait.",
         ),
         pytest.param(
             plugin(elastic_judge_failure=lambda incident, histry: None),
@@ -370,7 +370,7 @@ def test_policies_are_judged_together_and_failures_are_told_to_observers() -> No
     assert heard == ["policy_failed", "policy_failed_traceback"]
 
 
-def test_observers_hear_of_events_and_rounds_and_of_the_runs_end_last() -> None:
+def test_observers_hear_of_events_and_of_the_runs_end_last() -> None:
     heard: list[object] = []
     plugins = Plugins()
     plugins.register(
@@ -379,16 +379,14 @@ def test_observers_hear_of_events_and_rounds_and_of_the_runs_end_last() -> None:
             elastic_observe=lambda event: heard.append(event.name),
             elastic_run_starts=lambda config, run_uid, node, log_dir: heard.append((config, run_uid, node, log_dir)),
             elastic_run_ends=lambda: heard.append("end"),
-            elastic_round_starts=lambda round, run_uid, members: heard.append((round, run_uid, members)),
         ),
     )
     plugins.publish(Event("joined", ""))
     run, node, leave = config(), info("a"), lambda why, seconds: None
     plugins.run_starts(run, "uid", node, Path("/logs"), leave, plugins.publish, str, None)
-    plugins.round_starts(1, "uid", ["a", "b"])
     assert plugins.close(PATIENCE) == ()
     starts = (run, "uid", node, Path("/logs"))
-    assert heard == ["joined", starts, (1, "uid", ["a", "b"]), "end"]
+    assert heard == ["joined", starts, "end"]
 
 
 # Settings ------------------------------------------------------------------------------------------------------------

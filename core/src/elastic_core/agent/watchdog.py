@@ -153,7 +153,11 @@ class Watchdog:
         if first and (path := pipe_path(self._environ, round.directory.parent)) is not None:
             self._path, self._pipe = path, _open(path)
         if first and (self._pipe is not None or self._limit is not None):
-            PatientThread(target=self._run, name="elastic-watchdog", daemon=True).start()
+            self.start()
+
+    def start(self) -> None:
+        """Start the thread that looks."""
+        PatientThread(target=self._run, name="elastic-watchdog", daemon=True).start()
 
     @hookimpl
     def elastic_worker_environment(self, program: Program, assignment: Assignment) -> Mapping[str, str]:
@@ -163,25 +167,31 @@ class Watchdog:
     @hookimpl
     def elastic_run_ends(self) -> None:
         """Remove the pipe."""
+        self.close()
+
+    def close(self) -> None:
+        """Remove the pipe; the thread ends within a second."""
         self._closing.set()
-        if self._path is not None:
+        if self._path is not None and self._pipe is not None:
             self._path.unlink(missing_ok=True)
+            pipe, self._pipe = self._pipe, None
+            os.close(pipe)
+
+    def due(self) -> float:
+        """Return in how many seconds to look again, at the latest."""
+        at = self._timers.next_at()
+        return LOOK_SECONDS if at is None else max(0.0, at - self._now())
 
     def _run(self) -> None:
         """Look whenever a timer is written or expires, and at the workers' states every second."""
         while not self._closing.is_set():
-            due = self._timers.next_at()
-            wait = LOOK_SECONDS if due is None else min(LOOK_SECONDS, max(0.0, due - self._now()))
-            ready = [] if self._pipe is None else select.select([self._pipe], [], [], wait)[0]
-            if self._pipe is None:
-                self._closing.wait(wait)
-            self.look(readable=bool(ready))
-        if self._pipe is not None:
-            os.close(self._pipe)
+            with contextlib.suppress(OSError, ValueError):  # closed just now
+                select.select([] if self._pipe is None else [self._pipe], [], [], min(LOOK_SECONDS, self.due()))
+                self.look()
 
-    def look(self, *, readable: bool = True) -> None:
+    def look(self) -> None:
         """Read timers, send the signals of those that have expired, and look at the states of the workers."""
-        if readable and self._pipe is not None:
+        if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
                 *lines, self._part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
                 self._part = self._part[-READ_MAX:]
