@@ -76,7 +76,7 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             "Installed: both, watcher. "
             "Not installed: events (elastic-metrics), flight-recorder (elastic-torch), health (elastic-health), "
             "host-jobs (elastic-operate), notices (elastic-notices), policies (elastic-policies), "
-            "prometheus (elastic-metrics), trainjob (elastic-kubernetes).",
+            "prometheus (elastic-metrics), torch-timers (elastic-torchrun), trainjob (elastic-kubernetes).",
             id="unheard of",
         ),
         pytest.param(

@@ -13,7 +13,7 @@ General layout:
   ``worker_row``: the part of the node's row about its workers.
 * ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why it failed: from what the
   worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` and
-  ``python_traceback`` read these texts. ``watchdog``: the two limits of torch's agent for a hung worker.
+  ``python_traceback`` read these texts.
 * ``isolation``: whether the job has gone on without this node.
 * ``hangs``: notices workers without progress. ``stacks``: where the workers are, which they say themselves, or
   ``py_spy`` reads from outside.

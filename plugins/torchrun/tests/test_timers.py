@@ -18,7 +18,7 @@ from typing import cast
 import pytest
 
 from elastic_core.agent.progress_table import ProgressTable
-from elastic_core.agent.watchdog import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, pipe_path
+from elastic_torchrun.timers import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, pipe_path
 from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
@@ -163,7 +163,7 @@ def test_a_process_is_not_ended_for_the_timer_of_a_dead_one_of_the_same_number(
 ) -> None:
     node = Node(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("elastic_core.agent.watchdog.running_process", lambda pid: (pid, 1))
+        patch.setattr("elastic_torchrun.timers.running_process", lambda pid: (pid, 1))
         node.write(line(sleeper, "of the dead", time.time() + 100, sig=0))
     node.write(line(sleeper, "of the living", time.time() + 100, sig=0))
     node.now = 1000.0
