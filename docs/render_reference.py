@@ -68,6 +68,7 @@ SOURCES = [
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
+    DOCS.parent / "plugins" / "torchrun" / "src" / "elastic_torchrun",
 ]
 WHEN = {
     "joining": "The agent starts to look for the job.",
@@ -122,7 +123,7 @@ WHEN = {
     "initialized": "All local workers have reported their process group. Not published if a worker reports nothing.",
     "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
-    "progress_unread": "Elastic no longer reads progress from an output, because a pattern took too long on a line.",
+    "output_unread": "A monitor no longer reads an output: it failed, or a pattern of the user took too long on a line.",
     "report_ignored": "A worker sent a malformed report to its agent. Published once per round and reason.",
     "fork_server_ready": "The fork server has imported the modules of `--preload`.",
     "fork_server_failed": "The agent cannot use the fork server. Every worker starts as a fresh interpreter.",
@@ -227,11 +228,23 @@ def flags() -> str:
     return "\n".join(parts)
 
 
+OF_TORCHRUN = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "1: the agent ends a process whose torch.distributed.elastic.timer expires. "
+    "Needs elastic-torchrun, as the next two.",
+    "TORCHELASTIC_TIMER_FILE": "The named pipe for these timers. By default the agent creates one.",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "Seconds that a worker may stay in kernel state D before its round "
+    "ends. Default: 0, no limit.",
+}
+"""Variables that an agent reads through elastic-torchrun."""
+
+
 def environment() -> str:
     """Return the page of the variables, by use, in the order of the code."""
     parts = [ENVIRONMENT_PREFACE]
     for use, title in USES.items():
         rows = [(f"`{variable.name}`", variable.meaning) for variable in VARIABLES if variable.use is use]
+        if use is Use.READ:
+            rows += [(f"`{name}`", meaning) for name, meaning in OF_TORCHRUN.items()]
         parts.append(f"## {title}\n\n{_table(('variable', 'meaning'), rows)}")
     return "\n".join(parts)
 
