@@ -16,9 +16,9 @@ from elastic_core.agent.hangs import (
     uses_cpu,
     window_seconds,
 )
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.monitors import WorkerView
 from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressTable
 
 NOW, WINDOW = 1000.0, 300.0
 LONG_AGO, JUST_NOW = NOW - WINDOW, NOW - 1.0

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.monitors import WorkerView
 from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Stacks
 from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, used_by_trees
 

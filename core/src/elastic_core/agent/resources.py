@@ -18,7 +18,6 @@ from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.hangs import HangExplained
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.agent.report import Publish, hang_explained, warden_silent
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
@@ -33,6 +32,7 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
+from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
 from elastic_core.protocol.roster import LocalStacks, NodeInfo
@@ -107,7 +107,7 @@ class Resources:
         round = self.group.round
 
         def run() -> None:
-            found = None if round is None or round.locate is None else round.locate(asked)
+            found = None if round.locate is None else round.locate(asked)
             self.loop.post(Located(found or LocalStacks(answers=asked.index, places={})))
 
         start(target=run, name="elastic-stacks", daemon=True).start()
@@ -134,13 +134,13 @@ class Resources:
         """Report what the plugins have said, and have the next failure of the round tell it too."""
         if explained.text:
             self.publish(hang_explained(explained.report, explained.text))
-            if (round := self.group.round) is not None and round.number == explained.report.round:
-                round.explain(explained.text)
+            if self.group.round.number == explained.report.round:
+                self.group.round.explain(explained.text)
 
     def end_hung(self, found: Stacks) -> None:
         """Have a monitor end the rank that hangs."""
-        if (round := self.group.round) is not None and round.end_hung is not None:
-            round.end_hung(found)
+        if (end := self.group.round.end_hung) is not None:
+            end(found)
 
     def status(self, now: float, since: float, incident: Incident | None) -> Status:
         """Return what is known of the workers; arguments are fields of a Status."""

@@ -17,7 +17,6 @@ from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.snapshot_files import newest_kept
@@ -45,6 +44,7 @@ from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
 from elastic_core.monitors import RankFailed, RunningRound, WorkerView
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo
@@ -68,7 +68,7 @@ class LocalRound:
     fresh: str = ""  # why a worker started fresh; '' if none has
     unlearned: int = 0  # how many modules the workers import that the fork server has not
     workers: dict[int, Worker] = field(default_factory=dict)  # by tag
-    running: RunningRound | None = None  # the round as monitors see it
+    running: RunningRound = field(default_factory=lambda: RunningRound(0, "", (), Path()))  # as monitors see it
     recovered: Recovery | None = None  # the timing of the interruption before
     initialized: bool = False  # whether it was reported that the process group is ready
     over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
@@ -156,7 +156,7 @@ class WorkerGroup:
         self._directory_of = current.number
 
     @property
-    def round(self) -> RunningRound | None:
+    def round(self) -> RunningRound:
         """The current round, or the last, as monitors see it. Any thread may read this."""
         return self._round.running
 
@@ -183,7 +183,7 @@ class WorkerGroup:
             self.progress.newest(),
             self.progress.last_checkpoint(),
             self.reports.fd_store.held.values(),
-            {} if self._round.running is None else self._round.running.notes,
+            self._round.running.notes,
             now=self.now(),
             heartbeat=heartbeat,
             store=store,
@@ -342,8 +342,7 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Have the monitors of the last round end: the agent ends."""
-        if self._round.running is not None:
-            self._round.running.closed.set()
+        self._round.running.closed.set()
 
     def _note_notice(self, seconds: float | None) -> None:
         """Note from when on the workers have ``seconds`` to save; None if the notice is withdrawn."""
@@ -356,7 +355,7 @@ class WorkerGroup:
             return
         (began, had), took = self._round.notice, self.now() - self._round.notice[0]
         self._read_steps()
-        for look in () if self._round.running is None else self._round.running.last_looks:
+        for look in self._round.running.last_looks:
             with contextlib.suppress(TimeoutError):
                 bounded(look, CHECKPOINT_MAX_SECONDS)
         kept = newest_kept(self.reports.fd_store.held.values())
@@ -390,9 +389,7 @@ class WorkerGroup:
 
     def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
         self._read_steps()  # the worker's end may be known before its last report is read
-        sent = (
-            None if worker.pid is None or self._round.running is None else self._round.running.signals.get(worker.pid)
-        )
+        sent = self._round.running.signals.get(worker.pid or 0)
         killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
         oom = self.oom if killed_for_memory else None
         place = self.config.checkpoint_path
@@ -463,11 +460,7 @@ class WorkerGroup:
         self._round.over, self._round.notice = True, None
         if distance_to_cause(incident):
             self._want_cause()
-        for text in (
-            ()
-            if self._round.running is None or self._round.running.number != incident.round
-            else self._round.running.explanations
-        ):
+        for text in self._round.running.explanations:
             if text not in incident.detail:
                 incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), text])))
         return self._publish_failure(incident)
