@@ -176,8 +176,9 @@ class Flags:
         fills="set_aside_torn_checkpoints",
     )
     notices: str | None = FAILURE.flag(
-        "The cloud whose preemption notices this node obeys. The node asks for them every 5 s. With auto it finds the "
-        "cloud out from the machine's firmware, and asks nothing on other machines. The flag needs elastic-notices.",
+        "The cloud whose preemption notices this node obeys. The node asks for them every 5 s. With auto it reads "
+        "from the machine's firmware which cloud it is in, and asks nothing on other machines. The flag "
+        "needs elastic-notices.",
         parse=parse.notices,
         metavar="auto|aws|gcp|azure|none",
         unset="auto, where elastic-notices is installed",
