@@ -1,4 +1,4 @@
-"""Progress of a training: how far a worker is. ``progress_lines`` reads it from what the worker prints."""
+"""Progress of a training: how far a worker has come, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 LARGEST_STEP = 2**53  # steps and samples are smaller
 PROGRESS_GROUPS = ("step", "loss", "samples", "epoch")
 """The names of what a report and an expression may say."""
+_STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,13 @@ class Checkpoint:
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Expressions:
-    """The expressions of a user; None for those that are built in."""
-
-    progress: re.Pattern[str] | None = None
-    checkpoint: re.Pattern[str] | None = None
-
-
-BUILT_IN = Expressions()
+def step_of_path(path: str) -> int | None:
+    """Return the step that the name of a checkpoint says, as ``checkpoint-500`` or ``epoch=3-step=1200.ckpt``."""
+    for part in reversed(path.split("/")):
+        if found := _STEP_OF_PATH.findall(part):
+            step = float(found[-1])
+            return int(step) if step < LARGEST_STEP else None
+    return None
 
 
 def check_report(fields: Mapping[str, object]) -> Progress:

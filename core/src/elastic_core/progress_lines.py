@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from elastic_core.progress import BUILT_IN, LARGEST_STEP, Checkpoint, Expressions, Progress
+from elastic_core.progress import LARGEST_STEP, Checkpoint, Progress, step_of_path
 from elastic_core.progress_bars import BARS_MAX, CURSOR_UP, Bar, Bars, read_bar
-from elastic_core.progress_expressions import USER_LINE_MAX_CHARACTERS, needle_of
+from elastic_core.progress_expressions import BUILT_IN, USER_LINE_MAX_CHARACTERS, Expressions, needle_of
 from elastic_core.progress_patterns import CHECKPOINT_NEEDLE, CHECKPOINT_PATTERNS, PATTERNS, Pattern
 
 LINE_MAX_BYTES = 2000  # of a line, its end; built-in expressions take linear time
@@ -25,7 +25,6 @@ LINES_AT_ONCE = 25.0
 RESERVE = 5.0  # of these, lines only for lines with the last needle, that of checkpoints, which are rare
 MATCHES_TO_CHOOSE = 3  # with growing steps, until a pattern is chosen
 STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re.IGNORECASE)
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
@@ -152,14 +151,6 @@ def _position(text: str | None) -> float | None:
 def _whole(text: str | None) -> int | None:
     value = _position(text)
     return None if value is None or not value.is_integer() else int(value)
-
-
-def step_of_path(path: str) -> int | None:
-    """Return the step that the name of a checkpoint says, as ``checkpoint-500`` or ``epoch=3-step=1200.ckpt``."""
-    for part in reversed(path.split("/")):
-        if found := _STEP_OF_PATH.findall(part):
-            return _whole(found[-1])
-    return None
 
 
 # Patterns -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from elastic_core.events import Event
 from elastic_core.hookspecs import hookimpl
 from elastic_core.monitors import OutputReader, RunningRound
-from elastic_core.progress import BUILT_IN, Checkpoint, Expressions, Progress
+from elastic_core.progress import Checkpoint, Progress
+from elastic_core.progress_expressions import BUILT_IN, Expressions, compile_expressions
 from elastic_core.progress_lines import LineReader, Recognizer, Scanner
 
 if TYPE_CHECKING:
@@ -40,10 +41,8 @@ class ProgressMonitor:
 
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
-        """Compile the user's expressions."""
+        """Compile the expressions of the user; a wrong one ends the run before it begins."""
         if config.progress_pattern is not None or config.checkpoint_pattern is not None:
-            from elastic_core.progress_expressions import compile_expressions  # few runs have any
-
             self._reader = ProgressReader(compile_expressions(config.progress_pattern, config.checkpoint_pattern))
         self._nan_stop, self._place = config.nan_stop, config.checkpoint_path
         self._notices_checkpoints = config.checkpoint_pattern is not None or config.checkpoint_path is not None
