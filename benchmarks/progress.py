@@ -16,10 +16,10 @@ from pathlib import Path
 
 from benchmarks.launchers import PAGE
 from benchmarks.tables import paragraphs, replaced, table
-from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.stream_lines import Shape
 from elastic_core.agent.stream_pump import Pump, PumpThread
-from elastic_core.progress_expressions import compile_expressions
+from elastic_progress.expressions import compile_expressions
+from elastic_progress.reader import ProgressReader
 
 LINES_PER_SECOND = 1000
 SECONDS = 10.0

@@ -68,6 +68,7 @@ SOURCES = [
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
+    DOCS.parent / "plugins" / "progress" / "src" / "elastic_progress",
 ]
 WHEN = {
     "joining": "The agent starts to look for the job.",

@@ -1,8 +1,7 @@
 """Reads steps, losses and checkpoints from lines that a script prints.
 
 :class:`Scanner` cuts a stream into the lines that are worth a look, :class:`Recognizer` finds the pattern that a job
-prints, and :class:`LineReader` reads the lines of one worker. All is pure. ``agent/progress_reader.py`` drives them,
-and imports this module with the first output of a worker.
+prints, and :class:`LineReader` reads the lines of one worker. All is pure. ``reader`` drives them.
 
 A regular expression cannot be interrupted, so lines are cut to their ends, and the lines of a second are counted.
 """
@@ -15,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from elastic_core.progress import LARGEST_STEP, Checkpoint, Progress, step_of_path
-from elastic_core.progress_bars import BARS_MAX, CURSOR_UP, Bar, Bars, read_bar
-from elastic_core.progress_expressions import BUILT_IN, USER_LINE_MAX_CHARACTERS, Expressions, needle_of
-from elastic_core.progress_patterns import CHECKPOINT_NEEDLE, CHECKPOINT_PATTERNS, PATTERNS, Pattern
+from elastic_progress.bars import BARS_MAX, CURSOR_UP, Bar, Bars, read_bar
+from elastic_progress.expressions import BUILT_IN, USER_LINE_MAX_CHARACTERS, Expressions, needle_of
+from elastic_progress.patterns import CHECKPOINT_NEEDLE, CHECKPOINT_PATTERNS, PATTERNS, Pattern
 
 LINE_MAX_BYTES = 2000  # of a line, its end; built-in expressions take linear time
 LINES_PER_SECOND = 25.0  # of one stream that are matched

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.progress_reader import (
+from elastic_core.agent.progress_table import PROGRESS_EVENT_SECONDS, ProgressTable, StepSeen
+from elastic_core.events import Event, Level
+from elastic_core.monitors import OutputReader, RankFailed, RunningRound
+from elastic_core.progress import Checkpoint, Progress
+from elastic_core.protocol.node_events import Checkpointed
+from elastic_core.protocol.roster import Reached
+from elastic_progress.expressions import Expressions, compile_expressions
+from elastic_progress.reader import (
     MATCH_MAX_SECONDS,
     READ_INTERVAL_SECONDS,
     UNREAD_MAX_BYTES,
     LossWatch,
     ProgressReader,
 )
-from elastic_core.agent.progress_table import PROGRESS_EVENT_SECONDS, ProgressTable, StepSeen
-from elastic_core.events import Event, Level
-from elastic_core.monitors import OutputReader, RankFailed, RunningRound
-from elastic_core.progress import Checkpoint, Progress
-from elastic_core.progress_expressions import Expressions, compile_expressions
-from elastic_core.protocol.node_events import Checkpointed
-from elastic_core.protocol.roster import Reached
 
 
 class Node:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from elastic_core.progress import Checkpoint, Progress
-from elastic_core.progress_expressions import Expressions, compile_expressions
-from elastic_core.progress_lines import (
+from elastic_progress.expressions import Expressions, compile_expressions
+from elastic_progress.lines import (
     LINE_MAX_BYTES,
     LINES_AT_ONCE,
     MATCHES_TO_CHOOSE,
@@ -19,7 +19,7 @@ from elastic_core.progress_lines import (
     Recognizer,
     Scanner,
 )
-from elastic_core.progress_patterns import PATTERNS
+from elastic_progress.patterns import PATTERNS
 
 NAMES = [pattern.name for pattern in PATTERNS]
 HF, LIGHTNING, TITAN, MEGATRON, COMPOSER, OLMO, VERL, DDP, DEEPSPEED, STEP_LINES, EPOCH_LINES, RICH, TQDM = NAMES
@@ -408,7 +408,7 @@ def test_trainers_logs_take_over_from_its_bar_and_both_are_read() -> None:
 
 
 def test_the_page_has_all_patterns() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "progress.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "progress.md").read_text()
     assert re.findall(r"^\| ([A-Za-z][^|`]*) \| `", page, re.MULTILINE) == [pattern.name for pattern in PATTERNS]
 
 

@@ -1,6 +1,6 @@
 """What training frameworks print: a table of patterns for their steps, losses and checkpoints.
 
-:mod:`elastic_core.progress_lines` matches lines with :data:`PATTERNS` and :data:`CHECKPOINT_PATTERNS`.
+:mod:`elastic_progress.lines` matches lines with :data:`PATTERNS` and :data:`CHECKPOINT_PATTERNS`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_core.errors import UsageError
 from elastic_core.progress import PROGRESS_GROUPS
-from elastic_core.progress_expressions import (
+from elastic_progress.expressions import (
     CHECKPOINT_GROUPS,
     WrongExpression,
     compile_expression,

@@ -14,12 +14,12 @@ from elastic_core.events import Event
 from elastic_core.hookspecs import hookimpl
 from elastic_core.monitors import OutputReader, RunningRound
 from elastic_core.progress import Checkpoint, Progress
-from elastic_core.progress_expressions import BUILT_IN, Expressions, compile_expressions
-from elastic_core.progress_lines import LineReader, Recognizer, Scanner
+from elastic_progress.expressions import BUILT_IN, Expressions, compile_expressions
+from elastic_progress.lines import LineReader, Recognizer, Scanner
 
 if TYPE_CHECKING:
-    from elastic_core.agent.checkpoint_files import CheckpointFiles
     from elastic_core.config.run import RunConfig
+    from elastic_progress.checkpoint_files import CheckpointFiles
 
 NOTHING = Progress()
 MATCH_MAX_SECONDS = 0.1  # of CPU, for one line; an expression of a user that takes longer is not used any more
@@ -58,7 +58,7 @@ class ProgressMonitor:
             round.notice_checkpoints()
         if self._place is not None:
             if self._files is None:
-                from elastic_core.agent.checkpoint_files import CheckpointFiles
+                from elastic_progress.checkpoint_files import CheckpointFiles
 
                 self._files = CheckpointFiles(self._place, self._report_checkpoint)
             round.look_last(partial(self._files.look, settled=True))
