@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,11 +36,6 @@ class Progress:
     def position(self) -> float | None:
         """How far the training is, in the finest known unit; None where only a loss is known."""
         return next((value for value in (self.step, self.samples, self.epoch) if value is not None), None)
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the loss is nan or infinite."""
-        return self.loss is not None and not math.isfinite(self.loss)
 
     def updated(self, newer: Progress) -> Progress:
         """Return this progress with what ``newer`` knows."""

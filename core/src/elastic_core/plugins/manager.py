@@ -49,11 +49,8 @@ OBSERVING = (
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
-READERS = {
-    **dict.fromkeys(("failure_policy", "set_aside_torn_checkpoints"), "policies"),
-    **dict.fromkeys(("progress_pattern", "checkpoint_pattern", "checkpoint_path", "nan_stop"), "progress"),
-    "notices": "notices",
-}
+READERS = {"failure_policy": "policies", "set_aside_torn_checkpoints": "policies", "notices": "notices"}
+READERS |= dict.fromkeys(("progress_pattern", "checkpoint_pattern", "checkpoint_path", "nan_stop"), "progress")
 """The plugin that reads a flag, by the flag's field of :class:`RunConfig`."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from elastic_core.monitors import RunningRound
@@ -22,7 +23,7 @@ class LossWatch:
         if progress.loss is None or (progress.position is not None and progress.position == known.position):
             return
         known.position = progress.position
-        if not progress.is_broken:
+        if math.isfinite(progress.loss):
             known.broken = 0
             return
         known.broken += 1
