@@ -15,7 +15,7 @@ _STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a worker has come; None for what is not known.
+    """The progress of a worker; None for unknown values.
 
     Attributes:
         step: The newest step, counted over all of the training where the script does so.
@@ -34,7 +34,7 @@ class Progress:
 
     @property
     def position(self) -> float | None:
-        """How far the training is, in the finest known unit; None where only a loss is known."""
+        """The progress in the finest known unit; None where only a loss is known."""
         return next((value for value in (self.step, self.samples, self.epoch) if value is not None), None)
 
     def updated(self, newer: Progress) -> Progress:

@@ -257,7 +257,7 @@ def reader(expressions: Expressions | None = None) -> LineReader:
 
 
 @pytest.mark.parametrize(("name", "lines", "progress"), LINES)
-def test_what_frameworks_print_is_recognized_with_the_third_line(
+def test_lines_of_frameworks_are_recognized_with_the_third_line(
     name: str, lines: Sequence[str], progress: Progress
 ) -> None:
     read = reader()

@@ -80,7 +80,7 @@ def test_an_own_expression_needs_no_three_lines() -> None:
     assert node.table.newest()[0][0] == Progress(step=7)
 
 
-def test_what_moves_beside_the_training_renews_its_age_alone() -> None:
+def test_a_bar_beside_the_training_renews_its_age_alone() -> None:
     node = Node()
     node.prints(*map(bar, (1, 2, 3)))
     node.prints("Evaluating:  1%|█  | 1/9 [00:01<00:09,  8.00it/s]", after=20.0)
@@ -129,7 +129,7 @@ def test_the_newest_line_of_a_burst_is_read_when_it_is_asked_for_with_its_time()
     assert node.table.step(0)[0] == 200
 
 
-def test_what_comes_within_a_tenth_of_a_second_is_read_together() -> None:
+def test_output_within_a_tenth_of_a_second_is_read_together() -> None:
     node = Node(compile_expressions(r"at (?P<step>\d+)"))
     stream = node.stream(0)
     for step in range(1, 4):

@@ -101,7 +101,7 @@ def _parts(name: str, value: Any) -> list[Any]:
 
 
 def _is_nested(parsed: Any, *, repeated: bool) -> bool:
-    """Whether something is repeated that is repeated itself or has alternatives: the time may be exponential."""
+    """Return True if a repeat is within a repeat, or alternatives are: the time may be exponential."""
     for op, value in parsed:
         name, inside = str(op), repeated
         if name in _REPEATS:
@@ -141,7 +141,7 @@ def _literals(parsed: Any) -> list[str]:
 
 
 def _is_slow(expression: re.Pattern[str], literals: Sequence[str], seconds: Callable[[], float]) -> bool:
-    """Whether a line takes long that has one character many times, or what the expression looks for a few times.
+    """Return True if a line takes long that has one character many times, or the literal texts a few times.
 
     Lines grow, so that none takes ages.
     """

@@ -42,7 +42,7 @@ class ProgressReader:
         self._told_pattern = ""
         """The name of the pattern that was published last."""
         self._is_own = expressions.progress is not None or expressions.checkpoint is not None
-        """Whether the user has given an expression, so that all streams are read and the time of a match is limited."""
+        """True if the user has given an expression: all streams are read, and the time of a match is limited."""
 
     @property
     def needles(self) -> tuple[bytes, ...] | None:
