@@ -68,6 +68,7 @@ SOURCES = [
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
+    DOCS.parent / "plugins" / "progress" / "src" / "elastic_progress",
     DOCS.parent / "plugins" / "torchrun" / "src" / "elastic_torchrun",
 ]
 WHEN = {
@@ -123,7 +124,7 @@ WHEN = {
     "initialized": "All local workers have reported their process group. Not published if a worker reports nothing.",
     "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
-    "output_unread": "A monitor reads an output no longer: it raised, or a pattern of the user took too long on a line.",
+    "output_unread": "A plugin's reader of a worker's output failed or took too long. It gets no more of that output.",
     "report_ignored": "A worker sent a malformed report to its agent. Published once per round and reason.",
     "fork_server_ready": "The fork server has imported the modules of `--preload`.",
     "fork_server_failed": "The agent cannot use the fork server. Every worker starts as a fresh interpreter.",

@@ -15,8 +15,6 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
-* ``progress_lines``: reads steps, losses and checkpoints from lines that scripts print. ``progress_patterns``: a table
-  of what frameworks print. ``progress_expressions``: the check of users' expressions. ``progress_bars``: progress bars.
 * ``assignment``: what a worker is told of itself. ``node_checks``: what a health check of a node is. ``threads``:
   calls in a thread, with a limit of time. ``version``: the version of this distribution.
   ``digest``: digests of text, without OpenSSL.

@@ -411,11 +411,21 @@ def test_a_plugin_reads_its_settings_in_the_run_s_configuration(install: Install
         load(config(plugins=("reader",), rdzv_id="wrong"))
 
 
-def test_a_failure_policy_needs_the_plugin_that_reads_it() -> None:
+@pytest.mark.parametrize(
+    ("plugin", "flag"),
+    [
+        ("policies", {"failure_policy": "budget=1/1h"}),
+        ("progress", {"progress_pattern": "("}),
+        ("progress", {"checkpoint_pattern": "saved"}),
+        ("progress", {"checkpoint_path": "saved"}),
+        ("progress", {"nan_stop": 3}),
+    ],
+)
+def test_a_flag_needs_the_plugin_that_reads_it(plugin: str, flag: dict[str, object]) -> None:
     with pytest.raises(PluginError) as missing:
-        load(config(failure_policy="budget=1/1h"), Catalogue([*_local()]))
-    assert missing.value.message == "The plugin 'policies' is not installed."
-    assert missing.value.hint == how_to_install("elastic-policies")
+        load(config(**flag), Catalogue([*_local()]))
+    assert missing.value.message == f"The plugin {plugin!r} is not installed."
+    assert missing.value.hint == how_to_install(f"elastic-{plugin}")
 
 
 def test_a_failure_policy_whose_plugin_is_off_or_broken_is_refused(install: Install) -> None:

@@ -20,8 +20,8 @@ General layout:
   ``py_spy`` reads from outside.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines,
   ``traceback_fold`` leaves out tracebacks of ranks that have only lost a peer, ``console``
-  writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_reader`` reads from them how far the
-  workers are, and ``checkpoint_files`` looks for their newest checkpoint.
+  writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_table``: how far the workers
+  have come.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in
   memory to disk, by means of ``snapshot_files``. ``probing``: which peers can be reached after a failure.
   ``time_to_save``: whether the workers of a planned stop had time to save their state.

@@ -312,14 +312,14 @@ class Flags:
         "A regular expression with groups of the names step, loss, samples and epoch, such as "
         r"'step (?P<step>\d+) loss (?P<loss>\S+)'. Lines of a worker's output that it matches show the worker's "
         "progress. All output of workers then goes through the agent.",
-        parse=parse.progress_pattern,
+        parse=parse.not_empty,
         metavar="REGEX",
         fills="progress_pattern",
         unset="what Trainer, Lightning, torchtitan, Megatron-LM, DeepSpeed and tqdm print is recognized",
     )
     checkpoint_pattern: str | None = PROGRESS.flag(
         "A regular expression for lines which say that a checkpoint was saved; it may have the groups step and path.",
-        parse=parse.checkpoint_pattern,
+        parse=parse.not_empty,
         metavar="REGEX",
         fills="checkpoint_pattern",
         unset="what torchtitan and Megatron-LM print",
