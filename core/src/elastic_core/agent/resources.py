@@ -14,9 +14,8 @@ from typing import Any
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
-from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
+from elastic_core.agent.event_loop import EventLoop, HangExplained, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
-from elastic_core.agent.hangs import HangExplained
 from elastic_core.agent.output import Output
 from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.agent.report import Publish, hang_explained, warden_silent
@@ -107,8 +106,8 @@ class Resources:
         round = self.group.round
 
         def run() -> None:
-            found = None if round is None or round.locate is None else round.locate(asked)
-            self.loop.post(Located(found or LocalStacks(answers=asked.index, places={})))
+            nowhere = LocalStacks(answers=asked.index, places={})
+            self.loop.post(Located(nowhere if round is None else round.locate(asked)))
 
         start(target=run, name="elastic-stacks", daemon=True).start()
 
@@ -137,10 +136,10 @@ class Resources:
             if (round := self.group.round) is not None and round.number == explained.report.round:
                 round.explain(explained.text)
 
-    def end_hung(self, found: Stacks) -> None:
-        """Have a monitor end the rank that hangs."""
-        if (round := self.group.round) is not None and round.end_hung is not None:
-            round.end_hung(found)
+    def tell_hang(self, found: Stacks) -> None:
+        """Tell the monitors of a report that the round hangs: one may end a rank."""
+        if (round := self.group.round) is not None:
+            round.tell_hang(found)
 
     def status(self, now: float, since: float, incident: Incident | None) -> Status:
         """Return what is known of the workers; arguments are fields of a Status."""
