@@ -370,14 +370,12 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Return core's own plugins for a run, by name; without a run, those that every run has."""
-    from elastic_core.agent.hang_monitor import HangMonitor
     from elastic_core.agent.progress_reader import ProgressMonitor
 
     plugins: dict[str, object] = {
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
         "progress": ProgressMonitor(),
-        "hangs": HangMonitor(),
         "plain-start": builtin.PlainWorkerStart(
             virtual_local_rank=config is not None and config.virtual_local_rank,
             plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugins],

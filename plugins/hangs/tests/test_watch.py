@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.hangs import (
+from elastic_core.agent.progress_table import ProgressTable
+from elastic_core.monitors import RunningRound, WorkerView
+from elastic_core.progress import Progress
+from elastic_hangs.watch import (
     HangWatch,
     Signs,
     Use,
@@ -17,9 +20,6 @@ from elastic_core.agent.hangs import (
     uses_cpu,
     window_seconds,
 )
-from elastic_core.agent.progress_table import ProgressTable
-from elastic_core.monitors import RunningRound, WorkerView
-from elastic_core.progress import Progress
 
 NOW, WINDOW = 1000.0, 300.0
 LONG_AGO, JUST_NOW = NOW - WINDOW, NOW - 1.0

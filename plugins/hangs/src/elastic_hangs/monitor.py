@@ -8,9 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from elastic_core.agent import stacks
-from elastic_core.agent.hangs import HangWatch, hang_check_interval
-from elastic_core.agent.py_spy import PySpy
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.monitors import RunningRound
@@ -19,6 +16,9 @@ from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.roster import LocalStacks
 from elastic_core.protocol.stacks import LOOKS
 from elastic_core.threads import PatientThread
+from elastic_hangs import stacks
+from elastic_hangs.py_spy import PySpy
+from elastic_hangs.watch import HangWatch, hang_check_interval
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent import hang_monitor
-from elastic_core.agent.hang_monitor import HangMonitor, WatchedRound
-from elastic_core.agent.hangs import HangWatch, Use
 from elastic_core.agent.progress_table import ProgressTable
-from elastic_core.agent.stacks import LocalRank
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
@@ -22,6 +18,10 @@ from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Hung, Locate
 from elastic_core.protocol.roster import LocalStacks
+from elastic_hangs import monitor
+from elastic_hangs.monitor import HangMonitor, WatchedRound
+from elastic_hangs.stacks import LocalRank
+from elastic_hangs.watch import HangWatch, Use
 
 WINDOW = 10.0
 WHERE, JUDGE = Locate(5, full=False, judge=False), Locate(5, full=False, judge=True)
@@ -261,7 +261,7 @@ def watchers() -> list[threading.Thread]:
 
 
 def test_a_silence_is_noticed_without_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_monitor, "hang_check_interval", lambda window: 0.01)
+    monkeypatch.setattr(monitor, "hang_check_interval", lambda window: 0.01)
     node, told = Node([view(pid=None)]), threading.Event()
     node.round.post = lambda event: told.set()
     begin(node, window=0.1)
