@@ -64,6 +64,7 @@ USES = {
 
 SOURCES = [
     DOCS.parent / "core" / "src" / "elastic_core",
+    DOCS.parent / "plugins" / "hangs" / "src" / "elastic_hangs",
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
@@ -169,7 +170,7 @@ WHEN = {
     "policy_failed_traceback": "The traceback of `policy_failed`.",
     "policy_timed_out": "A failure policy gave no verdict in time.",
     "plugin_failed": "A plugin raised, or gave no proper answer, when it was asked whether a node is gone, why a job "
-    "hangs, or whether workers should wait before they start.",
+    "hangs, or whether workers should wait before they start; or a monitor raised.",
     "plugin_failed_traceback": "The traceback of `plugin_failed`.",
     "plugin_timed_out": "A plugin that was asked whether a node is gone, or why a job hangs, gave no answer in time.",
     "node_gone": "A plugin vouches that a node is gone for good.",

@@ -622,7 +622,7 @@ class Silent:
 def test_a_hang_is_reported_with_the_places_of_this_nodes_ranks_and_ends_nothing(run: Run) -> None:
     run.plugins.register("silent", Silent())
     run.on["hang"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    ending = run(Scripted(), WAITS, nproc_per_node=2, max_restarts=0, hang_window=0.0)
+    ending = run(Scripted(), WAITS, nproc_per_node=2, max_restarts=0)
     assert ending.exit_code == 128 + signal.SIGTERM, "it left only on the signal"
     assert not run.said("worker_failed")
     [hang] = run.said("hang")
@@ -632,7 +632,7 @@ def test_a_hang_is_reported_with_the_places_of_this_nodes_ranks_and_ends_nothing
 def test_a_monitor_ends_a_rank_and_the_handler_is_asked_for_the_next_round(run: Run) -> None:
     run.plugins.register("silent", Silent(ends=True))
     handler = Scripted()
-    ending = run(handler, ROUND + f"test $round = round_2 || {WAITS}", max_restarts=1, hang_window=0.0)
+    ending = run(handler, ROUND + f"test $round = round_2 || {WAITS}", max_restarts=1)
     assert ending.exit_code == ExitCode.SUCCESS
     assert handler.rounds == 2
     [failure] = [event for event in run.heard if event.name == "worker_failed"]
@@ -641,7 +641,7 @@ def test_a_monitor_ends_a_rank_and_the_handler_is_asked_for_the_next_round(run: 
 
 def test_a_hang_that_ends_the_job_is_its_first_failure(run: Run) -> None:
     run.plugins.register("silent", Silent(ends=True))
-    ending = run(Scripted(), WAITS, max_restarts=0, hang_window=0.0)
+    ending = run(Scripted(), WAITS, max_restarts=0)
     assert ending.exit_code == ExitCode.JOB_FAILED
     assert ending.incident is not None
     assert ending.incident.detail == "round 1: no progress for 1 s:\n  rank 0 is in f (train.py:3)"
@@ -650,7 +650,7 @@ def test_a_hang_that_ends_the_job_is_its_first_failure(run: Run) -> None:
 def test_ranks_that_stay_silent_are_asked_again_and_are_reported_once(run: Run) -> None:
     silent = Silent(seconds=0.1)
     run.plugins.register("silent", silent)
-    run(Scripted(), "sleep 1", hang_window=0.0)
+    run(Scripted(), "sleep 1")
     assert len(silent.asked) > 1
     assert len(run.said("hang")) == 1
 
@@ -663,7 +663,7 @@ def test_an_answer_that_comes_after_the_silence_is_dropped(run: Run) -> None:
 
     ends = Ends()
     run.plugins.register("silent", ends)
-    run(Scripted(), "sleep 1", hang_window=0.0)
+    run(Scripted(), "sleep 1")
     assert len(ends.asked) == 1
     assert not run.said("hang")
 
@@ -687,6 +687,6 @@ def test_ranks_are_asked_in_the_next_round_though_an_answer_of_the_last_one_is_l
     run.plugins.register("silent", late)
     run.on["workers_started"] = started
     run.on["hang"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    run(Scripted(), WAITS, max_restarts=1, hang_window=0.0)
+    run(Scripted(), WAITS, max_restarts=1)
     assert [asked.index for asked in late.asked] == [1, 2]
     assert run.said("hang")[0].startswith("round 2: ")

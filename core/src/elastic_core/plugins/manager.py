@@ -49,7 +49,13 @@ OBSERVING = (
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
-READERS = {"failure_policy": "policies", "set_aside_torn_checkpoints": "policies", "notices": "notices"}
+READERS = {
+    "failure_policy": "policies",
+    "hang_timeout": "hangs",
+    "hang_window": "hangs",
+    "notices": "notices",
+    "set_aside_torn_checkpoints": "policies",
+}
 """The plugin that reads a flag, by the flag's field of :class:`RunConfig`."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {

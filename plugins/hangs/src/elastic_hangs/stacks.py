@@ -6,7 +6,7 @@ lock, so a thread that runs Python code would risk to crash: it is asked by the 
 that does not run, or has run for a while without calling that handler, is asked by the one in C.
 
 Of any other process, and of one that does not answer, ``py-spy`` tells the stacks where it is installed
-(``agent/py_spy.py``), and the kernel its state and where in the kernel it waits.
+(``py_spy.py``), and the kernel its state and where in the kernel it waits.
 """
 
 from __future__ import annotations
