@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.events import Event
 from elastic_core.monitors import RunningRound
 from elastic_core.protocol.entries import Stacks
@@ -30,7 +29,7 @@ def published() -> list[Event]:
 
 @pytest.fixture
 def round(posted: list[object], published: list[Event]) -> RunningRound:
-    return RunningRound(3, "run", ["n1"], Path(), ProgressTable(), posted.append, published.append, look=tuple)
+    return RunningRound(3, "run", ["n1"], Path(), post=posted.append, publish=published.append)
 
 
 def test_a_suspicion_is_posted_with_the_number_of_its_round(round: RunningRound, posted: list[object]) -> None:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
+from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import Hung, Locate
 from elastic_core.protocol.roster import LocalStacks
 
 if TYPE_CHECKING:
-    from elastic_core.agent.progress_table import ProgressTable
     from elastic_core.protocol.entries import Stacks
 
 _Found = TypeVar("_Found")
@@ -117,6 +117,10 @@ class Signal:
     why: str
 
 
+def _ignore(event: object) -> None:
+    """Take an event that no agent waits for, as in a test of a monitor."""
+
+
 @dataclass
 class RunningRound:
     """A round that is about to start workers on this node.
@@ -133,11 +137,11 @@ class RunningRound:
     run_uid: str
     members: Sequence[str]
     directory: Path
-    progress: ProgressTable = field(repr=False)
-    post: Callable[[object], None] = field(repr=False)
-    publish: Callable[[Event], None] = field(repr=False)
+    progress: ProgressTable = field(default_factory=ProgressTable, repr=False)
+    post: Callable[[object], None] = field(default=_ignore, repr=False)
+    publish: Callable[[Event], None] = field(default=_ignore, repr=False)
     """Publishes an event of this node."""
-    look: Callable[[], Sequence[WorkerView]] = field(repr=False)
+    look: Callable[[], Sequence[WorkerView]] = field(default=tuple, repr=False)
     closed: threading.Event = field(default_factory=threading.Event, repr=False)
     notes: dict[str, str] = field(default_factory=dict, repr=False)
     explanations: list[str] = field(default_factory=list, repr=False)

@@ -20,7 +20,6 @@ import pytest
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
 from elastic_core.config.run import Stream, StreamMap
@@ -220,7 +219,7 @@ def test_a_stdout_that_nobody_asked_for_is_the_agents_own(stage: Stage) -> None:
 
 def watched(lines: list[tuple[int, str]], *, every_stream: bool = False) -> RunningRound:
     """A round of which a monitor reads the lines."""
-    round = RunningRound(1, "run", ["a"], Path(), ProgressTable(), lambda event: None, lambda event: None, lambda: ())
+    round = RunningRound(1, "run", ["a"], Path())
     round.read_output(lambda rank: LineReader(lambda line: lines.append((rank, line))), every_stream=every_stream)
     return round
 

@@ -14,11 +14,11 @@ from elastic_core.agent.progress_reader import (
     LossWatch,
     ProgressReader,
 )
-from elastic_core.agent.progress_table import PROGRESS_EVENT_SECONDS, ProgressTable, StepSeen
 from elastic_core.events import Event, Level
 from elastic_core.monitors import OutputReader, RankFailed, RunningRound
 from elastic_core.progress import Checkpoint, Expressions, Progress
 from elastic_core.progress_expressions import compile_expressions
+from elastic_core.progress_table import PROGRESS_EVENT_SECONDS, ProgressTable, StepSeen
 from elastic_core.protocol.node_events import Checkpointed
 from elastic_core.protocol.roster import Reached
 

@@ -22,7 +22,6 @@ from views import info, offer
 from elastic_core.agent import workers
 from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_table import StepSeen
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.worker_incidents import start_failure
@@ -36,6 +35,7 @@ from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.monitors import RankFailed, RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.progress import Progress
+from elastic_core.progress_table import StepSeen
 from elastic_core.protocol.entries import Member, Round
 from elastic_core.protocol.node_events import (
     NodeEvent,
@@ -973,7 +973,7 @@ def test_signals_and_processes_that_do_not_die_are_told(node: Node, event: Warde
 def test_a_worker_whose_interpreter_does_not_end_after_its_program_is_named(node: Node) -> None:
     node.start("exec sleep 1000", TWO)
     node.run()
-    first, second = node.group._workers
+    first, second = node.group._round.workers
     assert node.group.handle(Lingers(second)) is None
     [said] = node.said_of("worker_lingers")
     pid = said.fields["pid"]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
 from elastic_core.monitors import RankFailed, RunningRound, WorkerView
 from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Hung, Locate
 from elastic_core.protocol.roster import LocalStacks

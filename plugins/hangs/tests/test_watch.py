@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.monitors import RunningRound, WorkerView
 from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressTable
 from elastic_hangs.watch import (
     HangWatch,
     Signs,
@@ -120,16 +120,12 @@ def worker(rank: int = 0, pid: int = 10) -> Looked:
     return Looked(rank, pid)
 
 
-def ignore(event: object) -> None:
-    """Takes what a monitor posts and publishes, which no test here looks at."""
-
-
 class TestWatch:
     def setup_method(self) -> None:
         self.clock, self.used = Clock(), dict.fromkeys((10, 11, 12), 0.0)
         self.progress = ProgressTable(now=self.clock)
         self.progress.begin(1)
-        self.round = RunningRound(1, "run", ["n1"], Path(), self.progress, ignore, ignore, look=tuple)
+        self.round = RunningRound(1, "run", ["n1"], Path(), self.progress)
         self.written = 0
         self.watch = HangWatch(
             10.0,

@@ -17,8 +17,6 @@ from typing import cast
 
 import pytest
 
-from elastic_core.agent.progress_table import ProgressTable
-from elastic_torchrun.timers import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, pipe_path
 from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
@@ -26,6 +24,7 @@ from elastic_core.errors import UsageError
 from elastic_core.events import Event
 from elastic_core.monitors import RankFailed, RunningRound, WorkerView
 from elastic_core.warden.linux import state_of
+from elastic_torchrun.timers import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, pipe_path
 
 NOW, TIME_OF_DAY = 100.0, 5000.0
 PATIENCE = 30.0
@@ -94,9 +93,9 @@ class Node:
         self.watchdog = Watchdog(self.environ, lambda: self.now)
         self.watchdog.elastic_configure(RunConfig(program=PROGRAM))
         self.views = tuple(WorkerView(rank, rank, pid, None, False) for rank, pid in enumerate(pids))
+        directory, look = folder / "round_1", lambda: self.views
         self.round = RunningRound(
-            *(1, "run", ["a"], folder / "round_1", ProgressTable()),
-            *(self.posted.append, self.published.append, lambda: self.views),
+            1, "run", ["a"], directory, post=self.posted.append, publish=self.published.append, look=look
         )
         self.watchdog.start = lambda: None  # type: ignore[method-assign]  # the test looks
         self.watchdog.elastic_round_starts(self.round)

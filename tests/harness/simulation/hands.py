@@ -9,8 +9,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.incidents import Incident
+from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, TakesNotices, WorkerFailed
 from elastic_core.protocol.roster import LocalWorkers

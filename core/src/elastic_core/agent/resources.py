@@ -17,7 +17,6 @@ from elastic_core.agent.directories import log_directory, make_directories, mark
 from elastic_core.agent.event_loop import EventLoop, HangExplained, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_table import ProgressTable
 from elastic_core.agent.report import Publish, hang_explained, warden_silent
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
@@ -32,9 +31,10 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
+from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
-from elastic_core.protocol.roster import LocalStacks, NodeInfo
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.stacks import is_news
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.threads import keep_a_starter
@@ -106,8 +106,7 @@ class Resources:
         round = self.group.round
 
         def run() -> None:
-            nowhere = LocalStacks(answers=asked.index, places={})
-            self.loop.post(Located(nowhere if round is None else round.locate(asked)))
+            self.loop.post(Located(round.locate(asked)))
 
         start(target=run, name="elastic-stacks", daemon=True).start()
 
@@ -133,13 +132,12 @@ class Resources:
         """Report what the plugins have said, and have the next failure of the round tell it too."""
         if explained.text:
             self.publish(hang_explained(explained.report, explained.text))
-            if (round := self.group.round) is not None and round.number == explained.report.round:
-                round.explain(explained.text)
+            if self.group.round.number == explained.report.round:
+                self.group.round.explain(explained.text)
 
     def tell_hang(self, found: Stacks) -> None:
         """Tell the monitors of a report that the round hangs: one may end a rank."""
-        if (round := self.group.round) is not None:
-            round.tell_hang(found)
+        self.group.round.tell_hang(found)
 
     def status(self, now: float, since: float, incident: Incident | None) -> Status:
         """Return what is known of the workers; arguments are fields of a Status."""
