@@ -65,6 +65,7 @@ USES = {
 
 SOURCES = [
     DOCS.parent / "core" / "src" / "elastic_core",
+    DOCS.parent / "plugins" / "hangs" / "src" / "elastic_hangs",
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
@@ -124,7 +125,7 @@ WHEN = {
     "initialized": "All local workers have reported their process group. Not published if a worker reports nothing.",
     "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
-    "output_unread": "A plugin's reader of a worker's output failed or took too long. It gets no more of that output.",
+    "output_unread": "A monitor reads an output no longer: it raised, or a user's pattern took too long on a line.",
     "report_ignored": "A worker sent a malformed report to its agent. Published once per round and reason.",
     "fork_server_ready": "The fork server has imported the modules of `--preload`.",
     "fork_server_failed": "The agent cannot use the fork server. Every worker starts as a fresh interpreter.",
@@ -171,7 +172,7 @@ WHEN = {
     "policy_failed_traceback": "The traceback of `policy_failed`.",
     "policy_timed_out": "A failure policy returned no verdict in time.",
     "plugin_failed": "A plugin raised an exception, or returned no valid answer, about a failure, a lost node, the "
-    "reason of a hang, or a condition for the start of workers.",
+    "reason of a hang, or a condition for the start of workers; or a monitor raised an exception about a hang.",
     "plugin_failed_traceback": "The traceback of `plugin_failed`.",
     "plugin_timed_out": "A plugin returned no answer in time, about a failure, a lost node or the reason of a hang.",
     "node_gone": "A plugin has confirmed that a node is permanently gone.",

@@ -13,18 +13,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import Hung, Locate
+from elastic_core.protocol.roster import LocalStacks
 
 if TYPE_CHECKING:
     from elastic_core.protocol.entries import Stacks
-    from elastic_core.protocol.roster import LocalStacks
 
+_Found = TypeVar("_Found")
 NOTE_MAX_CHARACTERS = 200
 NOTES_MAX = 16
 """Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
@@ -148,10 +149,8 @@ class RunningRound:
     every_stream: bool = field(default=False, repr=False)
     """Whether a monitor reads streams that the agent would otherwise leave to the worker."""
     last_looks: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    locate: Callable[[Locate], LocalStacks] | None = field(default=None, repr=False)
-    """Finds out where the workers are; called on a thread."""
-    end_hung: Callable[[Stacks], None] | None = field(default=None, repr=False)
-    """Takes each report of a hang, once plugins have explained it."""
+    _locate: Callable[[Locate], LocalStacks] | None = field(default=None, repr=False)
+    _hang_followers: list[Callable[[Stacks], object]] = field(default_factory=list, repr=False)
     _open: list[Callable[[int], OutputReader | None]] = field(default_factory=list, repr=False)
     _readers: list[GuardedReader] = field(default_factory=list, repr=False)
 
@@ -185,6 +184,17 @@ class RunningRound:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
         return {} if self.closed.is_set() else self.progress.newest()
 
+    def longest_step(self) -> float | None:
+        """Return the longest time in seconds between two steps in a row of a worker, in this run; None without any."""
+        return self.progress.longest_interval()
+
+    def follow_hangs(self, take: Callable[[Stacks], object]) -> None:
+        """Have ``take`` called with each report that this round hangs, once plugins have explained it.
+
+        It is called on the agent's loop, so it must return within milliseconds.
+        """
+        self._hang_followers.append(take)
+
     # What it may do
 
     def report(self, rank: int, progress: Progress, at: float | None = None) -> None:
@@ -215,9 +225,20 @@ class RunningRound:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
-    def suspect(self, seconds: float) -> None:
-        """Tell that a rank of this node has made no progress for so many seconds; 0 once all do again (rule L14)."""
+    def suspect_hang(self, seconds: float) -> None:
+        """Report that a rank of this node has made no progress for so many seconds; 0 once all do again (rule L14).
+
+        All nodes are then asked where their ranks are, and the report of their answers says whether the job hangs.
+        """
         self.post(Hung(self.number, seconds))
+
+    def answer_where(self, locate: Callable[[Locate], LocalStacks]) -> None:
+        """Have ``locate`` find out where the ranks of this node are, whenever all nodes are asked.
+
+        It is called on a thread of the agent's, also for two questions at once. Of several monitors the first one to
+        call this answers: that of the plugin that was registered last.
+        """
+        self._locate = self._locate or locate
 
     def explain(self, text: str) -> None:
         """Have the first failure of this round tell these lines, too."""
@@ -234,6 +255,25 @@ class RunningRound:
         self.notes[name] = value
 
     # For the agent
+
+    def locate(self, asked: Locate) -> LocalStacks:
+        """Return where the workers are; no places if no monitor finds that out."""
+        found = None if self._locate is None else self._guard(self._locate, asked)
+        return found or LocalStacks(answers=asked.index, places={})
+
+    def tell_hang(self, found: Stacks) -> None:
+        """Pass on a report, if it is one that this round hangs."""
+        if found.hang and found.round == self.number:
+            for take in self._hang_followers:
+                self._guard(take, found)
+
+    def _guard(self, call: Callable[..., _Found], given: object) -> _Found | None:
+        """Call a monitor; if it raises, publish that, and return None."""
+        try:
+            return call(given)
+        except Exception as exc:
+            self.publish(Event("plugin_failed", f"a monitor raised {in_one_line(exc)}", Level.WARNING))
+            return None
 
     def open_readers(self, rank: int) -> list[OutputReader]:
         """Return the readers of one stream of a worker."""

@@ -412,20 +412,27 @@ def test_a_plugin_reads_its_settings_in_the_run_s_configuration(install: Install
 
 
 @pytest.mark.parametrize(
-    ("plugin", "flag"),
+    ("flag", "plugin"),
     [
-        ("policies", {"failure_policy": "budget=1/1h"}),
-        ("progress", {"progress_pattern": "("}),
-        ("progress", {"checkpoint_pattern": "saved"}),
-        ("progress", {"checkpoint_path": "saved"}),
-        ("progress", {"nan_stop": 3}),
+        ({"failure_policy": "budget=1/1h"}, "policies"),
+        ({"hang_timeout": 300.0}, "hangs"),
+        ({"hang_window": 300.0}, "hangs"),
+        ({"notices": "aws"}, "notices"),
+        ({"progress_pattern": "("}, "progress"),
+        ({"checkpoint_pattern": "saved"}, "progress"),
+        ({"checkpoint_path": "saved"}, "progress"),
+        ({"nan_stop": 3}, "progress"),
     ],
 )
-def test_a_flag_needs_the_plugin_that_reads_it(plugin: str, flag: dict[str, object]) -> None:
+def test_a_flag_needs_the_plugin_that_reads_it(flag: dict[str, object], plugin: str) -> None:
     with pytest.raises(PluginError) as missing:
         load(config(**flag), Catalogue([*_local()]))
     assert missing.value.message == f"The plugin {plugin!r} is not installed."
     assert missing.value.hint == how_to_install(f"elastic-{plugin}")
+
+
+def test_reports_of_hangs_may_be_switched_off_where_none_are_made() -> None:
+    load(config(hang_window=0.0), Catalogue([*_local()]))
 
 
 def test_a_failure_policy_whose_plugin_is_off_or_broken_is_refused(install: Install) -> None:

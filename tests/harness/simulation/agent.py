@@ -259,7 +259,7 @@ class SimAgent:
             group=self.hands,
             unreachable=partial(peers.unreachable, self.host),
             explain_hang=lambda *_: False,
-            end_hung=lambda *_: None,
+            tell_hang=lambda *_: None,
             fence=lambda seconds, _now: self.hands.fence(seconds),
             start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._hear),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),

@@ -16,8 +16,6 @@ General layout:
   worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` and
   ``python_traceback`` read these texts.
 * ``isolation``: whether the job has gone on without this node.
-* ``hangs``: notices workers without progress. ``stacks``: where the workers are, which they say themselves, or
-  ``py_spy`` reads from outside.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines,
   ``traceback_fold`` leaves out tracebacks of ranks that have only lost a peer, ``console``
   writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_table``: how far the workers

@@ -14,9 +14,8 @@ from typing import Any
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
-from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
+from elastic_core.agent.event_loop import EventLoop, HangExplained, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
-from elastic_core.agent.hangs import HangExplained
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish, hang_explained, warden_silent
 from elastic_core.agent.run_summary import RunSummary
@@ -35,7 +34,7 @@ from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
-from elastic_core.protocol.roster import LocalStacks, NodeInfo
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.stacks import is_news
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.threads import keep_a_starter
@@ -107,8 +106,7 @@ class Resources:
         round = self.group.round
 
         def run() -> None:
-            found = None if round.locate is None else round.locate(asked)
-            self.loop.post(Located(found or LocalStacks(answers=asked.index, places={})))
+            self.loop.post(Located(round.locate(asked)))
 
         start(target=run, name="elastic-stacks", daemon=True).start()
 
@@ -137,10 +135,9 @@ class Resources:
             if self.group.round.number == explained.report.round:
                 self.group.round.explain(explained.text)
 
-    def end_hung(self, found: Stacks) -> None:
-        """Have a monitor end the rank that hangs."""
-        if (end := self.group.round.end_hung) is not None:
-            end(found)
+    def tell_hang(self, found: Stacks) -> None:
+        """Tell the monitors of a report that the round hangs: one may end a rank."""
+        self.group.round.tell_hang(found)
 
     def status(self, now: float, since: float, incident: Incident | None) -> Status:
         """Return what is known of the workers; arguments are fields of a Status."""

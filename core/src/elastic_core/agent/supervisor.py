@@ -12,8 +12,17 @@ from contextlib import suppress
 from dataclasses import replace
 
 from elastic_core.agent import report
-from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, StopDue, Tick
-from elastic_core.agent.hangs import HangExplained
+from elastic_core.agent.event_loop import (
+    AliveFor,
+    Crashed,
+    Depart,
+    HangExplained,
+    HostEnds,
+    Overdue,
+    SignalReceived,
+    StopDue,
+    Tick,
+)
 from elastic_core.agent.isolation import Isolation
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import ASK_SECONDS, Resources, finish_helpers, handle_warden_death, stop_workers
@@ -155,7 +164,7 @@ class Supervisor:
                 self._describe_workers(number)
             case HangExplained(found):
                 self._resources.note_explained(event)
-                self._resources.end_hung(found)
+                self._resources.tell_hang(found)
             case Overdue():
                 if self._state.work is Work.STOPPING:
                     self._warden.kill()
@@ -276,7 +285,7 @@ class Supervisor:
         if (found := self._state.ledger.stacks) is not None and found is not before.ledger.stacks:
             wait, last = found.round == self._state.round and self._state.work is Work.RUNNING, before.ledger.hang
             if not (wait and self._resources.explain_hang(found, last, self._runtime.thread)):
-                self._resources.end_hung(found)
+                self._resources.tell_hang(found)
         if failed is not None:  # last, because probes are not urgent
             self._isolation.probe(failed, self._loop.post)
 

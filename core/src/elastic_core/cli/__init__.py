@@ -7,6 +7,6 @@ General layout:
 * ``run_command``: the command ``elastic run`` and its help. ``options``: each of its flags declared once, as an
   ``option``. ``run``: turns their values into a :class:`~elastic_core.config.run.RunConfig`, with ``program`` (finds
   the program) and ``scheduler`` (defaults inside a scheduler's job).
-* ``stacks``, ``plugins``: the subcommands of these names. ``job_store``: the store of the job that is looked at; other
-  distributions use it too. ``local_ranks``: where the ranks of this host are, for a job without a store.
+* ``plugins``: the subcommand of this name. ``job_store``: the store of the job that is looked at by commands of other
+  distributions.
 """

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("run:command", "Start a program on this node as part of a job."),
-    "stacks": ("stacks:command", "Show which line each rank of a job is at, for example when it hangs."),
     "plugins": ("plugins:command", "List the plugins that are installed."),
 }
 """Core's own commands: the module in this package with the name there, and the help in one line."""
@@ -31,6 +30,7 @@ OF_PLUGINS: Mapping[str, str] = {
     "policy": "Replay the failures of a run under other failure policies.",
     "release": "Confirm that a host is gone for good, which ends its job's wait.",
     "render": "Print the Kubernetes manifests for an ElasticJob.",
+    "stacks": "Show which line each rank of a job is at, for example when it hangs.",
     "status": "Show what a job does: its nodes, its ranks, and the cause of each restart.",
 }
 """The help, in one line, of the commands that our own plugins bring: they are not imported for it."""

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
-from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived, StopDue
-from elastic_core.agent.hangs import HangExplained
+from elastic_core.agent.event_loop import Crashed, HangExplained, HostEnds, Overdue, SignalReceived, StopDue
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.registration import applicant_for
@@ -94,6 +93,11 @@ class _CountDue:
 
 
 @dataclass(frozen=True, slots=True)
+class _WhereDue:
+    """A timer: ask where the ranks are, if they still make no progress."""
+
+
+@dataclass(frozen=True, slots=True)
 class _HandlerBusy:
     """A timer: the handler may still be looking for a round."""
 
@@ -149,13 +153,6 @@ def _retry_patience(config: RunConfig) -> float:
     return config.timing.join_timeout
 
 
-@dataclass(frozen=True, slots=True)
-class _WhereDue:
-    """A timer: ask where the ranks of a round are, if they still make no progress."""
-
-    round: int
-
-
 class HandlerAgent:
     """The agent's event loop: feeds events to ``state_machine.step`` and runs the effects that it returns."""
 
@@ -176,8 +173,7 @@ class HandlerAgent:
         self._ending: Ending | None = None
         self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)  # judged here, and when
-        self._suspected: Stacks | None = None  # the newest report of a suspicion that this round hangs
-        self._suspected_at = 0.0  # when that came
+        self._suspected: tuple[Stacks | None, float] = None, 0.0  # the newest report of a suspicion, and when it came
         self._hang: Stacks | None = None  # the newest of them that found a hang
         self._put_off: Stop | None = None  # while the workers are asked where they are
         self._locating = False  # whether it is being found out where the ranks are
@@ -237,14 +233,11 @@ class HandlerAgent:
                 self._step(event)
             case Crashed(error):
                 raise RuntimeError("the failure could not be judged") from error
-            case Hung(number, seconds) if number == self._round:
-                self._silence = seconds
-                self._ask_where()
-            case _WhereDue(number) if number == self._round:
-                self._ask_where()
+            case Hung() | _WhereDue():
+                self._ask_where(event if isinstance(event, Hung) else None)
             case HangExplained(hung):
                 self._resources.note_explained(event)
-                self._resources.end_hung(hung)
+                self._resources.tell_hang(hung)
             case Located(found) if found.answers < 0:  # before a stop
                 self._step(state_machine.Absent(describe_absent([found])))
                 self._stop(self._put_off)
@@ -285,7 +278,7 @@ class HandlerAgent:
     def _on_worker(self, event: object) -> None:
         news = self._group.handle(event)  # type: ignore[arg-type]  # all that is left is the warden's
         if isinstance(news, WorkerFailed):
-            news = WorkerFailed(with_report(news.incident, self._suspected))
+            news = WorkerFailed(with_report(news.incident, self._suspected[0]))
         if isinstance(news, WorkerFailed | WorkersDone):
             if self._state.work is HandlerWork.RUNNING:
                 self._port_taken = isinstance(news, WorkerFailed) and news.incident.kind is IncidentKind.PORT_TAKEN
@@ -373,29 +366,28 @@ class HandlerAgent:
             self._say("signal", f"{why}: leaving")
             self._step(Leaving(why, signalled(signal.SIGTERM)))
 
-    def _ask_where(self) -> None:
+    def _ask_where(self, news: Hung | None = None) -> None:
         """Ask where the ranks of this node are if one makes no progress, as rule L14 has it, or ask later."""
-        now = self._runtime.now()
+        if news is not None and news.round == self._round:
+            self._silence = news.seconds
         if not self._silence or self._locating or self._state.work is not HandlerWork.RUNNING:
             return
-        if (due := next_question_at(self._suspected, self._suspected_at, self._silence)) > now:
-            self._loop.at(due, _WhereDue(self._round))
+        if (due := next_question_at(*self._suspected, self._silence)) > self._runtime.now():
+            self._loop.at(due, _WhereDue())
             return
         self._locating = True
         self._resources.locate_workers(Locate(self._round, full=False, judge=True), self._runtime.thread)
 
     def _on_located(self, found: LocalStacks) -> None:
-        """Report where the ranks of this node are; end one of them if they hang and the user wants that."""
+        """Report where the ranks of this node are, unless they have gone on meanwhile; then perhaps ask again."""
         self._locating = False
-        running = found.answers == self._round and self._state.work is HandlerWork.RUNNING
-        if not running or not (window := self._silence):  # they have gone on meanwhile
-            return
-        new, last = report_alone(found, self._round, window, self._suspected), self._hang
-        self._suspected, self._suspected_at, self._hang = new, self._runtime.now(), new if new.hang else last
-        self._publish(report.hang(new, last))
+        if found.answers == self._round and self._state.work is HandlerWork.RUNNING and self._silence:
+            new, last = report_alone(found, self._round, self._silence, self._suspected[0]), self._hang
+            self._suspected, self._hang = (new, self._runtime.now()), new if new.hang else last
+            self._publish(report.hang(new, last))
+            if not self._resources.explain_hang(new, last, self._runtime.thread):
+                self._resources.tell_hang(new)
         self._ask_where()
-        if not self._resources.explain_hang(new, last, self._runtime.thread):
-            self._resources.end_hung(new)
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
@@ -458,7 +450,7 @@ class HandlerAgent:
         except (ElasticError, OSError) as exc:
             self._step(self._group.fail_start(current, exc))
         self._count_later(self._config.monitor_interval)
-        self._suspected, self._hang, self._suspected_at, self._silence = None, None, self._runtime.now(), 0.0
+        self._suspected, self._hang, self._silence = (None, self._runtime.now()), None, 0.0
 
     def _count_later(self, seconds: float) -> None:
         self._count_timer += 1

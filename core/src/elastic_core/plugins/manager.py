@@ -50,8 +50,13 @@ OBSERVING = (
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
-READERS = {"failure_policy": "policies", "set_aside_torn_checkpoints": "policies", "notices": "notices"}
-READERS |= dict.fromkeys(("progress_pattern", "checkpoint_pattern", "checkpoint_path", "nan_stop"), "progress")
+READERS = {
+    "failure_policy": "policies",
+    "notices": "notices",
+    "set_aside_torn_checkpoints": "policies",
+    **dict.fromkeys(("hang_timeout", "hang_window"), "hangs"),
+    **dict.fromkeys(("progress_pattern", "checkpoint_pattern", "checkpoint_path", "nan_stop"), "progress"),
+}
 """The plugin that reads a flag, by the flag's field of :class:`RunConfig`."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
@@ -376,12 +381,10 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Return core's own plugins for a run, by name; without a run, those that every run has."""
-    from elastic_core.agent.hang_monitor import HangMonitor
 
     plugins: dict[str, object] = {
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
-        "hangs": HangMonitor(),
         "plain-start": builtin.PlainWorkerStart(
             virtual_local_rank=config is not None and config.virtual_local_rank,
             plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugins],

@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
-from elastic_core.monitors import WorkerView
+from elastic_core.monitors import RunningRound, WorkerView
 from elastic_core.progress import Progress
-from elastic_core.progress_table import ProgressTable
-from elastic_core.protocol.entries import Stacks
 from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, used_by_trees
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
@@ -30,14 +28,6 @@ PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
 QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
 _SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
-
-
-@dataclass(frozen=True, slots=True)
-class HangExplained:
-    """The plugins have said what they know of a hang; its lines are '' for nothing."""
-
-    report: Stacks
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +142,7 @@ class HangWatch:
     """
 
     given: float | None
-    progress: ProgressTable
+    round: RunningRound
     cpu: Callable[[int], float] = cpu_seconds_wanted
     written: Callable[[int], int] = bytes_written
     uses: Callable[[Collection[int]], dict[int, Use]] = uses_of
@@ -171,11 +161,11 @@ class HangWatch:
     @property
     def window(self) -> float:
         """The seconds without progress after which a worker is suspected."""
-        return window_seconds(self.given, self.progress.longest_interval())
+        return window_seconds(self.given, self.round.longest_step())
 
     def look(self, workers: Iterable[WorkerView]) -> float:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
-        now, window, newest = self.now(), self.window, self.progress.newest()
+        now, window, newest = self.now(), self.window, self.round.newest_progress()
         elapsed, self._looked_at = now - self._looked_at, now
         signs = {worker.rank: self._signs(worker, now, elapsed, newest) for worker in workers}
         quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
@@ -190,17 +180,17 @@ class HangWatch:
 
     def advances(self) -> bool:
         """Whether a worker here came to a new step lately, so that the job does not hang."""
-        ages = [age for reached, age in self.progress.newest().values() if reached.position is not None]
-        return bool(ages) and steps_advance(min(ages), self.window, self.progress.longest_interval())
+        ages = [age for reached, age in self.round.newest_progress().values() if reached.position is not None]
+        return bool(ages) and steps_advance(min(ages), self.window, self.round.longest_step())
 
     def positions(self) -> dict[int, float | None]:
         """Return how far each rank has come, in whatever is known of it. Any thread may call this."""
-        return {rank: reached.position for rank, (reached, _) in self.progress.newest().items()}
+        return {rank: reached.position for rank, (reached, _) in self.round.newest_progress().items()}
 
     def prints(self, rank: int) -> bool:
         """Whether a worker here has printed since long before the end of the window."""
         age = self.now() - self._seen[rank].printed_at if rank in self._seen else math.inf
-        return steps_advance(age, self.window, self.progress.longest_interval())
+        return steps_advance(age, self.window, self.round.longest_step())
 
     def _signs(
         self, worker: WorkerView, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]

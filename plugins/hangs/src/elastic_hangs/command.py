@@ -13,12 +13,12 @@ from elastic_core.config.run import DEFAULT_ID
 from elastic_core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from elastic_core.session.stacks_request import Located
+    from elastic_hangs.request import Located
 
 
 def stacks(*, job: str | None, full: bool, **given: Any) -> int:
     """Ask all nodes, or look on this host if the job has no store; print where ranks are, and return the exit code."""
-    from elastic_core.session.stacks_request import ask  # not for --help
+    from elastic_hangs.request import ask  # not for --help
 
     if job is not None:
         given["rdzv_id"] = job
@@ -26,7 +26,7 @@ def stacks(*, job: str | None, full: bool, **given: Any) -> int:
         with job_store(given) as (store, job_id):
             found, note = ask(store, job_id, full=full), ""
     except NoStoreError as exc:
-        from elastic_core.cli.local_ranks import locate_local
+        from elastic_hangs.local_ranks import locate_local
 
         found, note = locate_local(exc.job or given["rdzv_id"] or DEFAULT_ID, exc, full=full)
     click.echo("\n".join([*describe(found, full=full), *filter(None, [note])]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.cli.local_ranks import LocalProcess, workers_of
 from elastic_core.errors import UsageError
+from elastic_hangs.local_ranks import LocalProcess, workers_of
 
 
 def process(pid: int, *, rank: int, uid: str = "a", number: int = 1, started: int = 0) -> LocalProcess:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from elastic_core.cli.stacks import describe
 from elastic_core.protocol.entries import Stacks
-from elastic_core.session.stacks_request import Located
+from elastic_hangs.command import describe
+from elastic_hangs.request import Located
 
 REPORT = Stacks(round=2, why="by hand", answers=9, report="rank 1 is in f (train.py:3)\nrank 0 is in g (train.py:4)")
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from elastic_core.agent.py_spy import PySpy
-from elastic_core.agent.stacks import LocalRank, locate
 from elastic_core.cli.job_store import NoStoreError
 from elastic_core.errors import UsageError
 from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.stacks import report_alone
-from elastic_core.session.stacks_request import Located
 from elastic_core.warden.linux import running_process
+from elastic_hangs.py_spy import PySpy
+from elastic_hangs.request import Located
+from elastic_hangs.stacks import LocalRank, locate
 
 _ELSEWHERE = "Run elastic stacks on each host of the job, as the user who runs it, with the job's id."
 

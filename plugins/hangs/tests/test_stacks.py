@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent import stacks
-from elastic_core.agent.hangs import uses_of
-from elastic_core.agent.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
 from elastic_core.protocol.node_events import Locate
 from elastic_core.warden.linux import descendants, pauses
+from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
+from elastic_hangs import stacks
+from elastic_hangs.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
+from elastic_hangs.watch import uses_of
 
 HANGS = {
     "a queue": ("import queue\nprint('ready', flush=True)\nqueue.Queue().get()", r"in get \(queue.py:\d+\) > wait"),
@@ -79,6 +80,18 @@ def test_the_place_of_a_process_that_hangs(hang: str, tmp_path: Path) -> None:
                 break
         assert re.search(place, reached), reached
         assert process.poll() is None, "it goes on"
+
+
+def test_a_worker_that_prepares_answers_when_it_is_asked_for_its_stacks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint('ready', flush=True)\nsys.stdin.read()")
+    command, env = [sys.executable, "-u", str(tmp_path / "train.py")], dict(os.environ)
+    prepare_worker(command, env)
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert "train.py" in collect([process.pid], seconds=60.0)[process.pid].place
+        process.communicate(b"")
+    assert process.returncode == 0
 
 
 def test_a_process_that_is_stopped_is_named_so_and_answers_when_it_goes_on(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.py_spy import PySpy, as_text
-from elastic_core.agent.stacks import collect, main_stack
+from elastic_hangs.py_spy import PySpy, as_text
+from elastic_hangs.stacks import collect, main_stack
 
 DUMP = [
     {

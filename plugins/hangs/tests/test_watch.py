@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.hangs import (
+from elastic_core.monitors import RunningRound, WorkerView
+from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressTable
+from elastic_hangs.watch import (
     HangWatch,
     Signs,
     Use,
@@ -16,9 +20,6 @@ from elastic_core.agent.hangs import (
     uses_cpu,
     window_seconds,
 )
-from elastic_core.monitors import WorkerView
-from elastic_core.progress import Progress
-from elastic_core.progress_table import ProgressTable
 
 NOW, WINDOW = 1000.0, 300.0
 LONG_AGO, JUST_NOW = NOW - WINDOW, NOW - 1.0
@@ -124,10 +125,11 @@ class TestWatch:
         self.clock, self.used = Clock(), dict.fromkeys((10, 11, 12), 0.0)
         self.progress = ProgressTable(now=self.clock)
         self.progress.begin(1)
+        self.round = RunningRound(1, "run", ["n1"], Path(), self.progress)
         self.written = 0
         self.watch = HangWatch(
             10.0,
-            self.progress,
+            self.round,
             cpu=lambda pid: self.used[pid],
             written=lambda pid: self.written,
             uses=lambda pids: {pid: Use(self.clock.at, self.used[pid], 0, 0, 0, 0) for pid in pids},
@@ -232,7 +234,7 @@ class TestWatch:
         assert self.look(20.0, worker(pid=12)) == 0.0
 
     def test_the_window_grows_with_the_longest_step(self) -> None:
-        watch = HangWatch(None, self.progress)
+        watch = HangWatch(None, self.round)
         for at, reached in ((0.0, 1), (60.0, 2)):
             self.clock.at = at
             self.progress.observe(0, Progress(step=reached))

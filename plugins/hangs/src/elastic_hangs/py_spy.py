@@ -1,6 +1,6 @@
 """Reads the Python stacks of a process from outside, with ``py-spy``, where that is installed.
 
-It is asked only about processes that do not write their stacks themselves (``agent/stacks.py``): programs that were not
+It is asked only about processes that do not write their stacks themselves (``stacks.py``): programs that were not
 prepared, or that the kernel lets run too seldom. ``--nonblocking`` reads their memory without pausing them.
 """
 

@@ -15,7 +15,7 @@ from elastic_core.protocol.entries import Body, Halt, HaltReason, Round, Stacks
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import LocalStacks, Phase
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
-from elastic_core.session.stacks_request import Located, ask
+from elastic_hangs.request import Located, ask
 
 
 class Job:

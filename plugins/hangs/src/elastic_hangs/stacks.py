@@ -6,7 +6,7 @@ lock, so a thread that runs Python code would risk to crash: it is asked by the 
 that does not run, or has run for a while without calling that handler, is asked by the one in C.
 
 Of any other process, and of one that does not answer, ``py-spy`` tells the stacks where it is installed
-(``agent/py_spy.py``), and the kernel its state and where in the kernel it waits.
+(``py_spy.py``), and the kernel its state and where in the kernel it waits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_core.agent.hangs import HangWatch, Use, uses_of
-from elastic_core.agent.py_spy import PySpy
 from elastic_core.agent.python_traceback import Frame, parse_frames
 from elastic_core.monitors import WorkerView
 from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
@@ -29,6 +27,8 @@ from elastic_core.protocol.roster import LocalStacks
 from elastic_core.protocol.stacks import FINISHED, NO_STACK, waits_for_peers
 from elastic_core.warden.linux import catches, is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
+from elastic_hangs.py_spy import PySpy
+from elastic_hangs.watch import HangWatch, Use, uses_of
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
 BRIEF_SECONDS = 0.3  # the same for one that is about to be stopped
