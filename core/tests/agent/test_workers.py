@@ -296,7 +296,7 @@ def test_a_monitor_sees_a_round_from_before_its_workers_start_until_they_are_gon
     assert running.workers == ()
 
 
-def test_what_a_monitor_explains_is_part_of_the_failure(node: Node) -> None:
+def test_the_explanation_of_a_monitor_is_part_of_the_failure(node: Node) -> None:
     node.plugins.register("monitor", Monitor(lambda round: round.explain("the disk is full\nthe loss was 3")))
     node.start("echo boom >&2; exit 3")
     assert node.failure().detail == "boom\nthe disk is full\nthe loss was 3"
