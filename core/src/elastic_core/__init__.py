@@ -21,7 +21,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``known_failures``: a table of failure texts, with what each means and what to do.
 * ``assignment``: what a worker is told of itself. ``node_checks``: what a health check of a node is. ``threads``:
   calls in a thread, with a limit of time. ``version``: the version of this distribution.
-  ``digest``: digests of text, without OpenSSL.
+  ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 
 The seven stations of a failure (``docs/architecture.md`` names the files): the **warden** reaps a dead worker, the

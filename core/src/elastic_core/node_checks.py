@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic_core.distributions import brought
 from elastic_core.errors import UsageError, did_you_mean, how_to_install
 from elastic_core.exit_codes import describe_exit
 
 NONE = "none"  # in place of a name: no check is on but for those that are named
-BROUGHT_BY_HEALTH = ("allreduce", "disk", "gpu", "matmul", "memory", "shm")  # the checks of elastic-health
 MESSAGE_FIELDS = ("failed_checks", "messages", "message", "errors", "error")  # of a JSON answer, in this order
 MESSAGE_CHARACTERS = 500  # of one finding, at most
 
@@ -99,9 +99,9 @@ def _command(part: str, offered: Mapping[str, NodeCheck], which: Callable[[str],
         return words
     name = part.partition("=")[0]
     hint = f"The checks are: {', '.join(offered) or 'none'}. A command may stand in place of a name."
-    if name in BROUGHT_BY_HEALTH:
-        hint = how_to_install("elastic-health")
-    near = did_you_mean(name, {*offered, *BROUGHT_BY_HEALTH})
+    if (distribution := brought("checks").get(name)) is not None:
+        hint = how_to_install(distribution)
+    near = did_you_mean(name, {*offered, *brought("checks")})
     raise UsageError(f"--health_check {part!r} is neither a check nor a command that is found here.{near}", hint=hint)
 
 

@@ -73,8 +73,9 @@ def is_store_named(given: Mapping[str, Any]) -> bool:
 
 def _find(job: str | None) -> FoundJob:
     """Return the job that a plugin of the group ``elastic.jobs`` knows."""
+    from elastic_core.distributions import brought
     from elastic_core.plugins import manager
-    from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
+    from elastic_core.plugins.entry_points import Catalogue, Group, load
 
     plugins, offers = manager.Plugins(), Catalogue.read().offers(Group.JOBS)
     for offer in offers:
@@ -83,7 +84,7 @@ def _find(job: str | None) -> FoundJob:
     if isinstance(found, FoundJob):
         return found
     which = "running job" if job is None else f"running job {job!r}"
-    finders = ", ".join(name for (group, _), name in BROUGHT_BY.items() if group is Group.JOBS)
+    finders = ", ".join(brought(Group.JOBS.kind).values())
     hint = "Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
     raise NoStoreError(
         f"No {which} of this user was found on this host.",
