@@ -19,7 +19,7 @@ import pytest
 
 import elastic_core.plugins.manager
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS, RunConfig, has_budget
+from elastic_core.config.run import MAX_RESTARTS, RunConfig, has_budget
 from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, is_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
@@ -38,14 +38,15 @@ class Flags:
     """What the user has given."""
 
     failure_policy: str = ""
-    max_restarts: int = MAX_RESTARTS
+    max_restarts: int | None = MAX_RESTARTS
 
     @classmethod
     def parse(cls, flags: list[str]) -> Flags:
         given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         policy = given.get("failure_policy", "")
-        limit = UNLIMITED_RESTARTS if has_budget(policy) else MAX_RESTARTS
-        return cls(policy, int(given.get("max_restarts", limit)))
+        if "max_restarts" in given:
+            return cls(policy, int(given["max_restarts"]))
+        return cls(policy, None if has_budget(policy) else MAX_RESTARTS)
 
     def plugins(self) -> Plugins:
         program = Program(ProgramKind.SCRIPT, "train.py")

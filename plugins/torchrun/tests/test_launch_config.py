@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastic_core.cli.options import FLAGS
-from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS
+from elastic_core.config.run import MAX_RESTARTS
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
 from elastic_torchrun.launch import elastic_launch
@@ -82,7 +82,7 @@ def test_a_value_of_a_wrong_type_is_refused_by_its_name(given: dict[str, Any], m
     [
         ({}, "", MAX_RESTARTS),
         ({"failure_policy": "no_progress=2"}, "no_progress=2", MAX_RESTARTS),
-        ({"failure_policy": "budget=9/1h"}, "budget=9/1h", UNLIMITED_RESTARTS),
+        ({"failure_policy": "budget=9/1h"}, "budget=9/1h", None),
         ({"failure_policy": "budget=9/1h", "max_restarts": 5}, "budget=9/1h", 5),
         ({"failure_policy": "budget=off"}, "budget=off", MAX_RESTARTS),
     ],

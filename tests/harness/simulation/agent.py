@@ -315,7 +315,7 @@ class SimAgent:
             world.truth.judged[self.node_id, current.offer.id] = incident
         if world.plan.thinking:
             self._sleep(world.plan.thinking * world.hub.random.random())
-        if history.restarts < history.max_restarts:
+        if history.max_restarts is None or history.restarts < history.max_restarts:
             return verdicts.verdict(world, incident, history)
         return Verdict(Action.GIVE_UP, "no restart is left")
 

@@ -27,7 +27,6 @@ from elastic_core.config.run import (
     LINE_PREFIX,
     MAX_RESTARTS,
     MONITOR_INTERVAL,
-    UNLIMITED_RESTARTS,
     RunConfig,
     has_budget,
 )
@@ -176,11 +175,11 @@ def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
     )
 
 
-def _max_restarts(flags: Flags) -> int:
-    """Return the limit of restarts: a budget of ``--failure_policy`` stands in the place of the default."""
+def _max_restarts(flags: Flags) -> int | None:
+    """Return the limit of restarts; None for none: a budget of ``--failure_policy`` stands in the place of the default."""
     if flags.max_restarts is not None:
         return flags.max_restarts
-    return UNLIMITED_RESTARTS if has_budget(flags.failure_policy) else MAX_RESTARTS
+    return None if has_budget(flags.failure_policy) else MAX_RESTARTS
 
 
 def configure(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # on which a node leaves by default, unless ignored
 DEFAULT_ID = "none"  # the job id of a run without ``--rdzv_id``, as in torchrun
 MAX_RESTARTS = 3  # failures of workers that a job survives by default
-UNLIMITED_RESTARTS = 1_000_000  # the limit where a budget of ``--failure_policy`` stands in its place
 MAX_FAILURE_POLICY = 500  # characters of ``--failure_policy``, at most: an OPEN carries it (``protocol/limits.py``)
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
@@ -40,9 +39,9 @@ def has_budget(failure_policy: str) -> bool:
     return any(part.startswith("budget=") and part != "budget=off" for part in parts)
 
 
-def describe_limit(max_restarts: int) -> str:
-    """Return ``" of 3"``; '' where a budget of ``--failure_policy`` stands in the limit's place."""
-    return "" if max_restarts >= UNLIMITED_RESTARTS else f" of {max_restarts}"
+def describe_limit(max_restarts: int | None) -> str:
+    """Return ``" of 3"``; '' without a limit."""
+    return "" if max_restarts is None else f" of {max_restarts}"
 
 
 class OnNodeLoss(str, enum.Enum):
@@ -133,7 +132,7 @@ class RunConfig:
     master_port: int | None = (
         None  # the port of the workers' store in a job of one node; None for a free one each round
     )
-    max_restarts: int = MAX_RESTARTS
+    max_restarts: int | None = MAX_RESTARTS  # None for no limit: failure policies decide alone
     failure_policy: str = ""
     set_aside_torn_checkpoints: bool = False
     """The failure policies, as typed; the plugin ``policies`` reads it. All nodes of a run must have the same."""
@@ -193,6 +192,8 @@ class RunConfig:
             ("nan_stop", 0),
         ):
             value = getattr(self, name)
+            if value is None and name == "max_restarts":
+                continue
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
         if self.min_nodes > self.max_nodes:

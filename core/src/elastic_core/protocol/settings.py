@@ -26,7 +26,7 @@ class Agreement:
     sizes: tuple[int, ...] = ()
     """The only numbers of nodes of a round (rule L15), in order; () for every number from ``min_nodes`` on."""
     spares: int = 0  # nodes beyond ``max_nodes`` that the job is to have (rule L16)
-    max_restarts: int
+    max_restarts: int | None  # None for no limit
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
     failure_policies: tuple[str, ...] = ()
     """Names of the plugins that judge failures, in alphabetical order, and the text of ``--failure_policy``."""
@@ -78,7 +78,7 @@ def _shown(value: object) -> str:
         return value.value
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"
-    return str(value)
+    return "no limit" if value is None else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
