@@ -14,17 +14,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from elastic_core.cli.options import FLAGS
-from elastic_core.config.environment import VARIABLES, Use
+from elastic_core.cli.settle import FLAGS
+from elastic_core.config.environment import VARIABLES, Use, flag_variable
+from elastic_core.config.flag import arrange
 from elastic_core.known_failures import KNOWN_FAILURES
+from elastic_core.plugins.entry_points import Catalogue
+from elastic_core.plugins.flags import declared_flags
 
 DOCS = Path(__file__).parent
 FLAGS_PREFACE = """\
 # The flags of `elastic run`
 
 Made by `python docs/render_reference.py` from
-[`elastic_core.cli.options`](../core/src/elastic_core/cli/options.py); change them there. `elastic run --help` shows the
-same. Flags may be written with `-` or `_`. Each is also read from the variable of its row.
+[`elastic_core.config.run`](../core/src/elastic_core/config/run.py),
+[`elastic_core.cli.settle`](../core/src/elastic_core/cli/settle.py) and the modules `flags` of plugins; change them
+there. `elastic run --help` shows the same. Flags may be written with `-` or `_`. Each is also read from the variable of
+its row.
 [migrating.md](migrating.md#every-flag-of-torchruns) compares them with torchrun's.
 """
 ENVIRONMENT_PREFACE = """\
@@ -215,14 +220,15 @@ def _cell(text: str) -> str:
 def flags() -> str:
     """Return the page of the flags, by section, in the order of the help."""
     parts = [FLAGS_PREFACE]
-    for section, members in groupby(FLAGS, key=lambda flag: flag.section):
+    flags = arrange(FLAGS, [one.flag for one in declared_flags(Catalogue.read()).values()])
+    for section, members in groupby(flags, key=lambda flag: flag.section):
         rows = []
         for flag in members:
-            spelled = ", ".join(f"`{text}`" for text in (*flag.opts, *flag.secondary_opts))
+            spelled = ", ".join(f"`{text}`" for text in flag.spellings)
             metavar = f" `{flag.metavar}`" if flag.metavar else ""
-            usual = flag.opts[0] if flag.secondary_opts else flag.default
-            default = f"`{usual}`" if flag.show_default else flag.unset
-            rows.append((spelled + metavar, flag.text, default, f"`{flag.envvar}`"))
+            usual = flag.spellings[0] if flag.off else "" if flag.is_switch else flag.default
+            default = f"`{usual}`" if usual else flag.unset
+            rows.append((spelled + metavar, flag.text, default, f"`{flag_variable(flag.name)}`"))
         parts.append(f"## {section}\n\n{_table(('flag', 'meaning', 'default', 'variable'), rows)}")
     return "\n".join(parts)
 

@@ -26,8 +26,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
 from elastic_core.cli import run
-from elastic_core.cli.options import Flags
 from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.settle import Flags
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.host.devices.machine import Machine

@@ -1,22 +1,17 @@
-"""Health checks of a node: what a check is, which ones a run has, and what the output of a command means.
+"""Health checks of a node: what a check is, and what the output of a command means.
 
-Plugins offer checks by name (``hookspecs.elastic_node_checks``), ``--health_check`` chooses among them and adds
-commands, and ``agent.health`` runs them before the node enters its job. This module is pure.
+Plugins offer checks by name (``hookspecs.elastic_node_checks``), another hook chooses among them, and ``agent.health``
+runs them before the node enters its job. This module is pure.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_core.distributions import brought
-from elastic_core.errors import UsageError, did_you_mean, how_to_install
 from elastic_core.exit_codes import describe_exit
 
-NONE = "none"  # in place of a name: no check is on but for those that are named
 MESSAGE_FIELDS = ("failed_checks", "messages", "message", "errors", "error")  # of a JSON answer, in this order
 MESSAGE_CHARACTERS = 500  # of one finding, at most
 
@@ -59,50 +54,14 @@ class ChosenCheck:
         return [*self.check.command, *([self.value] if self.value else [])]
 
 
-def choose(
-    given: Iterable[str], offered: Mapping[str, NodeCheck], which: Callable[[str], str | None] = shutil.which
-) -> tuple[ChosenCheck, ...]:
-    """Return the checks of a run: those that are on by themselves, then those of ``--health_check``.
+@dataclass(frozen=True, slots=True)
+class ChosenChecks:
+    """The checks of a run, and the time that they get."""
 
-    Raises:
-        UsageError: A part is neither the name of a check nor a command, or its value is wrong.
-    """
-    named = [part for part in given if part != NONE]
-    found = {} if NONE in given else {name: ChosenCheck(name, check) for name, check in offered.items() if check.on}
-    for part in named:
-        name, equals, value = part.partition("=")
-        if name in offered:
-            found[name] = ChosenCheck(name, offered[name], _checked_value(part, offered[name], equals, value))
-        else:
-            found[part] = ChosenCheck(part, NodeCheck(command=_command(part, offered, which)))
-    return tuple(found.values())
-
-
-def _checked_value(part: str, check: NodeCheck, equals: str, value: str) -> str:
-    if not equals:
-        return ""
-    if check.parse is None:
-        raise UsageError(f"--health_check {part!r}: this check takes no value.")
-    try:
-        check.parse(value)
-    except ValueError as exc:
-        raise UsageError(f"--health_check {part!r}: {value!r} is not {check.form}.") from exc
-    return value
-
-
-def _command(part: str, offered: Mapping[str, NodeCheck], which: Callable[[str], str | None]) -> list[str]:
-    try:
-        words = shlex.split(part)
-    except ValueError as exc:
-        raise UsageError(f"--health_check {part!r} cannot be read as a command: {exc}.") from exc
-    if words and which(words[0]) is not None:
-        return words
-    name = part.partition("=")[0]
-    hint = f"The checks are: {', '.join(offered) or 'none'}. A command may stand in place of a name."
-    if (distribution := brought("checks").get(name)) is not None:
-        hint = how_to_install(distribution)
-    near = did_you_mean(name, {*offered, *brought("checks")})
-    raise UsageError(f"--health_check {part!r} is neither a check nor a command that is found here.{near}", hint=hint)
+    checks: tuple[ChosenCheck, ...]
+    timeout: float = 60.0  # seconds that each check may take
+    retry: float | None = None  # the pause after which failed checks are run again; None for an end of the agent
+    too_slow: str = "Run it by hand on this host."  # what to do where a command does not end in time
 
 
 def judge_output(returncode: int, stdout: str, stderr: str) -> str | None:

@@ -23,7 +23,7 @@ from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
-from elastic_core.config.run import Stream, StreamMap
+from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.progress import Progress
 from elastic_core.progress_expressions import compile_expressions
 

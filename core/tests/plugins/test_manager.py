@@ -99,7 +99,7 @@ def test_a_backend_that_declares_nothing_takes_nothing(install: Install) -> None
 def test_what_asks_for_autoload_is_on_until_it_is_switched_off(install: Install) -> None:
     install("dist", {"elastic.autoload": {"watcher": "watching"}}, {"watching": OBSERVER})
     assert "watcher" in {impl.plugin for impl in load(config()).implementations("elastic_observe")}
-    off = load(config(no_plugins=("watcher",)))
+    off = load(config(no_plugin=("watcher",)))
     assert "watcher" not in {impl.plugin for impl in off.implementations("elastic_observe")}
 
 
@@ -112,7 +112,7 @@ def test_what_is_for_workers_is_named_like_a_plugin_and_imported_by_nobody_here(
     plugins = load(config(plugins=("both", "library")))
     assert plugins.in_workers == ("both", "library")
     assert "both" in {impl.plugin for impl in plugins.implementations("elastic_observe")}
-    assert load(config(plugins=("both", "library"), no_plugins=("library", "both"))).in_workers == ()
+    assert load(config(plugins=("both", "library"), no_plugin=("library", "both"))).in_workers == ()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_broken_plugin_that_was_named_ends_the_run(install: Install, group: st
         ({"rdzv_backend": "locl"}, "There is no rendezvous backend 'locl'. Did you mean 'local'?"),
         ({"plugins": ("watchr",)}, "There is no plugin 'watchr'. Did you mean 'watcher'?"),
         (
-            {"no_plugins": ("watchr",)},
+            {"no_plugin": ("watchr",)},
             "--no_plugin 'watchr' switches nothing off: no such plugin is installed. Did you mean 'watcher'?",
         ),
     ],
@@ -416,7 +416,7 @@ def test_a_plugin_reads_its_settings_in_the_run_s_configuration(install: Install
 
 def test_a_failure_policy_needs_the_plugin_that_reads_it() -> None:
     with pytest.raises(PluginError) as missing:
-        load(config(failure_policy="budget=1/1h"), Catalogue([*_local()]))
+        load(config(settings={"failure_policy": "budget=1/1h"}), Catalogue([*_local()]))
     assert missing.value.message == "The plugin 'policies' is not installed."
     assert missing.value.hint == how_to_install("elastic-policies")
 
@@ -427,9 +427,9 @@ def test_a_failure_policy_whose_plugin_is_off_or_broken_is_refused(install: Inst
     catalogue = Catalogue([*_local(), *offers])
     assert load(config(), catalogue).problems, "without the flag the run goes on without the plugin"
     with pytest.raises(PluginError, match="fails to load: ModuleNotFoundError"):
-        load(config(failure_policy="budget=1/1h"), catalogue)
+        load(config(settings={"failure_policy": "budget=1/1h"}), catalogue)
     with pytest.raises(UsageError, match="needs the plugin 'policies', which --no_plugin switches off"):
-        load(config(failure_policy="budget=1/1h", no_plugins=("policies",)), catalogue)
+        load(config(settings={"failure_policy": "budget=1/1h"}, no_plugin=("policies",)), catalogue)
 
 
 def _local() -> list[InstalledPlugin]:

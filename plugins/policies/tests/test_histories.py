@@ -19,11 +19,12 @@ import pytest
 
 import elastic_core.plugins.manager
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import MAX_RESTARTS, RunConfig, has_budget
+from elastic_core.config.run import MAX_RESTARTS, RunConfig
 from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, is_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
+from elastic_policies.flags import has_budget
 from elastic_policies.options import parse_policies
 from elastic_policies.replay import Judged, replay
 
@@ -50,7 +51,8 @@ class Flags:
 
     def plugins(self) -> Plugins:
         program = Program(ProgramKind.SCRIPT, "train.py")
-        config = RunConfig(program=program, failure_policy=self.failure_policy, max_restarts=self.max_restarts)
+        settings = {"failure_policy": self.failure_policy} if self.failure_policy else {}
+        config = RunConfig(program=program, settings=settings, max_restarts=self.max_restarts)
         return elastic_core.plugins.manager.load(config)
 
 

@@ -1,29 +1,25 @@
 from __future__ import annotations
 
-import ast
-import inspect
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_core.cli.options import FLAGS
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.config.run import MAX_RESTARTS
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
+from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT
+from elastic_policies.flags import FAILURE_POLICY
 from elastic_torchrun.launch import elastic_launch
 from elastic_torchrun.launch_config import LaunchConfig, configure
 
 
-def test_the_flags_without_a_field_are_named() -> None:
-    """Of those that fill a field of the run by themselves."""
-    tree = ast.parse(inspect.getsource(configure))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "RunConfig"]
-    given = {keyword.arg for call in calls for keyword in call.keywords}
-    missing = {f"--{flag.name}" for flag in FLAGS if flag.fills and flag.fills not in given}
-    assert {*re.findall(r"``(--\w+)``", LaunchConfig.__doc__ or "")} == missing
+def test_every_flag_that_describes_a_run_can_be_given() -> None:
+    config = configure(LaunchConfig(on_node_loss="fail", preload="torch,numpy", warm_start=False, failure_grace=7))
+    assert (config.on_node_loss, config.preload) == (OnNodeLoss.FAIL, ("torch", "numpy"))
+    assert (config.warm_start, config.failure_grace) == (False, 7)
 
 
 @pytest.mark.parametrize(("text", "level"), [("", Level.INFO), ("WARNING", Level.WARNING), ("loud", Level.INFO)])
@@ -62,8 +58,11 @@ def test_loglevel_holds_from_python_too(monkeypatch: pytest.MonkeyPatch, text: s
         ({"checkpoint_pattern": 5}, "checkpoint_pattern=5 is of the type int, not a text."),
         ({"checkpoint_path": 5}, "checkpoint_path=5 is of the type int, not a path."),
         ({"nan_stop": True}, "nan_stop True is not a whole number of at least 0."),
-        ({"health_checks": "gpu"}, "health_checks='gpu' is not a list of texts."),
-        ({"health_checks": ["--fast"]}, "health_checks='--fast' has '--fast', which is neither the name of a check"),
+        (
+            {"health_check": "gpu"},
+            "health_check='gpu' is of the type str, which the flag --health_check does not have.",
+        ),
+        ({"health_check": ["--fast"]}, "health_check=('--fast',) has '--fast', which is neither the name of a check"),
         ({"health_timeout": None}, "health_timeout=None is of the type NoneType, not a number of seconds."),
         ({"health_timeout": 0}, "health_timeout 0 is not a number of seconds."),
         ({"health_retry": "5"}, "health_retry '5' is not a number of seconds."),
@@ -87,9 +86,11 @@ def test_a_value_of_a_wrong_type_is_refused_by_its_name(given: dict[str, Any], m
         ({"failure_policy": "budget=off"}, "budget=off", MAX_RESTARTS),
     ],
 )
-def test_a_failure_policy_and_the_limit_of_restarts(given: dict[str, Any], policy: str, max_restarts: int) -> None:
+def test_a_failure_policy_and_the_limit_of_restarts(
+    given: dict[str, Any], policy: str, max_restarts: int | None
+) -> None:
     config = configure(LaunchConfig(**given))
-    assert (config.failure_policy, config.max_restarts) == (policy, max_restarts)
+    assert (config.of(FAILURE_POLICY), config.max_restarts) == (policy, max_restarts)
 
 
 @pytest.mark.parametrize("given", [{"run_id": None}, {"start_method": None}, {"metrics_cfg": None}, {"local_addr": ""}])
@@ -114,11 +115,11 @@ def test_hangs_and_progress_are_looked_for_as_the_flags_of_the_command_line_say(
 
 
 def test_health_checks_are_those_of_the_flags() -> None:
-    config = configure(LaunchConfig(health_checks=["gpu=90%,matmul", "/opt/check --fast"], health_retry=5))
-    assert config.health_checks == ("gpu=90%", "matmul", "/opt/check --fast")
-    assert (config.health_timeout, config.health_retry) == (60.0, 5)
+    config = configure(LaunchConfig(health_check=["gpu=90%,matmul", "/opt/check --fast"], health_retry=5))
+    assert config.of(HEALTH_CHECK) == ("gpu=90%", "matmul", "/opt/check --fast")
+    assert (config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY)) == (60.0, 5)
     plain = configure(LaunchConfig(health_timeout=1.5))
-    assert (plain.health_checks, plain.health_timeout, plain.health_retry) == ((), 1.5, None)
+    assert (plain.of(HEALTH_CHECK), plain.of(HEALTH_TIMEOUT), plain.of(HEALTH_RETRY)) == ((), 1.5, None)
 
 
 def untyped(value: object) -> Any:

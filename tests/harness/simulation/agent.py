@@ -15,8 +15,9 @@ from elastic_core.agent.resources import Resources
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.start_gate import StartGate
 from elastic_core.agent.supervisor import Supervisor
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
+from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict

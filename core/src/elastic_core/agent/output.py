@@ -26,7 +26,7 @@ from elastic_core.agent.progress_reader import ProgressReader, StreamReader
 from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.agent.traceback_fold import FoldedTracebacks
-from elastic_core.config.run import Stream, StreamMap
+from elastic_core.config.parse import Stream, StreamMap
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
 LINES_WITHIN = 5.0  # seconds that a file, and a stream with a prefix, wait for the rest of a line

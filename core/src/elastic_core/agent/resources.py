@@ -31,8 +31,9 @@ from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
+from elastic_core.config.parse import Stream
 from elastic_core.config.program import ProgramKind
-from elastic_core.config.run import SIGNALS, RunConfig, Stream
+from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
@@ -284,7 +285,7 @@ def open_resources(
             keep=config.log_dir is not None,
             shown=config.local_ranks_filter,
             several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
-            filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
+            filters={Stream.OUT: config.duplicate_stdout_filters, Stream.ERR: config.duplicate_stderr_filters},
             progress=progress,
             reads_all=progress.wants_all_output or bool(window),
             report=lambda message: publish(Event("output", message, Level.WARNING)),
@@ -359,6 +360,6 @@ def _window_changes(follow: Callable[[], None]) -> Iterator[None]:
 
 def leave_signals(config: RunConfig) -> frozenset[int]:
     """Return the signals on which the node leaves: by default not on ignored ones, such as SIGHUP under ``nohup``."""
-    if config.signals is not None:
-        return frozenset(config.signals)
+    if config.signals_to_handle is not None:
+        return frozenset(config.signals_to_handle)
     return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)

@@ -7,15 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from elastic_core.cli.options import FLAGS, Flags
-from elastic_core.cli.run import hints_with_sources, meeting_place, plugins_named
+from elastic_core.cli.option import FlagOption
+from elastic_core.cli.run import hints_with_sources
+from elastic_core.cli.settle import FLAGS, Flags, meeting_place, plugins_named
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
 
 _NAMES = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
-STORE_FLAGS = tuple(flag for flag in FLAGS if flag.name in _NAMES)  # those of ``elastic run`` that name the job
+STORE_FLAGS = tuple(
+    FlagOption(flag) for flag in FLAGS if flag.name in _NAMES
+)  # those of ``elastic run`` that name the job
 _SEVERAL = NodeRange(1, 2)
 
 

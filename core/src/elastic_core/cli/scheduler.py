@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from elastic_core.cli.options import FLAGS, Flags
+from elastic_core.cli.settle import FLAGS, Flags
 from elastic_core.distributions import brought, described, may_bring
 from elastic_core.errors import PluginError, did_you_mean, how_to_install
 
 if TYPE_CHECKING:
+    from elastic_core.config.flag import Flag
     from elastic_core.plugins.entry_points import Catalogue
 
 CONF = "rdzv_conf"
@@ -41,6 +42,7 @@ def with_defaults(
         return flags
     from elastic_core.plugins import manager
     from elastic_core.plugins.entry_points import Catalogue, Group, load
+    from elastic_core.plugins.flags import declared_flags
 
     catalogue = catalogue or Catalogue.read()
     offers = catalogue.offers(Group.SCHEDULERS)
@@ -51,7 +53,7 @@ def with_defaults(
         flag.name: getattr(flags, flag.name)
         for flag in FLAGS
         if context.get_parameter_source(flag.name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    }
+    } | dict(flags.settings)
     if offer is None:
         if not given.keys() & {*PLACE}:
             _warn_of_missing(environ, warn)
@@ -59,7 +61,10 @@ def with_defaults(
     plugins = manager.Plugins()
     plugins.register(offer.name, load(offer), described=str(offer))
     answer = plugins.first_answer("elastic_scheduler_defaults", environ=environ, given=given) or {}
-    known = {flag.name: flag for flag in FLAGS}
+    core = {flag.name: flag for flag in FLAGS}
+    known: dict[str, Flag[Any]] = dict(core)
+    if answer.keys() - core.keys():
+        known.update({name: one.flag for name, one in declared_flags(catalogue).items()})
     for unknown in sorted(answer.keys() - known.keys()):
         raise PluginError(
             f"The {offer} gives a default to --{unknown}, which is no flag.{did_you_mean(unknown, known)}"
@@ -69,7 +74,9 @@ def with_defaults(
         text, origin = used[CONF]
         used[CONF] = ",".join(filter(None, [*_pairs_left(text, flags.rdzv_conf), flags.rdzv_conf])), origin
     context.meta[_ORIGINS] = {flag: origin for flag, (_, origin) in used.items()}
-    return replace(flags, **{flag: known[flag].value_of(context, text) for flag, (text, _) in used.items()})
+    values = {flag: known[flag].read(text) for flag, (text, _) in used.items()}
+    settings = {name: values.pop(name) for name in [*values] if name not in core}
+    return replace(flags, **values, settings={**flags.settings, **settings})
 
 
 def _warn_of_missing(environ: Mapping[str, str], warn: Callable[[str], None]) -> None:

@@ -29,6 +29,7 @@ class Group(str, enum.Enum):
     AUTOLOAD = "elastic.autoload"  # observers, checks, policies: on once installed, off with ``--no_plugin``
     WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
+    FLAGS = "elastic.flags"  # flags of ``elastic run``, under the name of the plugin that reads them
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
     JOBS = "elastic.jobs"  # find a running job for commands that name no store; imported by these
     SCHEDULERS = "elastic.schedulers"  # defaults of flags; imported inside a job of the scheduler (``cli/scheduler``)
@@ -44,6 +45,7 @@ class Group(str, enum.Enum):
         nouns = {
             Group.RENDEZVOUS: "rendezvous backend",
             Group.HANDLERS: "rendezvous handler",
+            Group.FLAGS: "declaration of flags",
             Group.COMMANDS: "command",
             Group.JOBS: "finder of jobs",
             Group.SCHEDULERS: "scheduler",

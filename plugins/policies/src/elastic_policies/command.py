@@ -7,7 +7,7 @@ from typing import TextIO
 
 import click
 
-from elastic_core.config.run import has_budget
+from elastic_policies.flags import has_budget
 from elastic_policies.options import DEFAULTS, parse_policies
 from elastic_policies.replay import as_lines, as_plain, read_events, replay
 
