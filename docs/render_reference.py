@@ -220,7 +220,7 @@ def _cell(text: str) -> str:
 def flags() -> str:
     """Return the page of the flags, by section, in the order of the help."""
     parts = [FLAGS_PREFACE]
-    flags = arrange(FLAGS, [one.flag for one in declared_flags(Catalogue.read()).values()])
+    flags = arrange(FLAGS, declared_flags(Catalogue.read()).values())
     for section, members in groupby(flags, key=lambda flag: flag.section):
         rows = []
         for flag in members:

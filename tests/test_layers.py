@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from elastic_core.distributions import distributions
-from elastic_core.plugins.entry_points import Group
+from elastic_core.plugins.entry_points import Catalogue, Group
+from elastic_core.plugins.flags import declared_flags
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -301,14 +302,19 @@ def test_the_extra_all_of_core_is_every_distribution_that_is_meant_for_it() -> N
 
 def test_core_knows_every_distribution_and_what_it_brings() -> None:
     """But for the handlers, which torchrun asks for; ``--rdzv_backend`` has a backend for each."""
-    kinds = {group.value: group.kind for group in Group if group is not Group.HANDLERS}
+    kinds = {group.value: group.kind for group in Group if group not in (Group.HANDLERS, Group.FLAGS)}
+    flags = dict[str, list[str]]()
+    catalogue = Catalogue.read()
+    for name, flag in declared_flags(catalogue).items():
+        flags.setdefault(catalogue.find(flag.reader, Group.FLAGS).distribution, []).append(name)
     assert (ROOT / "distributions.toml").resolve() == CORE / "elastic_core" / "distributions.toml"
     found = {}
     for folder, project in PROJECTS.items():
         declared = project["project"].get("entry-points", {})
         brings = {kinds[group]: sorted(names) for group, names in declared.items() if group in kinds}
         name = project["project"]["name"]
-        more = {key: distributions()[name][key] for key in ("all", "checks") if key in distributions()[name]}
+        more: dict[str, object] = {"all": False} if name == "elastic-testing" else {}
+        more |= {"flags": sorted(flags[name])} if name in flags else {}
         found[name] = {"folder": folder, **more, **brings}
     known = {
         name: {kind: names if kind in ("folder", "all") else sorted(names) for kind, names in brings.items()}

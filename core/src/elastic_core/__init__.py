@@ -2,7 +2,7 @@
 
 General layout. A package imports only packages below it in this list; a test holds that.
 
-* ``cli``: the ``elastic`` command. ``options`` declares each flag once.
+* ``cli``: the ``elastic`` command.
 * ``api``: starts an agent, and offers the same from Python.
 * ``handlers``: the agent of a foreign rendezvous handler, which keeps no ledger.
 * ``agent``: one process per node. ``supervisor`` is its event loop.

@@ -309,8 +309,8 @@ def elastic_node_checks(config: RunConfig) -> Mapping[str, NodeCheck] | None:
     """Return health checks by the names under which users choose them.
 
     Called on the main thread, when the plugins are loaded and before the checks of a node are run. It must be quick,
-    and start nothing. Of two checks of one name, the last registered plugin's counts. A check with ``on`` is run without
-    being named; only what takes milliseconds, and refuses only what is certain to fail, should be on.
+    and start nothing. Of two checks of one name, the last registered plugin's counts. A check with ``on`` is run
+    without being named; only what takes milliseconds, and refuses only what is certain to fail, should be on.
 
     All chosen checks are run one after another before the node enters the job (rule L17). Raising in this hook ends the
     run with exit code 2; a check that raises refuses nothing.

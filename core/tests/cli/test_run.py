@@ -405,7 +405,7 @@ def test_the_agent_gets_config_and_plugins_and_its_code_is_the_runs(
         return Ending(75, "too few")
 
     supervise(job)
-    assert run.run(WARDEN, script="train.py", log_dir="logs") == 75
+    assert run.run(WARDEN, script="train.py", log_dir=Path("logs")) == 75
     assert capsys.readouterr().err.endswith("running train.py\n"), "what was published is told before the run ends"
 
 
@@ -425,5 +425,5 @@ def test_what_was_published_is_told_even_if_the_run_fails(
 def test_nothing_is_made_when_something_is_wrong(tmp_path: Path, supervise: Callable[[Supervise], None]) -> None:
     supervise(lambda config, plugins: pytest.fail("started"))
     with pytest.raises(PluginError):
-        run.run(WARDEN, script="train.py", log_dir="logs", plugin=("nosuch",))
+        run.run(WARDEN, script="train.py", log_dir=Path("logs"), plugin=("nosuch",))
     assert not (tmp_path / "logs").exists()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError, UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Field, Level
-from elastic_core.node_checks import ChosenCheck, ChosenChecks, Finding, judge_output
+from elastic_core.node_checks import ChosenCheck, ChosenChecks, Finding
 
 if TYPE_CHECKING:
     from elastic_core.agent.interruption import Interruption
@@ -45,7 +45,7 @@ class HealthChecks:
 
     def __init__(self, job: str, chosen: ChosenChecks, warden: Warden, publish: Publish) -> None:
         self._job, self._checks, self._warden, self._publish = job, chosen.checks, warden, publish
-        self._limit, self._retry, self._too_slow = chosen.timeout, chosen.retry, chosen.too_slow
+        self._chosen, self._limit, self._retry = chosen, chosen.timeout, chosen.retry
         self.heard: list[WardenEvent] = []  # what the warden has reported of other processes meanwhile
 
     @property
@@ -152,8 +152,8 @@ class HealthChecks:
             return Finding(f"could not be started: {ended}", one.check.advice)
         if ended is None:
             what = f"did not end within {self._limit:g} s, and was killed with all its processes"
-            return Finding(what, self._too_slow)
-        fault = judge_output(ended, stdout, stderr)
+            return Finding(what, self._chosen.too_slow)
+        fault = self._chosen.judge(ended, stdout, stderr)
         return None if fault is None else Finding(fault, one.check.advice)
 
     def _follow(self, reading: dict[int, bytearray]) -> int | str | None:

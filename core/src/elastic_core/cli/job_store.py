@@ -16,9 +16,7 @@ from elastic_core.errors import UsageError
 from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
 
 _NAMES = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
-STORE_FLAGS = tuple(
-    FlagOption(flag) for flag in FLAGS if flag.name in _NAMES
-)  # those of ``elastic run`` that name the job
+STORE_FLAGS = tuple(FlagOption(flag) for flag in FLAGS if flag.name in _NAMES)  # those that name a job's store
 _SEVERAL = NodeRange(1, 2)
 
 

@@ -13,11 +13,11 @@ from elastic_core.cli.option import FlagCommand, FlagOption, candidates
 from elastic_core.cli.settle import FLAGS
 from elastic_core.config.environment import FLAG_PREFIX
 from elastic_core.config.flag import Flag, arrange
-from elastic_core.errors import PluginError, UsageError
+from elastic_core.distributions import brought
+from elastic_core.errors import PluginError
 
 if TYPE_CHECKING:
     from elastic_core.plugins.entry_points import Catalogue
-    from elastic_core.plugins.flags import PluginFlag
 
 _NAMES = frozenset(flag.name for flag in FLAGS)
 _CATALOGUE, _DECLARED, _OPTIONS = (f"elastic_core.cli.run_command.{name}" for name in ("catalogue", "flags", "options"))
@@ -68,23 +68,21 @@ class RunCommand(FlagCommand):
 
         Their values are in ``ctx.params["settings"]``, as far as they are not the defaults.
         """
-        variables = _other_names(os.environ)
-        if variables or self._has_other_flags(ctx, args):
+        variables = {name.removeprefix(FLAG_PREFIX).lower() for name in os.environ if name.startswith(FLAG_PREFIX)}
+        if others := variables - _NAMES or self._has_other_flags(ctx, args):
             self._read_plugins_flags(ctx, args)
+        declared = plugins_flags(ctx)
         try:
             left = super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
-            for name in candidates(exc.option_name.lstrip("-"), _missing(ctx)):
-                raise _not_installed(name) from None
+            _refuse_missing(candidates(exc.option_name.lstrip("-"), brought("flags").keys() - declared.keys()))
             raise
-        if variables and not ctx.resilient_parsing:
-            for name in sorted(variables & _missing(ctx)):
-                raise _not_installed(name)
-        declared = plugins_flags(ctx)
-        values = {name: ctx.params.pop(name, one.flag.value) for name, one in declared.items()}
-        if settings := {name: value for name, value in values.items() if value != declared[name].flag.value}:
+        if others and not ctx.resilient_parsing:
+            _refuse_missing(variables & (brought("flags").keys() - declared.keys()))
+        values = {name: ctx.params.pop(name, flag.value) for name, flag in declared.items()}
+        if settings := {name: value for name, value in values.items() if value != declared[name].value}:
             ctx.params["settings"] = settings
-            ctx.params["own_limit"] = any(declared[name].flag.limits_restarts(settings[name]) for name in settings)
+            ctx.params["own_limit"] = any(declared[name].limits_restarts(settings[name]) for name in settings)
         return left
 
     def _has_other_flags(self, ctx: click.Context, args: list[str]) -> bool:
@@ -109,7 +107,7 @@ class RunCommand(FlagCommand):
             if not ctx.resilient_parsing and "--help" not in args:
                 raise
         else:
-            ctx.meta[_OPTIONS] = [FlagOption(one.flag) for one in declared.values()]
+            ctx.meta[_OPTIONS] = [FlagOption(flag) for flag in declared.values()]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options of core's flags and, where they have been read, of plugins' flags."""
@@ -138,7 +136,7 @@ class RunCommand(FlagCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags into the help, section by section."""
-        flags = arrange(FLAGS, [one.flag for one in plugins_flags(ctx).values()])
+        flags = arrange(FLAGS, plugins_flags(ctx).values())
         for title, members in groupby(flags, key=lambda flag: flag.section):
             with formatter.section(title):
                 self._write(ctx, formatter, members)
@@ -149,9 +147,9 @@ class RunCommand(FlagCommand):
         formatter.write_dl([record for record in records if record], col_max=27)
 
 
-def plugins_flags(ctx: click.Context) -> Mapping[str, PluginFlag]:
+def plugins_flags(ctx: click.Context) -> Mapping[str, Flag[Any]]:
     """Return the plugins' flags that were read for a command line, by name."""
-    found: Mapping[str, PluginFlag] = ctx.meta.get(_DECLARED, {})
+    found: Mapping[str, Flag[Any]] = ctx.meta.get(_DECLARED, {})
     return found
 
 
@@ -163,19 +161,9 @@ def catalogue_of(ctx: click.Context | None) -> Catalogue:
     return found or Catalogue.read()
 
 
-def _other_names(environ: Mapping[str, str]) -> set[str]:
-    """Return the flags that variables ``PET_<FLAG>`` name and core does not know."""
-    return {name.removeprefix(FLAG_PREFIX).lower() for name in environ if name.startswith(FLAG_PREFIX)} - _NAMES
-
-
-def _missing(ctx: click.Context) -> set[str]:
-    """Return the flags of this project's distributions that are not installed."""
-    from elastic_core.distributions import brought
-
-    return brought("flags").keys() - plugins_flags(ctx).keys()
-
-
-def _not_installed(name: str) -> UsageError:
+def _refuse_missing(names: Iterable[str]) -> None:
+    """Raise UsageError for the first of these flags, whose distribution is not installed."""
     from elastic_core.plugins.flags import not_declared
 
-    return not_declared(name)
+    for name in sorted(names):
+        raise not_declared(name) from None

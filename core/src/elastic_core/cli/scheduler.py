@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,6 @@ from elastic_core.distributions import brought, described, may_bring
 from elastic_core.errors import PluginError, did_you_mean, how_to_install
 
 if TYPE_CHECKING:
-    from elastic_core.config.flag import Flag
     from elastic_core.plugins.entry_points import Catalogue
 
 CONF = "rdzv_conf"
@@ -42,7 +41,6 @@ def with_defaults(
         return flags
     from elastic_core.plugins import manager
     from elastic_core.plugins.entry_points import Catalogue, Group, load
-    from elastic_core.plugins.flags import declared_flags
 
     catalogue = catalogue or Catalogue.read()
     offers = catalogue.offers(Group.SCHEDULERS)
@@ -61,10 +59,7 @@ def with_defaults(
     plugins = manager.Plugins()
     plugins.register(offer.name, load(offer), described=str(offer))
     answer = plugins.first_answer("elastic_scheduler_defaults", environ=environ, given=given) or {}
-    core = {flag.name: flag for flag in FLAGS}
-    known: dict[str, Flag[Any]] = dict(core)
-    if answer.keys() - core.keys():
-        known.update({name: one.flag for name, one in declared_flags(catalogue).items()})
+    known = {flag.name: flag for flag in FLAGS}
     for unknown in sorted(answer.keys() - known.keys()):
         raise PluginError(
             f"The {offer} gives a default to --{unknown}, which is no flag.{did_you_mean(unknown, known)}"
@@ -74,9 +69,7 @@ def with_defaults(
         text, origin = used[CONF]
         used[CONF] = ",".join(filter(None, [*_pairs_left(text, flags.rdzv_conf), flags.rdzv_conf])), origin
     context.meta[_ORIGINS] = {flag: origin for flag, (_, origin) in used.items()}
-    values = {flag: known[flag].read(text) for flag, (text, _) in used.items()}
-    settings = {name: values.pop(name) for name in [*values] if name not in core}
-    return replace(flags, **values, settings={**flags.settings, **settings})
+    return replace(flags, **{flag: known[flag].read(text) for flag, (text, _) in used.items()})
 
 
 def _warn_of_missing(environ: Mapping[str, str], warn: Callable[[str], None]) -> None:

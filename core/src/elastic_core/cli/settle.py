@@ -14,23 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.cli import program
 from elastic_core.config import parse, rdzv_conf
-from elastic_core.config.flag import Flag, flags_in
+from elastic_core.config.flag import JOB, PLUGINS, PROGRAM, RENDEZVOUS, SECTIONS, TORCHRUN, Flag, flags_in
 from elastic_core.config.parse import NodeRange, names
 from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
-from elastic_core.config.run import (
-    DEFAULT_ID,
-    JOB,
-    LINE_PREFIX,
-    MAX_RESTARTS,
-    MONITOR_INTERVAL,
-    PLUGINS,
-    PROGRAM,
-    RENDEZVOUS,
-    SECTIONS,
-    TORCHRUN,
-    PlainSettings,
-    RunConfig,
-)
+from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
 from elastic_core.errors import PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.rendezvous import job_token
@@ -54,9 +41,7 @@ class Flags(PlainSettings):
     nnodes: NodeRange = JOB.flag(
         "The number of nodes. With a range the job starts with MIN nodes, and grows and shrinks. With sizes such as "
         "4,6,8 or 2:8:2 it takes the largest size for which enough nodes are there.",
-        parse=parse.node_range,
-        default="1",
-        metavar="N|MIN:MAX[:STEP]|N,N,...",
+        ("N|MIN:MAX[:STEP]|N,N,...", parse.node_range, "1"),
     )
     standalone: bool = RENDEZVOUS.switch(
         "A job of one node, which no other can join. --rdzv_endpoint is ignored, and so is a --rdzv_backend "
@@ -64,51 +49,41 @@ class Flags(PlainSettings):
     )
     rdzv_backend: str | None = RENDEZVOUS.flag(
         "Where the nodes meet; `elastic plugins` lists what is installed.",
-        parse=parse.not_empty,
-        metavar="NAME",
+        ("NAME", parse.not_empty),
         unset="c10d with an endpoint HOST[:PORT], local without one",
     )
     rdzv_endpoint: str = RENDEZVOUS.flag(
         "The address of the backend, in its own form: HOST[:PORT] for c10d, DIRECTORY for file. With port 0, a free "
         "port, one node runs by itself.",
-        parse=str,
-        default="",
-        metavar="ENDPOINT",
+        ("ENDPOINT", str, ""),
     )
     rdzv_id: str | None = RENDEZVOUS.flag(
         "The job's id, the same on every node.",
-        parse=parse.not_empty,
-        metavar="ID",
+        ("ID", parse.not_empty),
         unset="none, or a new one where no other node can join",
     )
     rdzv_conf: str = RENDEZVOUS.flag(
         "Further settings, such as join_timeout=600 (seconds); a key that does not exist is refused, with a list.",
-        parse=str,
-        default="",
-        metavar="KEY=VALUE,...",
+        ("KEY=VALUE,...", str, ""),
     )
     node_rank: int | None = RENDEZVOUS.flag(
         "This node's rank; only with the static backend, whose nodes are numbered by hand.",
-        parse=parse.count_from_zero,
-        metavar="N",
+        ("N", parse.count_from_zero),
         unset="0",
     )
     master_addr: str | None = RENDEZVOUS.flag(
         "The host of node 0 with the static backend, or of a job of one node (MASTER_ADDR).",
-        parse=parse.address,
-        metavar="HOST",
+        ("HOST", parse.address),
         unset="127.0.0.1",
     )
     master_port: int | None = RENDEZVOUS.flag(
         "The port of its store (MASTER_PORT); 0 is a free one, for one node only.",
-        parse=parse.port,
-        metavar="PORT",
+        ("PORT", parse.port),
         unset="29500 with static, else a free one",
     )
     local_addr: str | None = RENDEZVOUS.flag(
         "The address at which other nodes reach this one.",
-        parse=parse.address,
-        metavar="ADDRESS",
+        ("ADDRESS", parse.address),
         unset="found by the route to the endpoint",
     )
     module: bool = PROGRAM.switch("PROGRAM is a module, as with `python -m`.", short="-m")
@@ -122,31 +97,26 @@ class Flags(PlainSettings):
     )
     plugin: tuple[str, ...] = PLUGINS.flag(
         "Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
-        parse=parse.names,
-        default="",
-        metavar="NAME",
+        ("NAME", parse.names, ""),
         repeated=True,
     )
     monitor_interval: float | None = TORCHRUN.flag(
         "How often the agent asks a foreign rendezvous handler for newcomers; it polls nothing else.",
-        parse=parse.seconds,
-        metavar="SECONDS",
+        ("SECONDS", parse.seconds),
         unset="0.1",
     )
     start_method: str | None = TORCHRUN.flag(
         "A start method of multiprocessing; see --warm_start for how workers are started.",
-        parse=parse.start_method,
-        metavar="METHOD",
+        ("METHOD", parse.start_method),
     )
     logs_specs: str | None = TORCHRUN.flag(
-        "A class of torch, which the agent does not import; see --redirects and --tee.", parse=str, metavar="NAME"
+        "A class of torch, which the agent does not import; see --redirects and --tee.", ("NAME", str)
     )
 
 
-_DECLARED = (
-    item for record in (Flags, PlainSettings) for item in fields(record) if item.name in record.__annotations__
+FLAGS: Sequence[Flag[Any]] = sorted(
+    flags_in(Flags) + flags_in(PlainSettings), key=lambda flag: SECTIONS.index(flag.section)
 )
-FLAGS: Sequence[Flag[Any]] = sorted(flags_in(_DECLARED), key=lambda flag: SECTIONS.index(flag.section))
 """Core's flags, in the order of the help."""
 
 
@@ -158,22 +128,16 @@ def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
     """
     arguments = flags.arguments if flags.use_env else (LOCAL_RANK_ARGUMENT, *flags.arguments)
     ways = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
+    default = None if flags.own_limit else MAX_RESTARTS
     return RunConfig(
         **{
             **{item.name: getattr(flags, item.name) for item in fields(PlainSettings)},
             "program": program.find(flags.script, arguments, **ways),
             "nproc_per_node": _count_workers(flags.nproc_per_node, environ),
-            "max_restarts": _max_restarts(flags),
+            "max_restarts": default if flags.max_restarts is None else flags.max_restarts,
             "shutdown_timeout": rdzv_conf.shutdown_timeout(flags.shutdown_timeout, environ),
         }
     )
-
-
-def _max_restarts(flags: Flags) -> int | None:
-    """Return the limit of restarts; None for none."""
-    if flags.max_restarts is not None:
-        return flags.max_restarts
-    return None if flags.own_limit else MAX_RESTARTS
 
 
 def configure(

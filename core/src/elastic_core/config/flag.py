@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import Field, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain
 from numbers import Real
@@ -41,6 +41,7 @@ class Flag(Generic[T_co]):
     repeated: bool = False  # whether it may be repeated; its value is then one tuple of all values
     after: str = ""  # the flag behind which the help shows this one; '' for the end of its section
     agreed: bool = False  # whether a job refuses a node with another value
+    reader: str = ""  # the plugin that reads it: the name of the entry point that declares it
     limits_restarts: Callable[[Any], bool] = lambda value: False
     """Returns whether a value limits the restarts of a job by itself, so that ``--max_restarts`` has no default."""
 
@@ -90,34 +91,41 @@ class Flag(Generic[T_co]):
         kinds = (tuple, frozenset) if self.value is None else type(self.value)
         if isinstance(value, kinds) and not self.repeated and type(value) is not (None if self.is_switch else bool):
             return cast("T_co", value)
-        raise UsageError(f"{shown} is of the type {type(value).__name__}, which the flag --{self.name} does not have.")
+        raise UsageError(f"{shown} is of the type {type(value).__name__}, which --{self.name} does not take.")
 
 
 class Section(str):
     """A heading of the help; its methods declare a field to be a flag, with the arguments of :class:`Flag`."""
 
     @overload
-    def flag(self, text: str, *, parse: Callable[[str], T], default: str, **more: Any) -> T: ...
+    def flag(self, text: str, form: tuple[str, Callable[[str], T], str], **more: Any) -> T: ...
     @overload
-    def flag(self, text: str, *, parse: Callable[[str], T], **more: Any) -> T | None: ...
-    def flag(self, text: str, **more: Any) -> Any:
-        """Declare a flag with the name of the field."""
-        made: Flag[Any] = Flag(name="", text=text, section=self, **more)
+    def flag(self, text: str, form: tuple[str, Callable[[str], T]], **more: Any) -> T | None: ...
+    def flag(self, text: str, form: Any, **more: Any) -> Any:
+        """Declare a flag with the name of the field; ``form`` has its metavar, its parser, and its default."""
+        metavar, parse, default = (*form, None)[:3]
+        made: Flag[Any] = Flag(name="", text=text, section=self, metavar=metavar, parse=parse, default=default, **more)
         return field(default=made.value, metadata={"flag": made})
 
-    def switch(self, text: str, *, default: str = "0", **more: Any) -> bool:
+    def switch(self, text: str, default: str = "0", **more: Any) -> bool:
         """Declare a flag without a value."""
-        return self.flag(text, parse=parsers.switch, default=default, **more)
+        return self.flag(text, ("", parsers.switch, default), **more)
 
 
-def flags_in(items: Iterable[Field[Any]]) -> list[Flag[Any]]:
-    """Return the flags that fields declare."""
-    found = []
-    for item in items:
-        if (declared := item.metadata.get("flag")) is not None:
-            declared.name = item.name
-            found.append(declared)
-    return found
+JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
+PLACEMENT, FAILURE, OUTPUT = Section("Placement"), Section("Failure"), Section("Output")
+PROGRESS, PLUGINS = Section("Progress"), Section("Plugins")
+TORCHRUN = Section("Taken from torchrun's command lines, without effect here")
+SECTIONS = (JOB, RENDEZVOUS, PROGRAM, PLACEMENT, FAILURE, OUTPUT, PROGRESS, PLUGINS, TORCHRUN)
+"""The headings of the help, in its order."""
+
+
+def flags_in(record: type) -> list[Flag[Any]]:
+    """Return the flags that the fields of a dataclass declare, without those of its base class."""
+    found = {item.name: item.metadata["flag"] for item in fields(record) if item.metadata.get("flag")}
+    for name, flag in found.items():
+        flag.name = name
+    return [flag for name, flag in found.items() if name in record.__annotations__]
 
 
 def arrange(flags: Iterable[Flag[Any]], more: Iterable[Flag[Any]] = ()) -> list[Flag[Any]]:

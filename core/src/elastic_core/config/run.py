@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_core.config import parse
-from elastic_core.config.flag import Flag, Section, flags_in
+from elastic_core.config.flag import FAILURE, JOB, OUTPUT, PLACEMENT, PLUGINS, PROGRAM, PROGRESS, RENDEZVOUS, flags_in
 from elastic_core.config.parse import OnNodeLoss, StreamMap
 from elastic_core.config.program import Program
 from elastic_core.errors import UsageError
@@ -17,6 +17,7 @@ from elastic_core.events import Level
 from elastic_core.rendezvous.options import check_node_limit
 
 if TYPE_CHECKING:
+    from elastic_core.config.flag import Flag
     from elastic_core.rendezvous.job_token import JobToken
 
 T = TypeVar("T")
@@ -70,14 +71,6 @@ class Timing:
             )
 
 
-JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
-PLACEMENT, FAILURE, OUTPUT = Section("Placement"), Section("Failure"), Section("Output")
-PROGRESS, PLUGINS = Section("Progress"), Section("Plugins")
-TORCHRUN = Section("Taken from torchrun's command lines, without effect here")
-SECTIONS = (JOB, RENDEZVOUS, PROGRAM, PLACEMENT, FAILURE, OUTPUT, PROGRESS, PLUGINS, TORCHRUN)
-"""The headings of the help, in its order."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSettings:
     """The settings that a command line has as the run has them; each field declares its flag, in the help's order."""
@@ -85,19 +78,13 @@ class PlainSettings:
     spares: int = JOB.flag(
         "The number of nodes beyond the maximum that the job should have. A spare has done its imports, and takes the "
         "place of a lost node. Further nodes wait as well.",
-        parse=parse.count_from_zero,
-        default="0",
-        metavar="N",
+        ("N", parse.count_from_zero, "0"),
     )
     nproc_per_node: int | str = JOB.flag(
         "Workers on this node; nodes may differ. A word counts devices: auto takes GPUs, else cores.",
-        parse=parse.workers,
-        default="1",
-        metavar="N|auto|cpu|gpu|xpu",
+        ("N|auto|cpu|gpu|xpu", parse.workers, "1"),
     )
-    role: str = JOB.flag(
-        "The role of the workers, which they find in ROLE_NAME.", parse=parse.role, default="default", metavar="NAME"
-    )
+    role: str = JOB.flag("The role of the workers, which they find in ROLE_NAME.", ("NAME", parse.role, "default"))
     allow_version_mismatch: bool = RENDEZVOUS.switch("Let nodes with different versions of Python or torch in.")
     warm_start: bool = PROGRAM.switch(
         "Fork workers from a process that has imported --preload, or start an interpreter for each.",
@@ -107,8 +94,7 @@ class PlainSettings:
     preload: tuple[str, ...] | None = PROGRAM.flag(
         "The modules that the process of --warm_start imports, such as torch,transformers. With an empty list every "
         "worker starts fresh.",
-        parse=parse.modules,
-        metavar="MODULES",
+        ("MODULES", parse.modules),
         unset="torch, where it is installed; after the start also torch._dynamo, which every optimizer needs, and "
         "libraries that workers have imported",
     )
@@ -116,140 +102,102 @@ class PlainSettings:
         "Every worker sees only its own GPU, as device 0, and has LOCAL_RANK=0."
     )
     numa_binding: str | None = PLACEMENT.flag(
-        "Bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex.",
-        parse=parse.numa_binding,
-        metavar="MODE",
+        "Bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex.", ("MODE", parse.numa_binding)
     )
     max_restarts: int | None = FAILURE.flag(
         "How many failures of workers the job survives. The loss of a node is no failure of a worker. With 0 the first "
         "failure ends the job, as under torchrun. A script that cannot be imported, or refuses its arguments, gets one "
         "restart. An installed failure policy may end a job earlier: see --failure_policy.",
-        parse=parse.count_from_zero,
-        metavar="N",
+        ("N", parse.count_from_zero),
         unset=f"{MAX_RESTARTS}, or without a limit where --failure_policy has a budget",
     )
     on_node_loss: OnNodeLoss = FAILURE.flag(
         "After the loss of a node, go on without it or with its replacement (replace), or fail the job (fail).",
-        parse=parse.on_node_loss,
-        default=OnNodeLoss.REPLACE.value,
-        metavar="replace|fail",
+        ("replace|fail", parse.on_node_loss, OnNodeLoss.REPLACE.value),
     )
     shutdown_timeout: float | None = FAILURE.flag(
         "How long workers get to end when the job is told to stop, before SIGKILL.",
-        parse=parse.seconds,
-        metavar="SECONDS",
+        ("SECONDS", parse.seconds),
         unset="30",
     )
     failure_grace: float = FAILURE.flag(
         "How long workers get to end after a failure, when most of them hang in a collective.",
-        parse=parse.seconds,
-        default="3",
-        metavar="SECONDS",
+        ("SECONDS", parse.seconds, "3"),
     )
     preemption_grace: float = FAILURE.flag(
         "How much notice this node gets before its end, by SIGTERM or by a signal of --signals_to_handle other than "
         "SIGINT, SIGHUP and SIGQUIT, which people send. In that time all workers of the job that call "
         "should_checkpoint() stop together at one step, and no step is lost.",
-        parse=parse.seconds,
-        default="0",
-        metavar="SECONDS",
+        ("SECONDS", parse.seconds, "0"),
     )
     hang_window: float | None = FAILURE.flag(
         "If a worker makes no progress (no new step, no output, no use of a CPU) for so long, all nodes look where "
         "their ranks are, and a job that hangs is reported. 0 switches this off. A report ends nothing.",
-        parse=parse.seconds,
-        metavar="SECONDS",
+        ("SECONDS", parse.seconds),
         unset="300, or ten times the longest step if that is longer",
     )
     hang_timeout: float | None = FAILURE.flag(
         "In place of --hang_window: a job that hangs also ends its round, which spends a restart.",
-        parse=parse.positive_seconds,
-        metavar="SECONDS",
+        ("SECONDS", parse.positive_seconds),
     )
     signals_to_handle: tuple[signal.Signals, ...] | None = FAILURE.flag(
         "The signals on which this node leaves. Its workers get the same signal; if none of them handles a SIGURG, "
         "SIGUSR1 or SIGUSR2, they get SIGTERM. Workers that still run get SIGTERM 5 s before the end of "
         "--shutdown_timeout (in its last fifth, if that is shorter), and SIGKILL at its end. On SIGQUIT, unless it is "
         "named here, the agent writes its state to stderr and goes on.",
-        parse=parse.signals,
-        metavar="NAMES",
+        ("NAMES", parse.signals),
         unset="SIGTERM,SIGINT,SIGHUP, as far as they are not ignored",
     )
     log_dir: Path | None = OUTPUT.flag(
-        "Keep workers' output there, by round and rank; nothing is ever deleted.",
-        parse=parse.directory,
-        metavar="DIRECTORY",
+        "Keep workers' output there, by round and rank; nothing is ever deleted.", ("DIRECTORY", parse.directory)
     )
     redirects: StreamMap = OUTPUT.flag(
         "Write to files instead of the console: 1 stdout, 2 stderr, 3 both, or by local rank, 0:3,12:1.",
-        parse=parse.stream_map,
-        default="0",
-        metavar="STREAMS",
+        ("STREAMS", parse.stream_map, "0"),
         short="-r",
     )
     tee: StreamMap = OUTPUT.flag(
         "Write to both, in the same form; lines on the console begin with [rank3]:.",
-        parse=parse.stream_map,
-        default="0",
-        metavar="STREAMS",
+        ("STREAMS", parse.stream_map, "0"),
         short="-t",
     )
     local_ranks_filter: frozenset[int] | None = OUTPUT.flag(
-        "Show only these local ranks on the console, as 0,2; the others' output goes to files.",
-        parse=parse.ranks,
-        metavar="RANKS",
+        "Show only these local ranks on the console, as 0,2; the others' output goes to files.", ("RANKS", parse.ranks)
     )
     duplicate_stdout_filters: tuple[str, ...] = OUTPUT.flag(
         "Also write lines of stdout that contain one of these to filtered_stdout.log; ,, is a comma.",
-        parse=parse.needles,
-        default="",
-        metavar="TEXTS",
+        ("TEXTS", parse.needles, ""),
     )
     duplicate_stderr_filters: tuple[str, ...] = OUTPUT.flag(
-        "Also write lines of stderr that contain one of these to filtered_stderr.log.",
-        parse=parse.needles,
-        default="",
-        metavar="TEXTS",
+        "Also write lines of stderr that contain one of these to filtered_stderr.log.", ("TEXTS", parse.needles, "")
     )
     event_log_handler: str = OUTPUT.flag(
-        "Write each event as a JSON line to stderr, or do not.",
-        parse=parse.event_log_handler,
-        default="null",
-        metavar="null|console",
+        "Write each event as a JSON line to stderr, or do not.", ("null|console", parse.event_log_handler, "null")
     )
     verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
     progress_pattern: str | None = PROGRESS.flag(
         "A regular expression with groups of the names step, loss, samples and epoch, such as "
         r"'step (?P<step>\d+) loss (?P<loss>\S+)'. Lines of a worker's output that it matches show the worker's "
         "progress. All output of workers then goes through the agent.",
-        parse=parse.progress_pattern,
-        metavar="REGEX",
+        ("REGEX", parse.progress_pattern),
         unset="what Trainer, Lightning, torchtitan, Megatron-LM, DeepSpeed and tqdm print is recognized",
     )
     checkpoint_pattern: str | None = PROGRESS.flag(
         "A regular expression for lines which say that a checkpoint was saved; it may have the groups step and path.",
-        parse=parse.checkpoint_pattern,
-        metavar="REGEX",
+        ("REGEX", parse.checkpoint_pattern),
         unset="what torchtitan and Megatron-LM print",
     )
     checkpoint_path: str | None = PROGRESS.flag(
         "A directory, or a glob, in which the script saves checkpoints. The newest file that no longer changes is "
         "the last checkpoint.",
-        parse=parse.not_empty,
-        metavar="PATH",
+        ("PATH", parse.not_empty),
     )
     nan_stop: int = PROGRESS.flag(
         "A worker fails after so many losses in a row that are nan or infinite; 0 for never.",
-        parse=parse.count_from_zero,
-        default="0",
-        metavar="N",
+        ("N", parse.count_from_zero, "0"),
     )
     no_plugin: tuple[str, ...] = PLUGINS.flag(
-        "Leave off a plugin that would be loaded; may be repeated.",
-        parse=parse.names,
-        default="",
-        metavar="NAME",
-        repeated=True,
+        "Leave off a plugin that would be loaded; may be repeated.", ("NAME", parse.names, ""), repeated=True
     )
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The values of plugins' flags (``elastic_flags``), by name, as far as they are not the defaults."""
@@ -294,7 +242,7 @@ class RunConfig(PlainSettings):
     least_level: Level = Level.INFO  # the least level of the events on the console
 
     def __post_init__(self) -> None:
-        for declared in flags_in(fields(PlainSettings)):
+        for declared in flags_in(PlainSettings):
             value = getattr(self, declared.name)
             if value != declared.value and declared.accept(value) != value:
                 raise UsageError(f"{declared.name}={value!r} is a text, not the value that it stands for.")
@@ -312,14 +260,14 @@ class RunConfig(PlainSettings):
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
-        self._check_ranks("redirects", self.redirects.by_rank)
-        self._check_ranks("tee", self.tee.by_rank)
-        self._check_ranks("local_ranks_filter", self.local_ranks_filter or ())
-
-    def _check_ranks(self, name: str, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            if rank >= self.nproc_per_node:
+        shown = self.local_ranks_filter or ()
+        for name, ranks in (
+            ("redirects", self.redirects.by_rank),
+            ("tee", self.tee.by_rank),
+            ("local_ranks_filter", shown),
+        ):
+            if (last := max(ranks, default=0)) >= self.nproc_per_node:
                 raise UsageError(
-                    f"--{name} names local rank {rank}, but with --nproc_per_node={self.nproc_per_node} the last one "
+                    f"--{name} names local rank {last}, but with --nproc_per_node={self.nproc_per_node} the last one "
                     f"is {self.nproc_per_node - 1}."
                 )

@@ -20,7 +20,7 @@ from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.rdzv_conf import no_ledger
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean
+from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict
@@ -46,8 +46,6 @@ OBSERVING = (
     "elastic_round_starts",
 )
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
-
-MAX_AGREED_CHARACTERS = 500  # of a flag in which nodes agree: an OPEN carries it (``protocol/limits.py``)
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
@@ -330,39 +328,13 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.check_pending()
     if config.settings:
-        plugins.agreed_flags = _check_flags(plugins, config, catalogue)
+        from elastic_core.plugins.flags import check_given  # few runs have any
+
+        plugins.agreed_flags = check_given(plugins, config, catalogue)
     plugins.configure(config)
     if config.settings:
         plugins.node_checks(config)  # or an error, before anything is started
     return plugins
-
-
-def _check_flags(plugins: Plugins, config: RunConfig, catalogue: Catalogue) -> tuple[str, ...]:
-    """Check the plugins' flags that are given; return those in which all nodes must agree, with their values.
-
-    Raises:
-        UsageError: A flag is not declared, has a wrong value, or its plugin is off.
-        PluginError: The plugin that reads a flag cannot be loaded.
-    """
-    from elastic_core.plugins.flags import declared_flags, not_declared
-
-    declared, agreed = declared_flags(catalogue), []
-    for name, value in config.settings.items():
-        if (found := declared.get(name)) is None:
-            raise not_declared(name)
-        found.flag.accept(value)
-        reader = found.offer.name
-        if value and reader in config.no_plugin:
-            raise UsageError(f"--{name} {value!r} needs the plugin {reader!r}, which --no_plugin switches off.")
-        if value and not plugins.has(reader) and reader in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
-            if plugins.problems:
-                raise plugins.problems[0]
-            raise UsageError(f"--{name} {value!r} needs the plugin {reader!r}.", hint=f"Add --plugin={reader}.")
-        if found.flag.agreed:
-            agreed.append(f"--{name}={value}")
-            if len(str(value)) > MAX_AGREED_CHARACTERS:
-                raise UsageError(f"--{name} has {len(str(value))} characters; {MAX_AGREED_CHARACTERS} are allowed.")
-    return tuple(sorted(agreed))
 
 
 def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()) -> Plugins:

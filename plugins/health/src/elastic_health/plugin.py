@@ -56,10 +56,11 @@ class NodeHealth:
         from elastic_core.node_checks import ChosenChecks
         from elastic_health.choice import choose
         from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT
+        from elastic_health.output import judge_output
 
         chosen = choose(config.of(HEALTH_CHECK), offered)
         too_slow = f"Run it by hand on this host, or give it more time: --{HEALTH_TIMEOUT.name}=SECONDS."
-        return ChosenChecks(chosen, config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY), too_slow)
+        return ChosenChecks(chosen, config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY), too_slow, judge_output)
 
     @hookimpl
     def elastic_run_starts(self, publish: Callable[[Event], None]) -> None:

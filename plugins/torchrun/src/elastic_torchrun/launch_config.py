@@ -36,7 +36,7 @@ _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
 """The types of the fields that are no flags, in words, and the fields."""
 _LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
 _MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")  # None stands for another default
-_FLAGS: Mapping[str, Flag[Any]] = {flag.name: flag for flag in flags_in(fields(PlainSettings))}
+_FLAGS: Mapping[str, Flag[Any]] = {flag.name: flag for flag in flags_in(PlainSettings)}
 _OTHERWISE = ("event_log_handler", "log_dir", "redirects", "tee", "local_ranks_filter", "numa_binding")
 """The flags whose values :class:`LaunchConfig` has in another form, or elsewhere."""
 _MONITOR = next(flag for flag in FLAGS if flag.name == "monitor_interval")
@@ -186,7 +186,7 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
         UsageError: A flag does not exist, is not installed, or has a wrong value.
     """
     others = config.flags.keys() - _FLAGS.keys()
-    declared = {name: one.flag for name, one in declared_flags(catalogue).items()} if others else {}
+    declared = declared_flags(catalogue) if others else {}
     for name in sorted(others - declared.keys()):
         raise not_declared(name)
     own = {name: getattr(config, name) for name in _FLAGS if name in _Arguments.__dataclass_fields__}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from elastic_core.node_checks import judge_output
+from elastic_health.output import judge_output
 
 
 @pytest.mark.parametrize(
