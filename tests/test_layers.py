@@ -51,7 +51,7 @@ DISTRIBUTIONS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
 SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("examples/*/src"))]
 PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
 OTHER_NAMES = {
-    "elastic_core": "elastic leader node options supervisor",  # the command, and modules to begin with
+    "elastic_core": "elastic leader node supervisor",  # the command, and modules to begin with
     "forkserver": "__main__ site sitecustomize",  # modules of Python's start
     "warden": "exit_codes sitecustomize",
     "host": "ps",

@@ -44,7 +44,7 @@ def test_ranks_that_a_map_does_not_name_have_its_default() -> None:
         ({"min_nodes": 0}, "min_nodes 0 is not a whole number of at least 1."),
         ({"min_nodes": 3, "max_nodes": 2}, "The minimum of 3 nodes is greater than the maximum, 2."),
         ({"max_restarts": -1}, "max_restarts=-1 is less than 0. Did you mean '0'?"),
-        ({"max_restarts": True}, "max_restarts=True is of the type bool, which the flag --max_restarts does not have."),
+        ({"max_restarts": True}, "max_restarts=True is of the type bool, which --max_restarts does not take."),
         ({"nan_stop": -1}, "nan_stop=-1 is less than 0. Did you mean '0'?"),
         (
             {"progress_pattern": "step"},

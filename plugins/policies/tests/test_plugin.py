@@ -43,6 +43,7 @@ def test_elastic_plugins_lists_the_plugin_and_its_command() -> None:
     assert {(row.group, row.name, row.hooks, row.error) for row in rows} == {
         ("elastic.autoload", "policies", ("elastic_configure", "elastic_judge_failure", "elastic_observe"), None),
         ("elastic.commands", "policy", (), None),
+        ("elastic.flags", "policies", ("elastic_flags",), None),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.config.flag import Flag
@@ -13,7 +13,6 @@ from elastic_core.plugins.entry_points import Catalogue, Group, load
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
-    from elastic_core.plugins.manager import Plugins
 
 MAX_AGREED_CHARACTERS = 500  # of a flag in which nodes agree: an OPEN carries it (``protocol/limits.py``)
 
@@ -50,12 +49,16 @@ def not_declared(name: str) -> UsageError:
     return UsageError(f"There is no flag --{name}.")
 
 
-def check_given(plugins: Plugins, config: RunConfig, catalogue: Catalogue) -> tuple[str, ...]:
+def check_given(
+    config: RunConfig, catalogue: Catalogue, has: Callable[[str], bool], problems: Sequence[PluginError]
+) -> tuple[str, ...]:
     """Check the plugins' flags that a run has; return those in which all nodes must agree, as on the command line.
+
+    ``has`` returns whether a plugin is loaded; ``problems`` are the errors of those that are left off.
 
     Raises:
         UsageError: A flag is not declared, has a wrong value, or its plugin is off.
-        PluginError: The plugin that reads a flag cannot be loaded.
+        PluginError: The flags of a distribution, or the plugin that reads one, cannot be loaded.
     """
     declared, agreed = declared_flags(catalogue), []
     for name, value in config.settings.items():
@@ -65,9 +68,9 @@ def check_given(plugins: Plugins, config: RunConfig, catalogue: Catalogue) -> tu
         reader = flag.reader
         if value and reader in config.no_plugin:
             raise UsageError(f"--{name} {value!r} needs the plugin {reader!r}, which --no_plugin switches off.")
-        if value and not plugins.has(reader) and reader in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
-            if plugins.problems:
-                raise plugins.problems[0]
+        if value and not has(reader) and reader in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
+            for problem in problems:
+                raise problem
             raise UsageError(f"--{name} {value!r} needs the plugin {reader!r}.", hint=f"Add --plugin={reader}.")
         if flag.agreed:
             agreed.append(f"--{name}={value}")

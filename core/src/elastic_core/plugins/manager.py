@@ -330,7 +330,7 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     if config.settings:
         from elastic_core.plugins.flags import check_given  # few runs have any
 
-        plugins.agreed_flags = check_given(plugins, config, catalogue)
+        plugins.agreed_flags = check_given(config, catalogue, plugins.has, plugins.problems)
     plugins.configure(config)
     if config.settings:
         plugins.node_checks(config)  # or an error, before anything is started

@@ -56,11 +56,10 @@ class NodeHealth:
         from elastic_core.node_checks import ChosenChecks
         from elastic_health.choice import choose
         from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT
-        from elastic_health.output import judge_output
 
         chosen = choose(config.of(HEALTH_CHECK), offered)
         too_slow = f"Run it by hand on this host, or give it more time: --{HEALTH_TIMEOUT.name}=SECONDS."
-        return ChosenChecks(chosen, config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY), too_slow, judge_output)
+        return ChosenChecks(chosen, config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY), too_slow, _judge)
 
     @hookimpl
     def elastic_run_starts(self, publish: Callable[[Event], None]) -> None:
@@ -97,6 +96,12 @@ class NodeHealth:
 def _may_have_gpus() -> bool:
     """Whether anything here can tell of GPUs; microseconds."""
     return bool(shutil.which("nvidia-smi") or os.path.isdir("/sys/class/kfd/kfd/proc") or find_spec("pynvml"))
+
+
+def _judge(returncode: int, stdout: str, stderr: str) -> str | None:
+    from elastic_health.output import judge_output
+
+    return judge_output(returncode, stdout, stderr)
 
 
 def _disk(config: RunConfig, least: str) -> Finding | None:

@@ -30,7 +30,8 @@ _DEFAULT_LOGS = "DefaultLogsSpecs"
 _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "a text", "run_id rdzv_endpoint rdzv_backend log_line_prefix_template local_addr event_log_handler"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
-    ((Real,), "a number of seconds", "rdzv_timeout"),
+    ((Real,), "a number of seconds", "rdzv_timeout monitor_interval"),
+    ((str, os.PathLike), "a path", "log_dir"),
     ((Sequence,), "a list of numbers", "node_sizes"),
 )
 """The types of the fields that are no flags, in words, and the fields."""
