@@ -237,14 +237,13 @@ def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapp
 def elastic_flags() -> Sequence[Flag[Any]] | None:
     """Return flags of ``elastic run`` that plugins of the same distribution read.
 
-    A flag has the help, the section, the parser, and the variable ``PET_<FLAG>`` of any other; ``agreed`` has the job
-    refuse a node with another value. A plugin reads it with ``config.of(FLAG)``, where ``FLAG`` is the object that this
-    function returns. Callers in Python give it to ``LaunchConfig`` by its name.
+    A plugin reads a flag with ``config.of(FLAG)``, where ``FLAG`` is the object that this function returns; callers in
+    Python give it to ``LaunchConfig`` by its name.
 
-    Only modules of the group ``elastic.flags`` are asked, whose entry point has the name of the plugin that reads the
-    flags: a flag that is given while that plugin is off is an error. Called on the main thread, before anything is
-    started, if the command line or a ``PET_`` variable has a name that is no flag of core's, and for ``--help``. The
-    launch waits for it, so the module imports next to nothing.
+    Only modules of the group ``elastic.flags`` are asked. Their entry points have the name of the plugin that reads the
+    flags: a flag that is given while it is off is an error. Called on the main thread, before anything is started, if
+    the command line or a ``PET_`` variable has a name that core does not know, and for ``--help``. The launch waits for
+    it, so the module imports next to nothing.
 
     Raises:
         PluginError: Any error becomes one, which names the distribution, as does a name that is taken. Ends the command
@@ -321,8 +320,8 @@ def elastic_node_checks(config: RunConfig) -> Mapping[str, NodeCheck] | None:
 def elastic_choose_checks(config: RunConfig, offered: Mapping[str, NodeCheck]) -> ChosenChecks | None:
     """Return the checks of this run, of those that are ``offered`` by :func:`elastic_node_checks` and of others.
 
-    Called after :func:`elastic_node_checks`, in the same way; the first answer that is not None counts. Core's answer
-    comes last: every check that is ``on``, for 60 s at most.
+    Called after :func:`elastic_node_checks`, in the same way. If all plugins answer None, every check that is ``on``
+    runs, for 60 s at most.
 
     Raises:
         UsageError: A setting is wrong. Ends the run with exit code 2.

@@ -44,8 +44,8 @@ class HealthChecks:
     _interruption: Interruption  # of the run under way
 
     def __init__(self, job: str, chosen: ChosenChecks, warden: Warden, publish: Publish) -> None:
-        self._job, self._checks, self._warden, self._publish = job, chosen.checks, warden, publish
-        self._chosen, self._limit, self._retry = chosen, chosen.timeout, chosen.retry
+        self._job, self._chosen, self._warden, self._publish = job, chosen, warden, publish
+        self._checks, self._limit, self._retry = chosen.checks, chosen.timeout, chosen.retry
         self.heard: list[WardenEvent] = []  # what the warden has reported of other processes meanwhile
 
     @property

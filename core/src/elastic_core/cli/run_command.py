@@ -69,7 +69,7 @@ class RunCommand(FlagCommand):
         Their values are in ``ctx.params["settings"]``, as far as they are not the defaults.
         """
         variables = {name.removeprefix(FLAG_PREFIX).lower() for name in os.environ if name.startswith(FLAG_PREFIX)}
-        if others := variables - _NAMES or self._has_other_flags(ctx, args):
+        if others := variables - _NAMES or ctx.resilient_parsing or self._has_other_flags(ctx, args):
             self._read_plugins_flags(ctx, args)
         declared = plugins_flags(ctx)
         try:
@@ -87,8 +87,6 @@ class RunCommand(FlagCommand):
 
     def _has_other_flags(self, ctx: click.Context, args: list[str]) -> bool:
         """Return whether the command line has flags that are not core's, or abbreviations, or asks for help."""
-        if ctx.resilient_parsing:
-            return True
         ctx.token_normalize_func = lambda token: token.replace("-", "_")
         try:
             given, *_ = self.make_parser(ctx).parse_args([*args])

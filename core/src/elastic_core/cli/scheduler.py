@@ -74,10 +74,9 @@ def with_defaults(
 
 def _warn_of_missing(environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
     """Warn in the job of a scheduler whose plugin exists and is not installed."""
-    kind = "schedulers"
-    for name, variable in described(kind).items():
+    for name, variable in described("schedulers").items():
         if job := environ.get(variable):
-            distribution = brought(kind)[name]
+            distribution = brought("schedulers")[name]
             warn(
                 f"This is job {job} of {name}, and {distribution} is not installed, so this node runs by itself. "
                 f"Say where the nodes meet (--nnodes, --rdzv_endpoint), or: {how_to_install(distribution)}"

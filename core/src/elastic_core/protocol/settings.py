@@ -28,8 +28,7 @@ class Agreement:
     spares: int = 0  # nodes beyond ``max_nodes`` that the job is to have (rule L16)
     max_restarts: int | None  # None for no limit
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
-    failure_policies: tuple[str, ...] = ()
-    """Names of the plugins that judge failures, in alphabetical order."""
+    failure_policies: tuple[str, ...] = ()  # names of the plugins that judge failures, in alphabetical order
     worker_plugins: tuple[str, ...] = ()
     """Names of the plugins that workers call, in reverse order of the calls: what they save and restore must match."""
     flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, as on the command line
