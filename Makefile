@@ -86,7 +86,7 @@ $(DEMO_READY): Makefile requirements/constraints.txt $(DEMO_DISTRIBUTIONS:=/pypr
 
 $(READY): $(DEMO_READY) $(wildcard requirements/*.txt) $(DISTRIBUTIONS:=/pyproject.toml)
 	@$(call stage,the tools for tests and development,$(call pip,-r requirements/dev.txt))
-	@$(call editable,$(DISTRIBUTIONS))
+	@$(call editable,$(filter-out $(DEMO_DISTRIBUTIONS),$(DISTRIBUTIONS)))
 	@touch $@
 
 demo: $(DEMO_READY)

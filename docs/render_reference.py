@@ -17,9 +17,9 @@ from pathlib import Path
 from elastic_core.cli.settle import FLAGS
 from elastic_core.config.environment import VARIABLES, Use, flag_variable
 from elastic_core.config.flag import arrange
-from elastic_core.known_failures import KNOWN_FAILURES
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.flags import declared_flags
+from elastic_policies.known_failures import KNOWN_FAILURES
 
 DOCS = Path(__file__).parent
 FLAGS_PREFACE = """\
@@ -28,36 +28,36 @@ FLAGS_PREFACE = """\
 Made by `python docs/render_reference.py` from
 [`elastic_core.config.run`](../core/src/elastic_core/config/run.py),
 [`elastic_core.cli.settle`](../core/src/elastic_core/cli/settle.py) and the modules `flags` of plugins; change them
-there. `elastic run --help` shows the same. Flags may be written with `-` or `_`. Each is also read from the variable of
-its row.
-[migrating.md](migrating.md#every-flag-of-torchruns) compares them with torchrun's.
+there. `elastic run --help` shows the same. Flags may be written with `-` or `_`. Elastic also reads each flag from the
+variable in its row. [migrating.md](migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
 """
 ENVIRONMENT_PREFACE = """\
 # Environment variables
 
 Made by `python docs/render_reference.py` from
-[`elastic_core.config.environment`](../core/src/elastic_core/config/environment.py); change them there. Each flag of
-`elastic run` is also read from a variable `PET_<FLAG>`: [flags.md](flags.md) lists those.
+[`elastic_core.config.environment`](../core/src/elastic_core/config/environment.py); change them there. Elastic also
+reads each flag of `elastic run` from a variable `PET_<FLAG>`; [flags.md](flags.md) lists these variables.
 """
 EVENTS_PREFACE = """\
 # Events
 
-What a run tells its observers (`elastic_observe`, [plugin_hooks.md](plugin_hooks.md)) and, from level INFO on, people.
-Made by `python docs/render_reference.py` from the code and the table in that script. Names and fields are stable, for
-programs; the messages are for people, and change. Durations are in seconds, in fields that end with `_s`. Every event
-but those about plugins also has a field `node`, the name of the node that publishes it. With
-`--event_log_handler=console` each event is a JSON line on stderr; [elastic-metrics](../plugins/metrics/README.md)
-counts them, and writes them to files, each of which begins with an entry `run_starts` that names run and node.
+A run publishes events to its observers (`elastic_observe`, [plugin_hooks.md](plugin_hooks.md)). The agent prints the
+message of each event from level INFO upwards. Made by `python docs/render_reference.py` from the code and the table in
+that script. Programs can rely on names and fields, which are stable; messages change. Fields that end with `_s` hold
+durations in seconds. Every event except those about plugins has a field `node`, the name of the publishing node.
+With `--event_log_handler=console`, the agent writes each event to stderr as a line of JSON.
+[elastic-metrics](../plugins/metrics/README.md) counts events and writes them to files. Each file begins with an entry
+`run_starts`, which names run and node.
 """
 KNOWN_FAILURES_PREFACE = """\
 # Known failures
 
-Texts that Elastic recognizes in the exception of a worker, at the end of its stderr, or in lines of the kernel and the
-scheduler. The summary of a failed job then has a line `hint`, and failure policies can ask for the class
-(`elastic_core.known_failures.classify`). Made by `python docs/render_reference.py` from
-[`elastic_core.known_failures`](../core/src/elastic_core/known_failures.py); change them there. The first row that is
-found is the answer, so the order matters. A failure with `yes` in the column `host` can be the fault of the worker's
-host, which a quarantine then leaves out. [failures.md](failures.md#classes-of-failures) says what the classes mean.
+elastic-policies searches for these texts in a worker's exception, at the end of its stderr, and in lines of the kernel
+and the scheduler. If it finds one, the summary of a failed job has a line `hint`. Failure policies can ask for the
+class (`incident.failure_class`). Made by `python docs/render_reference.py` from
+[`known_failures.py`](../../plugins/policies/src/elastic_policies/known_failures.py); change them there. The first
+matching row counts. A `yes` in the column `host` means that the worker's host may be at fault, so that a quarantine can
+exclude it. [failures.md](../failures.md#classes-of-failures) defines the classes.
 """
 USES = {
     Use.SET: "Set for each worker",
@@ -74,119 +74,118 @@ SOURCES = [
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
 ]
 WHEN = {
-    "joining": "The agent looks for the job.",
-    "under_way": "The agent has found a run under way, and joins it once the modules of `--preload` are imported.",
-    "logs": "The folder of the logs is known.",
-    "directory_removed": "A temporary directory, left by an agent that was killed together with its warden, is removed "
-    "(not published for those that `elastic_launch` removes before plugins are loaded).",
-    "job_file": "Commands on this host do not find the agent: elastic-operate has no directory for its file.",
+    "joining": "The agent starts to look for the job.",
+    "under_way": "The agent has found a running job. It joins once it has imported the modules of `--preload`.",
+    "logs": "The agent has chosen the log directory.",
+    "directory_removed": "The agent has removed a temporary directory of an agent that was killed together with its "
+    "warden. Not published if `elastic_launch` removes the directory before it loads plugins.",
+    "job_file": "Commands on this host cannot find the agent, because elastic-operate has no directory for its file.",
     "settings_differ": "A duration or the script's arguments differ from those of the node that opened the run. The "
-    "message says which ones hold.",
-    "listens_everywhere": "The address that other nodes are given is not an address of this host, so its ports "
-    "listen at all addresses.",
-    "output": "The output or a log of a worker cannot be kept or shown.",
-    "waiting": "The job waits for nodes, or for the delay after a failure. The leader publishes it.",
-    "spare_lost": "A node that waited as a spare is lost; how many of --spares still wait. The leader publishes it.",
-    "resize_put_off": "A node waits for a place, since a resize would lose work (L13). The leader publishes it.",
-    "spare": "The job has all nodes that it takes, or no size of `--nnodes` for one more: this node waits for a place.",
-    "notices_on": "elastic-notices asks the metadata service of this machine's cloud.",
-    "notices_off": "The metadata service does not answer as it should, or the machine is not a spot machine. Published "
-    "once until it answers; a WARNING if the user has named the cloud and it has never answered.",
-    "host_at_risk": "The cloud says that this machine may be taken away or is paused; the job goes on here.",
-    "host_ends": "The cloud says that this machine is taken away, and the node leaves before that.",
-    "node_check_failed": "A health check of this node failed ([health.md](health.md)): what it `found`, what to do.",
-    "node_check_again": "Failed health checks run again after the pause of `--health_retry`.",
-    "node_check_broken": "A health check of a plugin raised an exception; it refuses nothing.",
-    "node_checked": "All health checks of this node have passed, and one of them was a process.",
-    "checked_again": "This host was excluded: the node leaves, and enters again through its health checks (rule L17).",
-    "start_waits": "The workers of a round wait, as a plugin says that something must happen first (rule L18).",
-    "start_waited": "They start, as it has happened.",
-    "started_regardless": "They start although it has not, after 10 s.",
-    "gpu_shared": "Processes that are no run of Elastic's hold memory of this node's GPUs; nothing waits for them.",
-    "gpu_silent": "The GPUs did not say three times in a row who holds their memory, and are not asked any more.",
-    "left_out": "This host was lost too often, or was excluded: it waits while nodes of other hosts are enough.",
+    "message names the values that apply.",
+    "listens_everywhere": "The address that this node advertises is not an address of this host, so the agent listens "
+    "at all addresses.",
+    "output": "The agent cannot store or print the output or a log of a worker.",
+    "waiting": "The job waits for nodes, or for the delay after a failure. Published by the leader.",
+    "spare_lost": "A spare node is lost; `spares` are left of the `wanted` --spares. Published by the leader.",
+    "resize_put_off": "A node waits for a place, because a resize would lose work (L13). Published by the leader.",
+    "spare": "The job has its maximum of nodes, or `--nnodes` has no size for one more. This node waits for a place.",
+    "notices_on": "elastic-notices polls the metadata service of this machine's cloud.",
+    "notices_off": "The metadata service gives no valid answer, or the machine is not a spot machine. Published "
+    "once until the service answers. WARNING if the user has named the cloud and it has never answered.",
+    "host_at_risk": "The cloud reports that it may reclaim or has paused this machine. The job continues here.",
+    "host_ends": "The cloud reports that it will reclaim this machine. The node leaves before that.",
+    "node_check_failed": "A health check of this node failed ([health.md](health.md)). `advice` is the remedy.",
+    "node_check_again": "The failed health checks run again after the pause of `--health_retry`.",
+    "node_check_broken": "A health check of a plugin raised an exception. Elastic ignores the check.",
+    "node_checked": "All health checks of this node have passed, and at least one of them ran as a process.",
+    "checked_again": "This host was excluded. The node leaves, and enters again after its health checks (rule L17).",
+    "start_waits": "The workers of a round wait, because a plugin has named a condition for their start (rule L18).",
+    "start_waited": "The workers start, because the condition holds.",
+    "started_regardless": "The workers start after 10 s, although the condition does not hold.",
+    "gpu_shared": "Processes outside of Elastic hold memory of this node's GPUs. The workers do not wait for them.",
+    "gpu_silent": "The query for the processes that hold GPU memory failed three times in a row. Elastic stops asking.",
+    "left_out": "This host was lost too often, or was excluded. It waits while other hosts have enough nodes.",
     "round_started": "A round begins. `verdict` is the policy that allowed a restart, and its reason. `cause` is "
     "`None` for the first round.",
-    "stop_planned": "The workers of a healthy round are to stop together within `deadline_s`.",
-    "stop_at": "The step after which the workers of a planned stop end is agreed.",
-    "hang": "Nothing moves: no progress for the window, and no rank's stack changes (rule L14). Every node publishes "
-    "it, with a line for each place where ranks are in `stacks`, and in `rank` the one that the others wait for.",
-    "hang_explained": "Plugins have said why a round hangs: elastic-torch, by torch's flight recorder.",
-    "py_spy": "py-spy is installed and may not read the workers' memory.",
-    "stacks": "All nodes have said where their ranks are: for `elastic stacks`, or because a suspicion was wrong.",
-    "verdict": "The failure policies have judged a failure: what failed, the strictest `action` of all policies, why, "
-    "and which policy decided. The leader publishes it. `elastic policy replay` reads it.",
-    "round_halted": "A round is over, and its workers are stopped.",
-    "importing": "The workers have waited for ten seconds for the modules that the fork server imports.",
+    "stop_planned": "The workers of a healthy round must stop together within `deadline_s`.",
+    "stop_at": "The workers of a planned stop have agreed on the step after which they end.",
+    "hang": "The job hangs: no progress for the window, and no rank's stack changes (rule L14). Published by every "
+    "node. `stacks` has a line for each place where ranks are; `rank` is the one that the others wait for.",
+    "hang_explained": "Plugins have explained the hang of a round, as elastic-torch does by torch's flight recorder.",
+    "py_spy": "py-spy is installed, but has no permission to read the workers' memory.",
+    "stacks": "All nodes have reported where their ranks are: for `elastic stacks`, or after a wrong suspicion.",
+    "verdict": "The failure policies have judged a failure. The fields name the failure, the strictest `action` of all "
+    "policies, its reason and its policy. Published by the leader. `elastic policy replay` reads it.",
+    "round_halted": "A round has ended, and its workers are stopped.",
+    "importing": "The workers have waited ten seconds for the imports of the fork server.",
     "workers_started": "The programs of all local workers run.",
-    "recovered": "The programs of all local workers run again. Each field is the time from the first trouble to the "
-    "end of one part.",
-    "restarted": "The interruption as one duration. Where `warm` is false, `why` says why workers started fresh; where "
-    "it is true, `unlearned` counts the modules that workers import by themselves.",
-    "initialized": "All local workers have reported that the process group is there. A worker that reports nothing "
-    "keeps the event away.",
-    "progress_pattern": "It is known what the workers print, so that their steps are read. Published once per pattern.",
-    "progress": "How far a worker is, every 10 s at most, once for the node; fields that nothing says are `None`.",
-    "progress_unread": "An output is not read for its progress any more: a line took a pattern too long.",
-    "report_ignored": "A worker sent its agent something that is not a report. Published once per round and reason.",
+    "recovered": "The programs of all local workers run again. Each field is the time from the first sign of the "
+    "failure to the end of one phase.",
+    "restarted": "The length of the interruption. If `warm` is false, `why` is the reason for the fresh start. If it "
+    "is true, `unlearned` counts the modules that workers import by themselves.",
+    "initialized": "All local workers have reported their process group. Not published if a worker reports nothing.",
+    "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
+    "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
+    "progress_unread": "Elastic no longer reads progress from an output, because a pattern took too long on a line.",
+    "report_ignored": "A worker sent a malformed report to its agent. Published once per round and reason.",
     "fork_server_ready": "The fork server has imported the modules of `--preload`.",
-    "fork_server_failed": "The fork server cannot be used: every worker starts a fresh interpreter.",
+    "fork_server_failed": "The agent cannot use the fork server. Every worker starts as a fresh interpreter.",
     "fork_server_died": "The fork server was killed. The agent starts another one.",
-    "fork_server_grown": "A fork server that has imported more modules has taken over. `learned` counts those that "
-    "workers had imported; `refused` names those that must not be imported ahead.",
+    "fork_server_grown": "A fork server with more imported modules has taken over. `learned` counts those that workers "
+    "had imported; `refused` names those that the fork server must not import.",
     "fork_server_stayed": "The fork server could not import more modules.",
     "started_fresh": "A worker was not forked from the fork server.",
-    "store_died": "The process that held the workers' store is gone.",
+    "store_died": "The process that served the workers' store has ended.",
     "workers_done": "All local workers have exited with 0.",
     "worker_failed": "The first failure of a round on this node.",
-    "workers_signalled": "The warden has sent a signal to workers, or to processes that they had started; `pids` has "
-    "the names of the latter.",
-    "warden_silent": "The warden, the parent of the workers, is stopped or frozen: nothing of the workers is noticed.",
-    "worker_lingers": "The script of a worker ended half a minute ago, and its interpreter has not. Only for workers "
-    "that start warm.",
-    "worker_stuck": "A worker outlives SIGKILL.",
-    "timer_expired": "A worker has not released its `torch.distributed.elastic.timer` in time. "
-    "`signal` 0: none is sent.",
-    "time_to_save": "The workers of a round have ended after a planned stop: whether a checkpoint or a snapshot is "
-    "known that was saved after the notice, and how many steps are lost. DEBUG where nothing is known.",
-    "stopping": "The workers of a round are being stopped. The message says why.",
-    "fenced": "The workers were stopped, because the node had no contact with the store for 80 % of `fence_after`.",
-    "warden_died": "The warden, the parent process of the workers, is gone, and the workers with it.",
-    "signal": "A signal tells the agent to leave.",
-    "store_unconfirmed": "The store does not confirm that this node's server is the current one, so no round begins.",
-    "store_unreachable": "The store does not answer, or cannot be read on.",
-    "store_back": "The store answers, or can be read, again.",
-    "store_warning": "The store is not configured as it should be. Published once, after the agent has connected.",
-    "store_lost": "The store is lost for good.",
-    "history_restored": "The store had lost entries, and the run goes on.",
-    "outrun": "The store had lost entries, and another run has taken the place of this one. The node joins it.",
-    "leader_changed": "Another node leads from here on.",
+    "workers_signalled": "The warden has sent a signal to workers or to processes that they had started. `pids` also "
+    "has the names of those processes.",
+    "warden_silent": "The warden, the parent process of the workers, is stopped. The agent cannot observe the workers.",
+    "worker_lingers": "The script of a worker ended half a minute ago, but its interpreter is still running. Only for "
+    "workers that start warm.",
+    "worker_stuck": "A worker is still running after SIGKILL.",
+    "timer_expired": "A worker has not released its `torch.distributed.elastic.timer` in time. If "
+    "`signal` is 0, the agent sends no signal.",
+    "time_to_save": "The workers of a round have ended after a planned stop. The fields say whether they saved a "
+    "checkpoint or a snapshot after the notice, and how many steps are lost. DEBUG if Elastic knows of none.",
+    "stopping": "The agent stops the workers of a round. The message has the reason.",
+    "fenced": "The node has stopped its workers, because it could not reach the store for 80 % of `fence_after`.",
+    "warden_died": "The warden, the parent process of the workers, has died, and the workers with it.",
+    "signal": "The agent has received a signal to leave.",
+    "store_unconfirmed": "The store does not confirm that this server is the current one. No round begins.",
+    "store_unreachable": "The store does not answer, or the node cannot read further entries.",
+    "store_back": "The store answers again, or the node can read entries again.",
+    "store_warning": "The store is misconfigured. Published once, after the agent has connected.",
+    "store_lost": "The store is permanently lost.",
+    "history_restored": "The store had lost entries. The run continues.",
+    "outrun": "The store had lost entries, and another run has replaced this one. The node joins that run.",
+    "leader_changed": "Another node has become the leader.",
     "row_ignored": "The leader cannot read the row of a node.",
-    "row_unread": "The leader cannot read this node's row, or this node cannot read the leader's. The waiting node "
-    "publishes it.",
-    "job_closed": "The job is over. The message has the root cause of a failure.",
-    "rescuing": "The job has failed, and snapshots that exist only in its workers' memory are being written to disk.",
+    "row_unread": "The leader cannot read this node's row, or this node cannot read the leader's row. Published by the "
+    "waiting node.",
+    "job_closed": "The job has ended. The message has the root cause of a failure.",
+    "rescuing": "The job has failed. The agent writes the snapshots that exist only in memory to disk.",
     "rescued": "A snapshot is on disk.",
-    "rescue_failed": "A snapshot is lost. The message says why.",
-    "idle": "The job is over, and this node started no worker. The message says why.",
-    "left": "This node leaves, and the job may go on.",
-    "policy_failed": "A failure policy raised, or gave no proper verdict.",
+    "rescue_failed": "A snapshot is lost. The message has the reason.",
+    "idle": "The job has ended, and this node started no worker. The message has the reason.",
+    "left": "This node leaves. The job may continue.",
+    "policy_failed": "A failure policy raised an exception, or returned no valid verdict.",
     "policy_failed_traceback": "The traceback of `policy_failed`.",
-    "policy_timed_out": "A failure policy gave no verdict in time.",
-    "plugin_failed": "A plugin raised, or gave no proper answer, when it was asked whether a node is gone, why a job "
-    "hangs, or whether workers should wait before they start.",
+    "policy_timed_out": "A failure policy returned no verdict in time.",
+    "plugin_failed": "A plugin raised an exception, or returned no valid answer, about a failure, a lost node, the "
+    "reason of a hang, or a condition for the start of workers.",
     "plugin_failed_traceback": "The traceback of `plugin_failed`.",
-    "plugin_timed_out": "A plugin that was asked whether a node is gone, or why a job hangs, gave no answer in time.",
-    "node_gone": "A plugin vouches that a node is gone for good.",
-    "observer_switched_off": "An observer raised, and is switched off.",
+    "plugin_timed_out": "A plugin returned no answer in time, about a failure, a lost node or the reason of a hang.",
+    "node_gone": "A plugin has confirmed that a node is permanently gone.",
+    "observer_switched_off": "An observer raised an exception. Elastic has switched it off.",
     "observer_switched_off_traceback": "The traceback of `observer_switched_off`.",
-    "observer_fell_behind": "An observer was too slow, and notices were dropped.",
-    "plugin_left_off": "A plugin that asked for autoload could not be loaded.",
-    "no_ledger": "Over a rendezvous handler: what the job has to do without. The message says what that costs.",
-    "handler_busy": "Over a rendezvous handler: it has looked for a round for a long time.",
-    "handler_silent": "Over a rendezvous handler: it does not say how many nodes wait.",
-    "handler_answers": "Over a rendezvous handler: it says again how many nodes wait.",
-    "handler_stays": "Over a rendezvous handler: it could not be shut down in time.",
+    "observer_fell_behind": "An observer was too slow. Elastic has dropped events.",
+    "plugin_left_off": "Elastic could not load a plugin that requests autoload.",
+    "no_ledger": "Over a rendezvous handler: the job has no ledger. The message lists the consequences.",
+    "handler_busy": "Over a rendezvous handler: the handler has looked for a round for a long time.",
+    "handler_silent": "Over a rendezvous handler: the handler does not report the number of waiting nodes.",
+    "handler_answers": "Over a rendezvous handler: the handler reports the number of waiting nodes again.",
+    "handler_stays": "Over a rendezvous handler: the handler did not shut down in time.",
 }
 """When each event is published, in the order of the page."""
 LEVELS = {
@@ -307,7 +306,12 @@ def _keys(values: Iterable[ast.expr | None], dicts: Sequence[tuple[int, ast.Dict
                 yield from _keys([found for at, found in dicts if at < line][-1:], dicts)
 
 
-PAGES = {"flags.md": flags, "environment.md": environment, "events.md": events, "known_failures.md": known_failures}
+PAGES = {
+    "flags.md": flags,
+    "environment.md": environment,
+    "events.md": events,
+    "reference/known_failures.md": known_failures,
+}
 
 if __name__ == "__main__":
     for name, render in PAGES.items():

@@ -2,6 +2,7 @@
 
 General layout:
 
+* ``start``: starts the warden, the fork server, the store and the agent, in the order of how long each takes.
 * ``supervisor``: the one event loop of a node that has joined. ``membership``: joins the job, then runs it.
   ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at its end.
   ``registration``: what a node tells the job when it joins.

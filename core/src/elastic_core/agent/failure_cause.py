@@ -48,9 +48,10 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a worker failed; fields as of :class:`~elastic_core.incidents.Incident`, and ``paths``.
+    """Why a worker failed; fields as of :class:`~elastic_core.incidents.Incident`, and two more.
 
     Attributes:
+        text: The texts of the exception and of those that led to it, or what native code wrote last.
         paths: The files and directories that the exceptions name, or that a variable of their frames holds.
     """
 

@@ -79,7 +79,7 @@ def table(listed: Iterable[Listed], width: int) -> str:
 @click.command("plugins", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
 def command(as_json: bool) -> None:
-    """List the plugins that are installed, and what fails to load and why."""
+    """List the plugins that are installed, and the error of each plugin that fails to load."""
     listed = inventory(Catalogue.read())
     if as_json:
         click.echo(json.dumps([asdict(row) for row in listed], indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,11 +16,8 @@ from elastic_core.config.flag import Flag, arrange
 from elastic_core.distributions import brought
 from elastic_core.errors import PluginError
 
-if TYPE_CHECKING:
-    from elastic_core.plugins.entry_points import Catalogue
-
 _NAMES = frozenset(flag.name for flag in FLAGS)
-_CATALOGUE, _DECLARED, _OPTIONS = (f"elastic_core.cli.run_command.{name}" for name in ("catalogue", "flags", "options"))
+CATALOGUE, _DECLARED, _OPTIONS = (f"elastic_core.cli.run_command.{name}" for name in ("catalogue", "flags", "options"))
 
 SHORT_HELP = "nnodes nproc_per_node standalone rdzv_backend rdzv_endpoint rdzv_id max_restarts log_dir"
 """The flags that ``-h`` shows; ``--help`` shows all."""
@@ -98,7 +95,7 @@ class RunCommand(FlagCommand):
         from elastic_core.plugins.entry_points import Catalogue
         from elastic_core.plugins.flags import declared_flags
 
-        catalogue = ctx.meta[_CATALOGUE] = Catalogue.read()
+        catalogue = ctx.meta[CATALOGUE] = Catalogue.read()
         try:
             declared = ctx.meta[_DECLARED] = declared_flags(catalogue, _NAMES)
         except PluginError:
@@ -149,14 +146,6 @@ def plugins_flags(ctx: click.Context) -> Mapping[str, Flag[Any]]:
     """Return the plugins' flags that were read for a command line, by name."""
     found: Mapping[str, Flag[Any]] = ctx.meta.get(_DECLARED, {})
     return found
-
-
-def catalogue_of(ctx: click.Context | None) -> Catalogue:
-    """Return the installed plugins, read at most once for a command line."""
-    from elastic_core.plugins.entry_points import Catalogue
-
-    found: Catalogue | None = None if ctx is None else ctx.meta.get(_CATALOGUE)
-    return found or Catalogue.read()
 
 
 def _refuse_missing(names: Iterable[str]) -> None:

@@ -28,7 +28,7 @@ def stacks(*, job: str | None, full: bool, **given: Any) -> int:
     except NoStoreError as exc:
         from elastic_core.cli.local_ranks import locate_local
 
-        found, note = locate_local(given.get("rdzv_id") or DEFAULT_ID, exc, full=full)
+        found, note = locate_local(exc.job or given["rdzv_id"] or DEFAULT_ID, exc, full=full)
     click.echo("\n".join([*describe(found, full=full), *filter(None, [note])]))
     return int(ExitCode.SUCCESS)
 
@@ -57,10 +57,10 @@ command = FlagCommand(
             help="Print the whole Python stacks of all threads of each rank as well, up to 24 KiB for each node.",
         ),
     ],
-    help="Show which line of the script each rank of JOB is at, and what it waits for, without stopping any "
-    "rank.\n\nJOB is the job's --rdzv_id. The flags of `elastic run` name its store; without them JOB is one of your "
-    "jobs on this host, if elastic-operate is installed.",
-    epilog="The command takes a second or two, and needs write access to the job's store. The local backend and "
-    "foreign rendezvous handlers have no store: for their jobs the command shows the ranks on this host. Of a process "
-    "that does not answer it shows the state, and where in the kernel the process waits.",
+    help="Show the line of the script at which each rank of JOB runs or waits. The command stops no rank.\n\nJOB is "
+    "the job's --rdzv_id. To name the job's store, give the flags of `elastic run`. Without these flags, the command "
+    "searches your jobs on this host, if elastic-operate is installed.",
+    epilog="The command takes one or two seconds and needs write access to the job's store. Jobs of the local backend "
+    "and of foreign rendezvous handlers have no store: for these, the command shows the ranks on this host. If a "
+    "process does not answer, the command shows its state and the kernel function in which it waits.",
 )

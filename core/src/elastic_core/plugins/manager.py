@@ -35,6 +35,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.rendezvous.seal import protect
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from pathlib import Path
 
     from elastic_core.protocol.roster import NodeInfo
@@ -68,6 +69,7 @@ class Plugins:
         self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
         self.agreed_flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, with their values
         self.host_end = HostEnd()
+        self._unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
         self._backend: object = None
 
@@ -83,16 +85,13 @@ class Plugins:
             raise PluginError(f"The {described} has the name of another one.", hint="Rename its entry point.")
         if not self._manager.is_registered(plugin):  # one module may serve as backend and as plugin
             self._manager.register(plugin, name)
+            self._manager.check_pending()  # that every implementation has its hook; hooks_of has refused others before
             self._described[name] = described
 
     def register_backend(self, name: str, plugin: object, *, described: str | None = None) -> None:
         """Add the backend of the run."""
         self._backend = plugin
         self.register(f"rdzv:{name}", plugin, described=described or f"rendezvous backend {name!r}")
-
-    def check_pending(self) -> None:
-        """Have pluggy check that every implementation has its hook; :meth:`register` has refused others before."""
-        self._manager.check_pending()
 
     def has(self, name: str) -> bool:
         """Whether a plugin of this name is registered."""
@@ -159,6 +158,13 @@ class Plugins:
         """Return the sorted names of the plugins that judge failures; all nodes of a run must have the same."""
         return tuple(sorted(impl.plugin for impl in self.implementations("elastic_judge_failure")))
 
+    def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
+        """Return a failure of this node with its explanation; blocks for ``timeout`` seconds at most, on one thread."""
+        from elastic_core.plugins import verdicts
+
+        plugins = self.implementations("elastic_explain_failure")
+        return verdicts.explain_failure(plugins, incident, text, self.publish, self._unanswered, timeout=timeout)
+
     def judge(self, incident: Incident, history: History, *, timeout: float = 10.0) -> Verdict:
         """Return the strictest verdict of all failure policies; blocks for ``timeout`` seconds at most, on any thread.
 
@@ -176,7 +182,7 @@ class Plugins:
             return None
         from elastic_core.plugins import verdicts
 
-        return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered={})
+        return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered=self._unanswered)
 
     @property
     def explain_hang(self) -> Callable[[Mapping[int, int], int, Path], str] | None:
@@ -326,13 +332,11 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
         for offer in _agents_side(name, catalogue):
             plugins.register(name, entry_points.load(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
-    plugins.check_pending()
+    plugins.configure(config)
     if config.settings:
         from elastic_core.plugins.flags import check_given  # few runs have any
 
         plugins.agreed_flags = check_given(config, catalogue, plugins.has, plugins.problems)
-    plugins.configure(config)
-    if config.settings:
         plugins.node_checks(config)  # or an error, before anything is started
     return plugins
 

@@ -48,12 +48,12 @@ class DoctorCommand(FlagCommand):
             "doctor",
             callback=doctor,
             params=[*(FlagOption(flag) for flag in FLAGS if flag.name in TAKEN), as_json],
-            help="Check from this host whether the nodes can reach each other with these flags of `elastic run`, and "
-            "say what is wrong and what to do.\n\nThe command connects to the store, does there all that a job does, "
-            "under a job id that no job uses, measures how long that takes, and leaves nothing behind. It also checks "
-            "this host's address, names and limits. Jobs that run over the same store do not notice.",
-            epilog="The exit code is 0 if nothing is wrong, else that of `elastic run` (docs/exit_codes.md): 69 if "
-            "the store cannot be reached, 76 if it answers as it must not, 2 for a wrong flag. Flags may be written "
+            help="Check from this host whether the nodes can reach each other with these flags of `elastic run`. If "
+            "not, name the problem and its remedy.\n\nThe command connects to the store, performs every operation of a "
+            "job under an unused job id, measures how long each takes, and deletes its data. It also checks this "
+            "host's address, names and limits. Jobs that use the same store are not affected.",
+            epilog="The exit code is 0 if the command finds no error, else that of `elastic run` (docs/exit_codes.md): "
+            "69 if the store is unreachable, 76 if it gives invalid answers, 2 for a wrong flag. Flags may be written "
             "with - or _, and are also read from PET_<FLAG>.",
         )
 

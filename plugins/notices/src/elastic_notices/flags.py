@@ -20,8 +20,9 @@ def cloud(text: str) -> str:
 
 NOTICES: Flag[str | None] = Flag(
     name="notices",
-    text="The cloud whose preemption notices this node obeys. The node asks for them every 5 s. With auto it finds the "
-    "cloud out from the machine's firmware, and asks nothing on other machines. The flag needs elastic-notices.",
+    text="The cloud whose preemption notices this node obeys. The node asks for them every 5 s. With auto it reads "
+    "from the machine's firmware which cloud it is in, and asks nothing on other machines. The flag "
+    "needs elastic-notices.",
     section="Failure",
     parse=cloud,
     metavar="|".join(CLOUDS),
