@@ -14,8 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from elastic_core.cli.options import FLAGS
-from elastic_core.config.environment import VARIABLES, Use
+from elastic_core.cli.settle import FLAGS
+from elastic_core.config.environment import VARIABLES, Use, flag_variable
+from elastic_core.config.flag import arrange
+from elastic_core.plugins.entry_points import Catalogue
+from elastic_core.plugins.flags import declared_flags
 from elastic_policies.known_failures import KNOWN_FAILURES
 
 DOCS = Path(__file__).parent
@@ -23,9 +26,10 @@ FLAGS_PREFACE = """\
 # The flags of `elastic run`
 
 Made by `python docs/render_reference.py` from
-[`elastic_core.cli.options`](../core/src/elastic_core/cli/options.py); change them there. `elastic run --help` shows the
-same. Flags may be written with `-` or `_`. Elastic also reads each flag from the variable in its row.
-[migrating.md](migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
+[`elastic_core.config.run`](../core/src/elastic_core/config/run.py),
+[`elastic_core.cli.settle`](../core/src/elastic_core/cli/settle.py) and the modules `flags` of plugins; change them
+there. `elastic run --help` shows the same. Flags may be written with `-` or `_`. Elastic also reads each flag from the
+variable in its row. [migrating.md](migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
 """
 ENVIRONMENT_PREFACE = """\
 # Environment variables
@@ -48,9 +52,9 @@ With `--event_log_handler=console`, the agent writes each event to stderr as a l
 KNOWN_FAILURES_PREFACE = """\
 # Known failures
 
-elastic-policies searches for these texts in a worker's exception, at the end of its stderr, and in lines of the kernel and the
-scheduler. If it finds one, the summary of a failed job has a line `hint`. Failure policies can ask for the class
-(`incident.failure_class`). Made by `python docs/render_reference.py` from
+elastic-policies searches for these texts in a worker's exception, at the end of its stderr, and in lines of the kernel
+and the scheduler. If it finds one, the summary of a failed job has a line `hint`. Failure policies can ask for the
+class (`incident.failure_class`). Made by `python docs/render_reference.py` from
 [`known_failures.py`](../../plugins/policies/src/elastic_policies/known_failures.py); change them there. The first
 matching row counts. A `yes` in the column `host` means that the worker's host may be at fault, so that a quarantine can
 exclude it. [failures.md](../failures.md#classes-of-failures) defines the classes.
@@ -218,14 +222,15 @@ def _cell(text: str) -> str:
 def flags() -> str:
     """Return the page of the flags, by section, in the order of the help."""
     parts = [FLAGS_PREFACE]
-    for section, members in groupby(FLAGS, key=lambda flag: flag.section):
+    flags = arrange(FLAGS, declared_flags(Catalogue.read()).values())
+    for section, members in groupby(flags, key=lambda flag: flag.section):
         rows = []
         for flag in members:
-            spelled = ", ".join(f"`{text}`" for text in (*flag.opts, *flag.secondary_opts))
+            spelled = ", ".join(f"`{text}`" for text in flag.spellings)
             metavar = f" `{flag.metavar}`" if flag.metavar else ""
-            usual = flag.opts[0] if flag.secondary_opts else flag.default
-            default = f"`{usual}`" if flag.show_default else flag.unset
-            rows.append((spelled + metavar, flag.text, default, f"`{flag.envvar}`"))
+            usual = flag.spellings[0] if flag.off else "" if flag.is_switch else flag.default
+            default = f"`{usual}`" if usual else flag.unset
+            rows.append((spelled + metavar, flag.text, default, f"`{flag_variable(flag.name)}`"))
         parts.append(f"## {section}\n\n{_table(('flag', 'meaning', 'default', 'variable'), rows)}")
     return "\n".join(parts)
 

@@ -2,7 +2,7 @@
 
 General layout. A package imports only packages below it in this list; a test holds that.
 
-* ``cli``: the ``elastic`` command. ``options`` declares each flag once.
+* ``cli``: the ``elastic`` command.
 * ``handlers``: the agent of a foreign rendezvous handler, which keeps no ledger.
 * ``agent``: one process per node. ``supervisor`` is its event loop.
 * ``forkserver``: a preloaded interpreter that forks workers in milliseconds.
@@ -18,7 +18,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``rendezvous``: what the author of a backend writes against.
 * ``assignment``: what a worker is told of itself. ``node_checks``: what a health check of a node is. ``threads``:
   calls in a thread, with a limit of time. ``version``: the version of this distribution.
-  ``digest``: digests of text, without OpenSSL.
+  ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 
 The seven stations of a failure (``docs/architecture.md`` names the files): the **warden** reaps a dead worker, the

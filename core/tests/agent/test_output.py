@@ -22,7 +22,7 @@ from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
-from elastic_core.config.run import Stream, StreamMap
+from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.monitors import LineReader, RunningRound
 
 PATIENCE = 30.0

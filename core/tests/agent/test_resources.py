@@ -108,7 +108,7 @@ def as_under_nohup() -> Iterator[None]:
 @pytest.mark.usefixtures("as_under_nohup")
 def test_signals_that_are_ignored_at_the_start_stay_ignored_unless_they_are_named() -> None:
     assert leave_signals(config()) == set(SIGNALS) - {signal.SIGHUP}
-    assert leave_signals(config(signals=(signal.SIGHUP,))) == {signal.SIGHUP}
+    assert leave_signals(config(signals_to_handle=(signal.SIGHUP,))) == {signal.SIGHUP}
 
 
 class Called:

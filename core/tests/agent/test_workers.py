@@ -25,8 +25,9 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.workers import WorkerGroup
+from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import RunConfig, Stream, StreamMap
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl

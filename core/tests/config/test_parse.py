@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from elastic_core.config import parse as values
-from elastic_core.config.parse import NodeRange, Wrong
-from elastic_core.config.run import OnNodeLoss, Stream, StreamMap
+from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap, Wrong
 
 NO_NODES = "is not a number of nodes, N, a range of them, MIN:MAX or MIN:MAX:STEP, or a list of sizes, 4,6,8"
 

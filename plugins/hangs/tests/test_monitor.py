@@ -227,7 +227,8 @@ def begin(node: Node, window: float | None = None, timeout: float | None = None)
     """Start round 3 with these flags."""
     program = Program(ProgramKind.SCRIPT, "train.py")
     monitor = HangMonitor()
-    monitor.elastic_configure(RunConfig(program=program, hang_window=window, hang_timeout=timeout))
+    settings = {"hang_window": window, "hang_timeout": timeout}
+    monitor.elastic_configure(RunConfig(program=program, settings=settings))
     monitor.elastic_round_starts(node.round)
 
 
@@ -272,7 +273,7 @@ def test_a_silence_is_noticed_without_any_request(monkeypatch: pytest.MonkeyPatc
 
 def test_py_spy_that_may_read_nothing_is_reported_once() -> None:
     monitor, node = HangMonitor(), Node([])
-    monitor.elastic_configure(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), hang_window=0.0))
+    monitor.elastic_configure(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), settings={"hang_window": 0.0}))
     for _ in range(2):
         monitor.elastic_round_starts(node.round)
         monitor._spy._refuse()

@@ -15,8 +15,9 @@ from elastic_core.agent.resources import Resources
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.start_gate import StartGate
 from elastic_core.agent.supervisor import Supervisor
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
+from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
@@ -313,7 +314,7 @@ class SimAgent:
             world.truth.judged[self.node_id, current.offer.id] = incident
         if world.plan.thinking:
             self._sleep(world.plan.thinking * world.hub.random.random())
-        if history.restarts < history.max_restarts:
+        if history.max_restarts is None or history.restarts < history.max_restarts:
             return verdicts.verdict(world, incident, history)
         return Verdict(Action.GIVE_UP, "no restart is left")
 

@@ -25,7 +25,7 @@ from elastic_core.agent.error_files import telling_lines
 from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.agent.traceback_fold import FoldedTracebacks
-from elastic_core.config.run import Stream, StreamMap
+from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.monitors import OutputReader, RunningRound
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line

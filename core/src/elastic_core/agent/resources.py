@@ -25,8 +25,9 @@ from elastic_core.agent.status import Status
 from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
+from elastic_core.config.parse import Stream
 from elastic_core.config.program import ProgramKind
-from elastic_core.config.run import SIGNALS, RunConfig, Stream
+from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
@@ -256,7 +257,7 @@ def open_resources(
             keep=config.log_dir is not None,
             shown=config.local_ranks_filter,
             several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
-            filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
+            filters={Stream.OUT: config.duplicate_stdout_filters, Stream.ERR: config.duplicate_stderr_filters},
             report=lambda message: publish(Event("output", message, Level.WARNING)),
         )
         stack.callback(output.close)
@@ -297,6 +298,6 @@ def _window_changes(follow: Callable[[], None]) -> Iterator[None]:
 
 def leave_signals(config: RunConfig) -> frozenset[int]:
     """Return the signals on which the node leaves: by default not on ignored ones, such as SIGHUP under ``nohup``."""
-    if config.signals is not None:
-        return frozenset(config.signals)
+    if config.signals_to_handle is not None:
+        return frozenset(config.signals_to_handle)
     return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)

@@ -382,7 +382,7 @@ class Supervisor:
         """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""
         if not is_newly_excluded(before, self._state, self._runtime.now()):
             return
-        if any(one.check.look is None for one in self._plugins.node_checks(self._config)):
+        if any(one.check.look is None for one in self._plugins.node_checks(self._config).checks):
             # A check is a process: only such a check says anything of a host that has failed.
             why = "this host was excluded: this node leaves, and enters again through its health checks"
             self._say("checked_again", why)

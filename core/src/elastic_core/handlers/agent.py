@@ -127,7 +127,7 @@ def run(
         publish(report.joining(config, info))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
-        health = HealthChecks(config, plugins.node_checks(config), warden, publish)
+        health = HealthChecks(config.rdzv_id, plugins.node_checks(config), warden, publish)
         with closing(Interruption(leave_signals(config), plugins.host_end)) as interruption:
             health.run(interruption, patience=_retry_patience(config))
         if (end := interruption.end) is not None:

@@ -95,7 +95,7 @@ class JobStatus:
         age_s: Seconds since the run was opened, to a few seconds: that of the newest entry, or as many as a node has
             counted heartbeats.
         restarts: Restarts spent.
-        max_restarts: Of how many.
+        max_restarts: Of how many; None for no limit.
         failures: The newest failures that spent a restart, the oldest first.
         host_losses: How often each host was lost, by host id.
         nodes: Members in rank order, then the others.
@@ -113,7 +113,7 @@ class JobStatus:
     world_size: int
     age_s: float
     restarts: int
-    max_restarts: int
+    max_restarts: int | None
     failures: tuple[Failure, ...]
     host_losses: dict[str, int]
     nodes: tuple[NodeStatus, ...]

@@ -17,6 +17,7 @@ from elastic_core.protocol.roster import LocalStacks
 from elastic_core.protocol.stacks import LOOKS
 from elastic_core.threads import PatientThread
 from elastic_hangs import stacks
+from elastic_hangs.flags import HANG_TIMEOUT, HANG_WINDOW
 from elastic_hangs.py_spy import PySpy
 from elastic_hangs.watch import HangWatch, hang_check_interval
 
@@ -35,8 +36,9 @@ class HangMonitor:
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
         """Take ``--hang_window`` and ``--hang_timeout``."""
-        self._ends_ranks = config.hang_timeout is not None
-        self._window = config.hang_timeout if self._ends_ranks else config.hang_window
+        timeout = config.of(HANG_TIMEOUT)
+        self._ends_ranks = timeout is not None
+        self._window = config.of(HANG_WINDOW) if timeout is None else timeout
 
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:

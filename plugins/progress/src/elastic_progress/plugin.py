@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from elastic_core import hookimpl
 from elastic_progress.checkpoint_files import CheckpointFiles
 from elastic_progress.expressions import compile_expressions
+from elastic_progress.flags import CHECKPOINT_PATTERN, NAN_STOP, PROGRESS_PATTERN
 from elastic_progress.loss_watch import LossWatch
 from elastic_progress.reader import ProgressReader
 
@@ -31,10 +32,11 @@ class ProgressMonitor:
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
         """Compile the expressions of the user; a wrong one ends the run before it begins."""
-        if config.progress_pattern is not None or config.checkpoint_pattern is not None:
-            self._reader = ProgressReader(compile_expressions(config.progress_pattern, config.checkpoint_pattern))
-        self._nan_stop, self._place = config.nan_stop, config.checkpoint_path
-        self._notices_checkpoints = config.checkpoint_pattern is not None or config.checkpoint_path is not None
+        progress, checkpoint = config.of(PROGRESS_PATTERN), config.of(CHECKPOINT_PATTERN)
+        if progress is not None or checkpoint is not None:
+            self._reader = ProgressReader(compile_expressions(progress, checkpoint))
+        self._nan_stop, self._place = config.of(NAN_STOP), config.checkpoint_path
+        self._notices_checkpoints = checkpoint is not None or self._place is not None
 
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:
