@@ -174,7 +174,7 @@ class TrainJobStatus:
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:
         """Note whether this node has rank 0."""
-        self._reports = round.members[:1] == [self._node_id]
+        self._reports = [*round.members[:1]] == [self._node_id]
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
