@@ -15,7 +15,7 @@ from elastic_core.cli.run_command import RunCommand
 from elastic_core.cli.settle import FLAGS, Flags
 from elastic_core.config.flag import Flag
 from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap
-from elastic_core.errors import UsageError
+from elastic_core.errors import UsageError, how_to_install
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.entry_points import Catalogue, Group
 from elastic_core.plugins.flags import declared_flags
@@ -247,3 +247,22 @@ def test_the_whole_help_has_every_flag_and_exit_code_and_fits_the_terminal(
     assert "docs/" not in text, "a wheel has none"
     examples = text[text.index("Examples:") : text.index("Job size:")]
     assert max(len(line) for line in text.replace(examples, "").splitlines()) < columns
+
+
+@pytest.mark.parametrize("spelling", ["--failure_policy=budget=1/1h", "--failure-pol=x", "PET_FAILURE_POLICY"])
+def test_a_flag_of_a_distribution_that_is_not_installed_names_it(
+    monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
+    if spelling.startswith("PET_"):
+        monkeypatch.setenv(spelling, "budget=1/1h")
+    with pytest.raises(UsageError) as refused:
+        read(*([] if spelling.startswith("PET_") else [spelling]), "train.py")
+    assert refused.value.message == "--failure_policy needs elastic-policies, which is not installed."
+    assert refused.value.hint == how_to_install("elastic-policies")
+
+
+def test_entry_points_are_read_only_for_names_that_core_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Catalogue, "read", lambda: pytest.fail("read"))
+    line = ["--nnodes=2", "--max-restarts", "7", "-m", "-t", "3", "train.py", "--failure_policy=x"]
+    assert read(*line).max_restarts == 7
