@@ -50,13 +50,11 @@ OBSERVING = (
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
 READERS = {
-    "failure_policy": "policies",
-    "hang_timeout": "hangs",
-    "hang_window": "hangs",
-    "notices": "notices",
-    "set_aside_torn_checkpoints": "policies",
+    "hangs": ("hang_timeout", "hang_window"),
+    "notices": ("notices",),
+    "policies": ("failure_policy", "set_aside_torn_checkpoints"),
 }
-"""The plugin that reads a flag, by the flag's field of :class:`RunConfig`."""
+"""The fields of :class:`RunConfig` for the flags that a plugin reads, by its name."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)
@@ -337,9 +335,10 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
             plugins.register(name, entry_points.load(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.check_pending()
-    for flag, reader in READERS.items():
-        if getattr(config, flag) not in ("", "none", None, False):
-            _check_reader(plugins, config, catalogue, flag, reader)
+    for reader, flags in READERS.items():
+        for flag in flags:
+            if getattr(config, flag) not in ("", "none", None, False):
+                _check_reader(plugins, config, catalogue, flag, reader)
     plugins.configure(config)
     if config.health_checks:
         plugins.node_checks(config)  # or an error, before anything is started
