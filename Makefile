@@ -30,7 +30,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo_ready
-DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file hangs health kubernetes metrics notices operate policies redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
+DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file hangs health kubernetes metrics notices operate policies progress redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
 # The demo, over each of its backends, needs these, torch, and the data of scikit-learn.
 DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch)
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.
@@ -86,7 +86,7 @@ $(DEMO_READY): Makefile requirements/constraints.txt $(DEMO_DISTRIBUTIONS:=/pypr
 
 $(READY): $(DEMO_READY) $(wildcard requirements/*.txt) $(DISTRIBUTIONS:=/pyproject.toml)
 	@$(call stage,the tools for tests and development,$(call pip,-r requirements/dev.txt))
-	@$(call editable,$(DISTRIBUTIONS))
+	@$(call editable,$(filter-out $(DEMO_DISTRIBUTIONS),$(DISTRIBUTIONS)))
 	@touch $@
 
 demo: $(DEMO_READY)

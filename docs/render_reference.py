@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastic_core.cli.options import FLAGS
 from elastic_core.config.environment import VARIABLES, Use
-from elastic_core.known_failures import KNOWN_FAILURES
+from elastic_policies.known_failures import KNOWN_FAILURES
 
 DOCS = Path(__file__).parent
 FLAGS_PREFACE = """\
@@ -48,12 +48,12 @@ With `--event_log_handler=console`, the agent writes each event to stderr as a l
 KNOWN_FAILURES_PREFACE = """\
 # Known failures
 
-Elastic searches for these texts in a worker's exception, at the end of its stderr, and in lines of the kernel and the
+elastic-policies searches for these texts in a worker's exception, at the end of its stderr, and in lines of the kernel and the
 scheduler. If it finds one, the summary of a failed job has a line `hint`. Failure policies can ask for the class
-(`elastic_core.known_failures.classify`). Made by `python docs/render_reference.py` from
-[`elastic_core.known_failures`](../core/src/elastic_core/known_failures.py); change them there. The first
+(`incident.failure_class`). Made by `python docs/render_reference.py` from
+[`known_failures.py`](../../plugins/policies/src/elastic_policies/known_failures.py); change them there. The first
 matching row counts. A `yes` in the column `host` means that the worker's host may be at fault, so that a quarantine can
-exclude it. [failures.md](failures.md#classes-of-failures) defines the classes.
+exclude it. [failures.md](../failures.md#classes-of-failures) defines the classes.
 """
 USES = {
     Use.SET: "Set for each worker",
@@ -69,6 +69,7 @@ SOURCES = [
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
+    DOCS.parent / "plugins" / "progress" / "src" / "elastic_progress",
     DOCS.parent / "plugins" / "torchrun" / "src" / "elastic_torchrun",
 ]
 WHEN = {
@@ -170,10 +171,10 @@ WHEN = {
     "policy_failed": "A failure policy raised an exception, or returned no valid verdict.",
     "policy_failed_traceback": "The traceback of `policy_failed`.",
     "policy_timed_out": "A failure policy returned no verdict in time.",
-    "plugin_failed": "A plugin raised an exception, or returned no valid answer, about a lost node, the reason of a "
-    "hang, or a condition for the start of workers; or a monitor raised an exception about a hang.",
+    "plugin_failed": "A plugin raised an exception, or returned no valid answer, about a failure, a lost node, the "
+    "reason of a hang, or a condition for the start of workers; or a monitor raised an exception about a hang.",
     "plugin_failed_traceback": "The traceback of `plugin_failed`.",
-    "plugin_timed_out": "A plugin returned no answer in time, about a lost node or the reason of a hang.",
+    "plugin_timed_out": "A plugin returned no answer in time, about a failure, a lost node or the reason of a hang.",
     "node_gone": "A plugin has confirmed that a node is permanently gone.",
     "observer_switched_off": "An observer raised an exception. Elastic has switched it off.",
     "observer_switched_off_traceback": "The traceback of `observer_switched_off`.",
@@ -315,7 +316,12 @@ def _keys(values: Iterable[ast.expr | None], dicts: Sequence[tuple[int, ast.Dict
                 yield from _keys([found for at, found in dicts if at < line][-1:], dicts)
 
 
-PAGES = {"flags.md": flags, "environment.md": environment, "events.md": events, "known_failures.md": known_failures}
+PAGES = {
+    "flags.md": flags,
+    "environment.md": environment,
+    "events.md": events,
+    "reference/known_failures.md": known_failures,
+}
 
 if __name__ == "__main__":
     for name, render in PAGES.items():

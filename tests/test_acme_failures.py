@@ -19,9 +19,9 @@ import pytest
 
 from elastic_core.agent.error_files import last_lines
 from elastic_core.agent.failure_cause import find_cause
-from elastic_core.incidents import Action, History, Incident, IncidentKind, as_failure
-from elastic_core.known_failures import FailureClass, classify
+from elastic_core.incidents import Action, FailureClass, History, Incident, IncidentKind, as_failure
 from elastic_core.plugins.builtin import MaxRestartsPolicy
+from elastic_policies.known_failures import explain
 
 PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 GROUPS: Mapping[FailureClass, str] = {
@@ -280,7 +280,7 @@ def incident_of(case: Case, directory: Path) -> Incident:
     detail = last_lines(text.encode(), 4096)
     assert case.shown in detail, detail
     cause = find_cause(exit_code, {}, detail)
-    return Incident(
+    made = Incident(
         kind=IncidentKind.WORKER_FAILED,
         round=1,
         node_id="n",
@@ -291,9 +291,9 @@ def incident_of(case: Case, directory: Path) -> Incident:
         message=cause.message,
         exception=cause.exception,
         follows_peer=cause.follows_peer,
-        text=cause.text,
         detail=detail,
     )
+    return replace(made, explanation=explain(made, cause.text))
 
 
 @functools.cache
@@ -304,7 +304,7 @@ def policy() -> MaxRestartsPolicy:
 
 def row_of(case: Case, incident: Incident) -> str:
     """Return the case's line of the page."""
-    ours = classify(incident)
+    ours = incident.failure_class
     agreed = GROUPS.get(ours) == case.group
     history = History(restarts=1, max_restarts=3, rounds_without_progress=0, failures=(as_failure(incident),))
     verdict = policy().elastic_judge_failure(replace(incident, round=2), history)
@@ -321,7 +321,7 @@ def test_all_names_of_the_study_are_there() -> None:
 
 
 def test_our_classes_are_the_groups_of_the_study_but_for_the_named_ones(incidents: dict[str, Incident]) -> None:
-    wrong = {case.name for case in CASES if GROUPS.get(classify(incidents[case.name])) != case.group}
+    wrong = {case.name for case in CASES if GROUPS.get(incidents[case.name].failure_class) != case.group}
     assert wrong == set(DISAGREEMENTS)
     assert len(CASES) - len(wrong) >= 26
 
@@ -335,7 +335,7 @@ def test_the_page_has_the_table_and_says_what_is_wrong(incidents: dict[str, Inci
         after = re.sub(r"\A(?:\|.*\n)*", "", rest)
         PAGE.write_text(f"{before}{table}{after}", encoding="utf-8")
     assert table in page or os.environ.get("REWRITE_TABLES")
-    peers = [case for case in CASES if classify(incidents[case.name]) is FailureClass.PEER]
+    peers = [case for case in CASES if incidents[case.name].failure_class is FailureClass.PEER]
     assert f"for {29 - len(DISAGREEMENTS)} of 29. Of these, {len(peers)} are of the class `peer`" in page
     for name, reason in DISAGREEMENTS.items():
         assert f"{name}: {reason}" in page

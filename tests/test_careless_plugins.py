@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,29 @@ BACKENDS = """
 
     Heartbeat, Wait, Enter = map(raising, ("heartbeat", "wait", "enter"))
 """
+EXPLAINERS = """
+    import threading
+
+    from elastic_core import hookimpl
+    from elastic_core.incidents import Explanation, FailureClass
+
+    def explaining(explain):
+        class Plugin:
+            elastic_explain_failure = staticmethod(hookimpl(explain))
+
+        return Plugin
+
+    def licences(incident, text):
+        if "no licence" in text:
+            return Explanation(
+                failure_class=FailureClass.INFRASTRUCTURE, name="no licence", advice="Ask Ada for more."
+            )
+
+    Licences = explaining(licences)
+    Slow = explaining(lambda: threading.Event().wait())
+    Raising = explaining(lambda: {}["licence"])
+    Wrong = explaining(lambda: "no licence")
+"""
 CHATTY = """
     import logging
 
@@ -75,6 +99,10 @@ ENTRY_POINTS = """
     text = policies:Text
     long = policies:Long
     plain = policies:Plain
+    licences = explainers:Licences
+    slow = explainers:Slow
+    raising = explainers:Raising
+    wrong = explainers:Wrong
     chatty = chatty
 
     [elastic.rendezvous]
@@ -92,6 +120,7 @@ def run(stage: Stage, tmp_path: Path) -> Callable[..., Agent]:
     information.mkdir(parents=True)
     (site / "policies.py").write_text(textwrap.dedent(POLICIES))
     (site / "backends.py").write_text(textwrap.dedent(BACKENDS))
+    (site / "explainers.py").write_text(textwrap.dedent(EXPLAINERS))
     (site / "chatty.py").write_text(textwrap.dedent(CHATTY))
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: careless\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
@@ -114,6 +143,40 @@ def test_a_verdict_is_followed_however_it_is_spelled(run: Callable[..., Agent], 
     assert agent.exit_code() == ExitCode.JOB_FAILED
     assert agent.wait_for("the job has failed: (x{500}|a number is an action, too)$")
     assert "round 2" not in agent.output
+
+
+UNLICENSED = ("--no_python", "sh", "-c", "echo 'RuntimeError: no licence' >&2; exit 1")
+
+
+@pytest.mark.parametrize("policies", [(), ("--no_plugin=policies",)], ids=["with elastic-policies", "core alone"])
+def test_a_plugin_explains_a_failure(run: Callable[..., Agent], policies: Sequence[str], tmp_path: Path) -> None:
+    logs = f"--log_dir={tmp_path}"
+    agent = run("--plugin=licences", *policies, logs, "--max_restarts=0", *UNLICENSED)
+    assert agent.exit_code() == ExitCode.REQUEUE
+    agent.wait_for(r"hint    Ask Ada for more\.$")
+    (verdict,) = tmp_path.rglob("verdict.json")
+    incident = json.loads(verdict.read_text())["incident"]
+    assert (incident["class"], incident["known_failure"]) == ("infrastructure", "no licence")
+
+
+def test_plugins_that_cannot_explain_a_failure_delay_nothing(run: Callable[..., Agent]) -> None:
+    agent = run("--plugin=slow", "--plugin=raising", "--plugin=wrong", "--max_restarts=1", *UNLICENSED)
+    assert agent.exit_code() == ExitCode.JOB_FAILED
+    agent.wait_for(r"The plugin 'slow' did not explain a failure within 0\.5 s\.", count=1)
+    agent.wait_for(r"The plugin 'raising' raised in elastic_explain_failure: KeyError: 'licence'", count=2)
+    agent.wait_for("The plugin 'wrong' raised in elastic_explain_failure: .*'no licence' is neither an Expl", count=2)
+    agent.wait_for("restart 1 of --max_restarts=1")
+
+
+def test_without_a_plugin_failures_are_not_explained(run: Callable[..., Agent], tmp_path: Path) -> None:
+    full = ("--no_python", "sh", "-c", "echo 'OSError: [Errno 28] No space left on device' >&2; exit 1")
+    agent = run("--no_plugin=policies", f"--log_dir={tmp_path}", "--max_restarts=1", *full)
+    assert agent.exit_code() == ExitCode.JOB_FAILED
+    agent.wait_for("what    exited with code 1")
+    assert "hint" not in agent.output
+    (verdict,) = tmp_path.rglob("verdict.json")
+    incident = json.loads(verdict.read_text())["incident"]
+    assert (incident["class"], incident["known_failure"]) == ("unknown", None)
 
 
 def test_what_a_driver_logs_begins_like_the_agents_own_lines(run: Callable[..., Agent]) -> None:

@@ -13,8 +13,8 @@ from programs import PYTHON, Programs
 from stage import Stage
 
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.known_failures import recognize
 from elastic_core.warden.linux import become_subreaper
+from elastic_policies.known_failures import explain
 
 LOGGED = """
 import atexit, logging, os, signal, sys
@@ -507,23 +507,19 @@ def check(programs: Programs, story: Story, *, warm: bool) -> None:
     assert (cause.exception, cause.follows_peer) == (story.exception, story.follows_peer), cause
     assert cause.where.startswith(story.where), cause
     assert bool(cause.where) is bool(story.where), cause
-    known = recognize(
-        Incident(
-            kind=IncidentKind.WORKER_FAILED,
-            round=1,
-            node_id="n",
-            host="h",
-            exit_code=1 if ended.failed else ended.code,
-            message=cause.message,
-            exception=cause.exception,
-            follows_peer=cause.follows_peer,
-            text=cause.text,
-            detail=cause.detail,
-        )
+    incident = Incident(
+        kind=IncidentKind.WORKER_FAILED,
+        round=1,
+        node_id="n",
+        host="h",
+        exit_code=1 if ended.failed else ended.code,
+        message=cause.message,
+        exception=cause.exception,
+        follows_peer=cause.follows_peer,
+        detail=cause.detail,
     )
     if story.hint:
-        assert known is not None, cause
-        assert known.name == story.hint
+        assert explain(incident, cause.text).name == story.hint, cause
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "warm"])

@@ -66,7 +66,7 @@ def test_without_a_directory_for_temporary_files_it_says_what_to_mount() -> None
     environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TEMP", "TMP")}
     command = [sys.executable, "-m", "elastic_core", "run", "--standalone", "--no_plugin=health", "--no_python", "true"]
     ran = subprocess.run([*namespace, *command], env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
+    assert ran.returncode == ExitCode.WITHDRAWN, "another node may have one"
     assert "elastic: error: The agent needs a directory for temporary files: No usable temporary" in ran.stderr
     assert ran.stderr.endswith("or name another directory with --log_dir or TMPDIR.\n")
     assert "defect" not in ran.stderr

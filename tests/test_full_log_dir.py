@@ -35,7 +35,7 @@ def test_a_full_log_dir_costs_the_logs_and_no_restart(tmp_path: Path, options: s
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "is not complete: No space left on device; the worker goes on" in done.stderr
-    assert "round 2: 1 worker(s) on 1 node(s), restart 1 of 1 (rank 0" in done.stderr
+    assert "round 2: 1 worker(s) on 1 node(s), restart 1 of 1\n" in done.stderr
     assert "all local workers of round 2 exited with 0" in done.stderr
 
 

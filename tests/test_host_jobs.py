@@ -183,6 +183,9 @@ def test_several_jobs_are_listed_and_one_has_to_be_named(shell: Shell) -> None:
     assert "2 jobs of this host can be meant" in refused.stderr
     [run] = [job["run"] for job in shell.listed() if job["pids"] == [same.pid]]
     assert f"agent pid {same.pid}," in shell.elastic("status", run).stdout
+    drained = shell.elastic("drain", os.uname().nodename, f"--rdzv_id={run}")
+    assert drained.stdout == f"1 agent on {os.uname().nodename} leaves.\n", drained.stderr
+    assert same.exit_code() == 143
 
 
 def test_the_file_of_a_killed_agent_is_recognized_and_removed(shell: Shell) -> None:
@@ -205,12 +208,14 @@ def test_an_agent_that_is_stopped_does_not_stop_the_command(shell: Shell, tmp_pa
     agent.signal(signal.SIGSTOP)
     try:
         assert wait_until(lambda: "is stopped." in shell.elastic("status").stdout)
-        shown = shell.elastic("status", held)
+        shown, stacks = shell.elastic("status", held), shell.elastic("stacks", held[:3])
     finally:
         agent.signal(signal.SIGCONT)
     if backend == "file":
         assert shown.stdout.startswith(f"job {held!r} is running"), "the file names the store"
+        assert f"The agent of job {held!r} with pid {agent.pid} is stopped.\n" in shown.stderr
     else:
+        assert stacks.stdout.startswith("round 1: where the ranks are:\n  rank 0"), stacks.stderr
         assert shown.returncode == 2
         assert f"The agent of job 'held' with pid {agent.pid} is stopped.\n" in shown.stderr
     assert shell.elastic("status", held).returncode == 0

@@ -153,7 +153,7 @@ def test_a_spare_beside_a_node_that_vanishes_takes_its_place(
 TWIN = """
 import sys
 from elastic_core.agent import registration
-from elastic_core.api import run_agent
+from elastic_core.agent import start
 
 machine, take = sys.argv.pop(1), registration.Slot.take
 registration.host_id = lambda: "of both"

@@ -40,9 +40,9 @@ def test_a_worker_whose_timer_expires_is_killed_and_restarted(stage: Stage, tmp_
     assert "the timer 'one step' of process" in expired
     assert expired.endswith("it is sent SIGKILL")
     assert any(
-        "restart 1 of 1 (rank 1 on" in line and "was sent SIGKILL because its timer 'one step' expired" in line
-        for line in agent.lines
+        "rank 1 " in line and "was sent SIGKILL because its timer 'one step' expired" in line for line in agent.lines
     )
+    assert any(line.endswith("restart 1 of 1") for line in agent.lines)
 
 
 def test_a_worker_that_waits_in_the_kernel_is_replaced(stage: Stage, tmp_path: Path) -> None:
@@ -51,7 +51,8 @@ def test_a_worker_that_waits_in_the_kernel_is_replaced(stage: Stage, tmp_path: P
         env={"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "1"},
     )
     assert agent.exit_code() == 0
-    assert any("has waited in the kernel, in " in line and "restart 1 of 1" in line for line in agent.lines)
+    assert any("has waited in the kernel, in " in line for line in agent.lines)
+    assert any(line.endswith("restart 1 of 1") for line in agent.lines)
 
 
 def test_a_limit_that_is_no_number_is_refused(stage: Stage, tmp_path: Path) -> None:

@@ -153,6 +153,13 @@ def test_a_wheel_is_beside_the_wheel_of_core(monkeypatch: pytest.MonkeyPatch, tm
     assert hint_where(monkeypatch, served, "elastic-torch").endswith(f"pip install https://host/wheels/{wheel.name}")
 
 
+def test_a_repository_installs_from_the_same_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = {"url": "https://host/a/elastic.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
+    told = hint_where(monkeypatch, {**origin, "subdirectory": "core"}, "elastic-rdzv-etcd")
+    source = "git+https://host/a/elastic.git@c0ffee#subdirectory=plugins/etcd"
+    assert told == f"Install elastic-rdzv-etcd:\n  pip install '{source}'"
+
+
 @pytest.mark.parametrize("origin", [None, {"url": "file:///gone/core", "dir_info": {}}])
 def test_a_distribution_that_is_not_beside_core_is_not_looked_for_on_the_public_index(
     monkeypatch: pytest.MonkeyPatch, origin: Mapping[str, object] | None

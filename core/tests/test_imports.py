@@ -11,7 +11,7 @@ import elastic_core
 CORE = Path(elastic_core.__file__).parents[1]
 AGENT = (
     "elastic_core.cli.run",
-    "elastic_core.api.run_agent",
+    "elastic_core.agent.start",
     "elastic_core.agent.membership",
     "elastic_core.agent.resources",
     "elastic_core.agent.slot",
@@ -27,7 +27,7 @@ NOT_IN_AN_AGENT = {
     "hmac": "imports _hashlib; only a job with a token needs it",
     "secrets": "imports _hashlib: use os.urandom",
     "ssl": "OpenSSL's library; only a store with TLS needs it",
-    "elastic_core.known_failures": "only a job that failed needs it",
+    "elastic_policies.known_failures": "only a job that failed needs it",
     "elastic_core.host.devices.machine": "only a job that counts its devices needs it",
 }
 NOT_IN_A_WARDEN = {

@@ -11,7 +11,9 @@ from elastic_core.incidents import (
     ENDED_EARLY,
     PEER_LOST,
     Action,
+    Explanation,
     Failure,
+    FailureClass,
     Incident,
     IncidentKind,
     Verdict,
@@ -24,7 +26,6 @@ from elastic_core.incidents import (
     repeats_after_restart,
     strictest,
 )
-from elastic_core.known_failures import FailureClass, classify
 
 
 def incident(**facts: object) -> Incident:
@@ -141,7 +142,6 @@ def test_sigterm_of_unknown_origin_is_a_cause_with_its_sentence(exit_code: int, 
     terminated = incident(exit_code=exit_code)
     assert terminated.cause() == sentence
     assert ended_by_sigterm(terminated)
-    assert classify(terminated) is FailureClass.PREEMPTION
     for other in (incident(exit_code=1, message="ValueError: x"), incident(exit_code=-9), incident(exit_code=2)):
         assert not ended_by_sigterm(other)
         assert by_cause(other) < by_cause(terminated) < by_cause(incident(follows_peer=True))
@@ -179,9 +179,31 @@ def test_a_rank_that_exited_early_is_described_with_the_failure_of_its_peer() ->
     assert describe_early_exit(silent).endswith("lost a connection (was killed by SIGINT)")
 
 
+@pytest.mark.parametrize(
+    ("kind", "failure_class"),
+    [
+        (IncidentKind.WORKER_FAILED, FailureClass.PREEMPTION),
+        (IncidentKind.START_FAILED, FailureClass.PREEMPTION),
+        (IncidentKind.NODE_LOST, FailureClass.INFRASTRUCTURE),
+        (IncidentKind.STORE_DIED, FailureClass.INFRASTRUCTURE),
+        (IncidentKind.PORT_TAKEN, FailureClass.INFRASTRUCTURE),
+        (IncidentKind.EXITED_EARLY, FailureClass.SCRIPT),
+    ],
+)
+def test_a_class_is_that_of_the_kind_or_else_of_the_explanation(
+    kind: IncidentKind, failure_class: FailureClass
+) -> None:
+    explanation = Explanation(failure_class=FailureClass.PREEMPTION, hosts_fault=True)
+    failed = incident(kind=kind, explanation=explanation)
+    assert failed.failure_class is failure_class
+    assert as_failure(failed).failure_class is failure_class
+    assert as_failure(failed).hosts_fault
+    assert incident().failure_class is FailureClass.UNKNOWN
+
+
 def test_incidents_of_each_kind_are_made() -> None:
     """A kind that only tables know is dead."""
-    tables = {"incidents.py", "known_failures.py", "report.py"}
+    tables = {"incidents.py", "report.py"}
     modules = [path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path.name not in tables]
     named = {
         kind for path in modules for kind in re.findall(r"\bIncidentKind\.(\w+)", path.read_text(encoding="utf-8"))

@@ -3,7 +3,6 @@
 General layout. A package imports only packages below it in this list; a test holds that.
 
 * ``cli``: the ``elastic`` command. ``options`` declares each flag once.
-* ``api``: starts an agent, and offers the same from Python.
 * ``handlers``: the agent of a foreign rendezvous handler, which keeps no ledger.
 * ``agent``: one process per node. ``supervisor`` is its event loop.
 * ``forkserver``: a preloaded interpreter that forks workers in milliseconds.
@@ -12,13 +11,11 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``plugins``: installed plugins, and how foreign code is called without harm to the job.
 * ``session``: the threads that connect a node to its store.
 * ``hookspecs``: every hook and its contract.
+* ``monitors``: what a plugin sees of a round's workers, and what it may do. ``progress_table``: how far they have come.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
-* ``progress_lines``: reads steps, losses and checkpoints from lines that scripts print. ``progress_patterns``: a table
-  of what frameworks print. ``progress_expressions``: the check of users' expressions. ``progress_bars``: progress bars.
-* ``known_failures``: a table of failure texts, with what each means and what to do.
 * ``assignment``: what a worker is told of itself. ``node_checks``: what a health check of a node is. ``threads``:
   calls in a thread, with a limit of time. ``version``: the version of this distribution.
   ``digest``: digests of text, without OpenSSL.

@@ -47,7 +47,7 @@ class PluginError(ElasticError):
 
 
 class ResourceError(ElasticError):
-    """The machine has run out of processes, open files or memory."""
+    """The machine has run out of processes, open files, memory, or room for temporary files."""
 
     exit_code = ExitCode.WITHDRAWN
 
@@ -137,10 +137,7 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
 
 
 def how_to_install(distribution: str) -> str:
-    """Return the line that installs another distribution of this project from where elastic-core came (PEP 610).
-
-    It has a path or a URL: the distributions' names on the public index do not belong to this project.
-    """
+    """Return how to install a distribution from where elastic-core came (PEP 610): its name on PyPI is not ours."""
     import json
     import shlex
     from importlib import metadata
@@ -152,11 +149,13 @@ def how_to_install(distribution: str) -> str:
     except metadata.PackageNotFoundError:  # it is on PYTHONPATH alone
         return f"Install {distribution} from where elastic_core came."
     origin = json.loads(core.read_text("direct_url.json") or "{}")
-    folder, _, _ = origin.get("url", "").rpartition("/")
+    folder = unquote(origin.get("url", "")).removeprefix("file://").rpartition("/")[0]
     checkout = f"plugins/{distribution.removeprefix('elastic-').removeprefix('rdzv-')}"
     wheel = f"{distribution.replace('-', '_')}-{core.version}-py3-none-any.whl"
-    path = unquote(f"{folder}/{checkout if 'dir_info' in origin else wheel}".removeprefix("file://"))
-    if folder and (Path(path).exists() or not folder.startswith("file:")):
+    path = f"{folder}/{checkout if 'dir_info' in origin else wheel}"
+    if "vcs_info" in origin:
+        path = f"git+{origin['url']}@{origin['vcs_info']['commit_id']}#subdirectory={checkout}"
+    if Path(path).exists() or not path.startswith("/"):
         return f"Install {distribution}:\n  pip install {shlex.quote(path)}"
     return f"Install {wheel} from where elastic-core came; the public index has no {distribution} of this project."
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastic_core.config.program import Program
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
-    from elastic_core.incidents import History, Incident, Verdict
+    from elastic_core.incidents import Explanation, History, Incident, Verdict
     from elastic_core.monitors import RunningRound
     from elastic_core.node_checks import NodeCheck
     from elastic_core.protocol.roster import NodeInfo
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 8)
+HOOKSPEC_VERSION = (1, 9)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -77,6 +77,22 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
 
 
 # 2. Failure ----------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_explain_failure(incident: Incident, text: str) -> Explanation | None:
+    """Return what a failure is known to be: its class, its name, and what to do about it; None if it is not known.
+
+    Called for each failure that a node reports, on that node, before it is reported, in a separate thread; not for a
+    lost node. ``text`` has the texts of the exception and of those that led to it, or what native code wrote last, at
+    most 1,500 characters. The recovery waits for the answer, for 0.5 s at most, so the plugin must be quick.
+
+    All plugins are called. Of several answers, that of the last registered plugin counts; elastic-policies' comes last
+    (``trylast``). The answer becomes ``incident.explanation``, which the report, ``verdict.json``, the failure policies
+    and their ``history`` read. Of its name 100 characters are kept, of its advice 250. A plugin that raises, takes
+    longer, or returns a value of another type is reported, and its answer is None; one that is late is not asked again
+    before it has answered.
+    """
 
 
 @hookspec

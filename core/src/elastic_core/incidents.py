@@ -23,6 +23,39 @@ _VARYING = re.compile(r"\b0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+(?:[
 """What differs between two failures of one cause: addresses, ids in hex, and every number."""
 
 
+class FailureClass(str, enum.Enum):
+    """Whether another try can help; the groups of the Acme study (NSDI 2024, table 3), and three more."""
+
+    SCRIPT = "script"
+    """The program is wrong: syntax, names, types, shapes, arguments, files. Another try fails in the same way."""
+    FRAMEWORK = "framework"
+    """The program met something that it does not handle: memory, data, numbers. A try helps if the job progresses."""
+    INFRASTRUCTURE = "infrastructure"
+    """A GPU, node, network or storage failed: try again, mostly on another node."""
+    PEER = "peer"
+    """It follows from the failure of another worker, or of the network between them. Look for the other failure."""
+    PREEMPTION = "preemption"
+    """The scheduler took the node or ended the job: try again, and count no restart."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a failure is known to be: the answer of a plugin, made on the node where it happened.
+
+    Attributes:
+        failure_class: Whether another try can help.
+        name: The failure in plain words; '' where only its class is known.
+        advice: What to do, in one sentence; '' where nothing is known.
+        hosts_fault: Whether it can be the fault of the worker's host, so that the job may do better without this host.
+    """
+
+    failure_class: FailureClass = FailureClass.UNKNOWN
+    name: str = ""
+    advice: str = ""
+    hosts_fault: bool = False
+
+
 class IncidentKind(str, enum.Enum):
     """The kind of failure, which decides whether a restart is spent."""
 
@@ -42,6 +75,13 @@ class IncidentKind(str, enum.Enum):
 
 SPENDS_A_RESTART = frozenset({IncidentKind.WORKER_FAILED, IncidentKind.EXITED_EARLY, IncidentKind.START_FAILED})
 """The failures of workers. Any other incident spends no restart."""
+CLASS_OF_KIND: Mapping[IncidentKind, FailureClass] = {
+    IncidentKind.NODE_LOST: FailureClass.INFRASTRUCTURE,
+    IncidentKind.EXITED_EARLY: FailureClass.SCRIPT,
+    IncidentKind.STORE_DIED: FailureClass.INFRASTRUCTURE,
+    IncidentKind.PORT_TAKEN: FailureClass.INFRASTRUCTURE,
+}
+"""The class of an incident whose kind alone tells it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +105,7 @@ class Incident:
         exception: The exception's type, as a traceback or C++ names it, ``torch.OutOfMemoryError``; '' for none.
         follows_peer: Whether it follows from the failure of another worker (:func:`is_peer_loss`). Decided once, by the
             node where it happened.
-        text: All that says why: the texts of the exception and of those that led to it, or what native code wrote last;
-            at most 1,500 characters.
+        explanation: What plugins know about it (``elastic_explain_failure``). Made once, by the node where it happened.
         detail: The exception's traceback, else the end of the worker's stderr; at most 4 KiB.
         log: Where the worker's stderr was kept on its host, or ''.
         step: The last step that the worker is known to have reached; None where nothing reports steps.
@@ -91,7 +130,7 @@ class Incident:
     message: str = ""
     exception: str = ""
     follows_peer: bool = False
-    text: str = ""
+    explanation: Explanation = Explanation()
     detail: str = ""
     log: str = ""
     step: int | None = None
@@ -104,6 +143,11 @@ class Incident:
     def place(self) -> str:
         """The user's own line without its code, ``train.py:41 in step``, or ''."""
         return self.where.partition(": ")[0]
+
+    @property
+    def failure_class(self) -> FailureClass:
+        """The class that its kind implies, or else that of its explanation."""
+        return CLASS_OF_KIND.get(self.kind) or self.explanation.failure_class
 
     @property
     def digest(self) -> str:
@@ -143,10 +187,7 @@ PEER_LOSS_PATTERNS: Mapping[str, str] = {
     "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d{1,9} ?ms|/\d{1,6} clients joined",
     "TCPStore: the peer that holds it is gone": r"failed to recv, got 0 bytes|distnetworkerror",
 }
-"""Messages of a worker whose peer has failed, by their meaning; regular expressions in lower case.
-
-:mod:`elastic_core.known_failures` has the advice for each of them.
-"""
+"""Messages of a worker whose peer has failed, by their meaning; regular expressions in lower case."""
 _PEER_LOSS = re.compile("|".join(PEER_LOSS_PATTERNS.values()), re.IGNORECASE)
 _DISTRIBUTED = re.compile(r"/torch/distributed/(?!elastic/)")
 _OF_COLLECTIVES = re.compile(
@@ -330,6 +371,8 @@ class Failure:
         moved: Whether the workers of its round moved, as far as their output shows: a bar that begins anew in each
             round moves, although its steps cannot be compared.
         checkpoint: The name of :attr:`Incident.checkpoint`, at most 40 characters.
+        failure_class: As :attr:`Incident.failure_class`.
+        hosts_fault: As :attr:`Explanation.hosts_fault`.
     """
 
     round: int
@@ -345,6 +388,8 @@ class Failure:
     after: float | None = None
     moved: bool = False
     checkpoint: str = ""
+    failure_class: FailureClass = FailureClass.UNKNOWN
+    hosts_fault: bool = False
 
     @property
     def signature(self) -> tuple[str | int | None, str, str]:
@@ -375,6 +420,8 @@ def as_failure(incident: Incident) -> Failure:
         digest=digest,
         after=round(incident.after, 1),
         checkpoint=os.path.basename(incident.checkpoint),
+        failure_class=incident.failure_class,
+        hosts_fault=incident.explanation.hosts_fault,
     )
 
 

@@ -72,10 +72,6 @@ class ProgressTable:
         self.followers: list[Callable[[int, Progress], None]] = []
         """Called after each progress of a rank, in the thread that it came in."""
 
-    def seconds(self) -> float:
-        """Return the monotonic time."""
-        return self._now()
-
     def begin(self, number: int) -> None:
         """Begin a round: nothing is known of its workers, and nothing follows them."""
         self.reached()

@@ -21,7 +21,7 @@ from elastic_core.agent.report import (
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind, describe_early_exit
+from elastic_core.incidents import PEER_LOST, Explanation, Failure, Incident, IncidentKind, describe_early_exit
 from elastic_core.protocol.entries import (
     Closed,
     Counters,
@@ -192,11 +192,9 @@ def test_a_failed_job_takes_fifteen_lines_however_long_its_traceback_is() -> Non
 
 
 def test_a_known_failure_comes_with_a_hint() -> None:
-    full = "RuntimeError: unable to write to file </torch_8289_606636967_0>: No space left on device (28)"
-    lines = root_cause(replace(CRASH, message=full, detail=f"Traceback (most recent call last):\n{full}\n"))
-    assert lines[3:6] == [
-        f"  error   {full}",
-        "  hint    Enlarge /dev/shm (docker --shm-size, a memory emptyDir in Kubernetes), or lower num_workers.",
+    assert root_cause(replace(CRASH, explanation=Explanation(advice="Enlarge /dev/shm.")))[3:6] == [
+        "  error   ValueError: boom",
+        "  hint    Enlarge /dev/shm.",
         "  log     /logs/round_2/rank_5/stderr.log on gpu-7",
     ]
 
@@ -281,6 +279,19 @@ def test_a_round_that_spends_a_restart_says_which_of_how_many() -> None:
     event = started(before, same_as=1, restarts=2, charged=True, why="rank 0 exited with code 1")
     assert event.message == "round 2: 4 worker(s) on 2 node(s), restart 2 of 3 (rank 0 exited with code 1)"
     assert event.fields["restarts"] == 2
+
+
+def test_the_node_that_has_published_a_failure_does_not_repeat_it() -> None:
+    failed = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="a", host="a", rank=0)
+    before = halted("ab", HaltReason.FAILURE, settings(max_restarts=3), blame=failed)
+    said = {
+        node: started(before, node, same_as=1, restarts=1, charged=True, why="rank 0 exited with code 1").message
+        for node in "ab"
+    }
+    assert said == {
+        "a": "round 2: 4 worker(s) on 2 node(s), restart 1 of 3",
+        "b": "round 2: 4 worker(s) on 2 node(s), restart 1 of 3 (rank 0 exited with code 1)",
+    }
 
 
 def test_a_round_that_gives_a_restart_back_says_so() -> None:

@@ -16,10 +16,10 @@ import pytest
 from elastic_core.agent.directories import MARK
 from elastic_core.agent.resources import Resources, WardenWatch, leave_signals, open_resources, stop_workers
 from elastic_core.agent.slot import Slot
-from elastic_core.api.run_agent import begun
+from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig
-from elastic_core.errors import UsageError
+from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
@@ -64,7 +64,7 @@ def info() -> NodeInfo:
 def test_nothing_is_left_when_one_of_them_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     before, processes = dispositions(), descendants(os.getpid())
-    with pytest.raises(UsageError, match="needs a directory for temporary files"), made():
+    with pytest.raises(ResourceError, match="needs a directory for temporary files"), made():
         pytest.fail("made")
     assert dispositions() == before
     assert descendants(os.getpid()) == processes

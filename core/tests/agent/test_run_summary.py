@@ -11,7 +11,7 @@ import pytest
 from views import incident
 
 from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
-from elastic_core.incidents import as_failure
+from elastic_core.incidents import Explanation, FailureClass, as_failure
 from elastic_core.protocol.entries import Closed
 
 SUMMARY = RunSummary(
@@ -37,6 +37,7 @@ FAILED = Closed(
         message="ConnectionResetError: [Errno 104] Connection reset by peer",
         exception="ConnectionResetError",
         follows_peer=True,
+        explanation=Explanation(failure_class=FailureClass.PEER, name="the connection to another rank broke"),
         exit_code=1,
     ),
 )
@@ -72,6 +73,8 @@ def test_a_verdict_is_written_beside_the_logs(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "run" / FILE_NAME).read_text())
     assert (told["exit_code"], told["requeue"], told["restarts"], told["nodes_lost"]) == (79, True, 2, 1)
     assert (told["incident"]["exception"], told["incident"]["class"]) == ("ConnectionResetError", "peer")
+    assert told["incident"]["known_failure"] == "the connection to another rank broke"
+    assert "explanation" not in told["incident"], "its parts have names of their own"
     assert [failure["round"] for failure in told["failures"]] == [1]
 
 

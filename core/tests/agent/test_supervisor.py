@@ -15,10 +15,10 @@ import pytest
 from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import MARK
 from elastic_core.agent.slot import Slot
-from elastic_core.api.run_agent import begun, connect_and_run
+from elastic_core.agent.start import begun, connect_and_run
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, UsageError
+from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError
 from elastic_core.host.identity import boot_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
@@ -99,7 +99,7 @@ def test_who_has_joined_and_cannot_begin_leaves_no_row(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.raises(UsageError, match="needs a directory for temporary files"):
+    with pytest.raises(ResourceError, match="needs a directory for temporary files"):
         job.run()
     store = LocalBackend(job.store)
     assert load(store, 0.0) is not None, "it had joined"

@@ -24,14 +24,13 @@ from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
 from elastic_core.agent.output import Output
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
-from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Stream, StreamMap
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
-from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.incidents import Explanation, FailureClass, Incident, IncidentKind
 from elastic_core.monitors import RankFailed, RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.progress import Progress
@@ -297,7 +296,7 @@ def test_a_monitor_sees_a_round_from_before_its_workers_start_until_they_are_gon
     assert running.workers == ()
 
 
-def test_what_a_monitor_explains_is_part_of_the_failure(node: Node) -> None:
+def test_the_explanation_of_a_monitor_is_part_of_the_failure(node: Node) -> None:
     node.plugins.register("monitor", Monitor(lambda round: round.explain("the disk is full\nthe loss was 3")))
     node.start("echo boom >&2; exit 3")
     assert node.failure().detail == "boom\nthe disk is full\nthe loss was 3"
@@ -417,7 +416,6 @@ def test_a_failure_is_told_with_all_that_is_known_of_it(node: Node) -> None:
         exit_code=7,
         message="ValueError: boom",
         exception="ValueError",
-        text="ValueError: boom",
         detail="ValueError: boom\n",
         log=str(node.folder / "round_1/rank_2/stderr.log"),
     )
@@ -729,6 +727,40 @@ def test_rank_0_that_found_its_port_taken_is_not_to_blame(
     assert node.failure().kind == kind
 
 
+class Explainer:
+    """Knows why workers exit with 7, or cannot be started."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Incident, str]] = []
+
+    @hookimpl
+    def elastic_explain_failure(self, incident: Incident, text: str) -> Explanation | None:
+        """Return None for any other failure."""
+        self.asked.append((incident, text))
+        if incident.exit_code == 7 or incident.kind is IncidentKind.START_FAILED:
+            return Explanation(failure_class=FailureClass.INFRASTRUCTURE, name="the licence server is down")
+        return None
+
+
+@pytest.mark.parametrize(("code", "name"), [(7, "the licence server is down"), (1, "")])
+def test_a_plugin_explains_a_failure_by_its_text_before_it_is_reported(node: Node, code: int, name: str) -> None:
+    node.plugins.register("licences", explainer := Explainer())
+    node.start(f"echo 'ValueError: boom' >&2; exit {code}", ONE)
+    failed = node.failure()
+    assert failed.explanation.name == name
+    assert failed.failure_class is (FailureClass.INFRASTRUCTURE if name else FailureClass.UNKNOWN)
+    ((asked, text),) = explainer.asked
+    assert text == "ValueError: boom"
+    assert replace(asked, explanation=failed.explanation) == failed
+
+
+def test_a_plugin_explains_why_a_round_could_not_be_started(node: Node) -> None:
+    node.start("exit 0")
+    node.plugins.register("licences", Explainer())
+    failed = node.group.fail_start(node.round(), OSError(28, "No space left on device")).incident
+    assert failed.explanation.name == "the licence server is down"
+
+
 # What cannot be started ----------------------------------------------------------------------------------------------
 
 
@@ -753,7 +785,7 @@ def test_a_round_that_a_plugin_forbids_is_a_failure_of_this_nodes_first_rank(nod
     node.plugins.register("broken", BrokenPlugin())
     with pytest.raises(ElasticError, match="'broken' raised in elastic_worker_environment: ValueError: not today") as e:
         node.start("true", TWO)
-    event = start_failure(node.group.info, node.round(TWO), e.value)
+    event = node.group.fail_start(node.round(TWO), e.value)
     assert event.incident.kind is IncidentKind.START_FAILED
     assert (event.incident.rank, event.incident.node_id, event.incident.round) == (1, "a", 1)
     assert event.incident.message.startswith("the workers could not be started: The plugin 'broken' raised")
@@ -763,7 +795,7 @@ def test_a_full_disk_is_a_failure_too(node: Node) -> None:
     (node.folder / "round_1").write_text("a file where a directory should be")
     with pytest.raises(OSError, match="round_1") as caught:
         node.start("true")
-    message = start_failure(node.group.info, node.round(), caught.value).incident.message
+    message = node.group.fail_start(node.round(), caught.value).incident.message
     assert message.startswith("the workers could not be started: [Errno ")
 
 
@@ -844,6 +876,23 @@ def test_workers_that_wait_for_a_long_import_are_told_of(node: Node) -> None:
     event = published.get(timeout=PATIENCE)
     assert (event.name, event.level) == ("importing", Level.INFO)
     assert event.message == "the workers wait for the import of torch (0 s so far)"
+    waiting.stop(0.0)
+
+
+def test_a_later_round_is_not_told_of_the_import_that_the_first_one_waited_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Callable[[], object]] = []
+    monkeypatch.setattr(workers, "prepare_later", lambda _, prepare, *, name: late.append(prepare))
+    node.start("sleep 1000")
+    node.run()
+    late.clear()
+    waiting = replace(node.group, warm=True, _directory_of=0)
+    waiting.start(node.round(), 0)
+    [say_import] = late
+    waiting.start(node.round(number=2), 0)
+    say_import()
+    assert node.said_of("importing") == []
     waiting.stop(0.0)
 
 

@@ -223,5 +223,5 @@ def test_asking_for_help_imports_nothing_heavy(line: str) -> None:
     asked = subprocess.run([sys.executable, "-c", script, *line.split()], capture_output=True, text=True, check=True)
     imported = set(asked.stderr.splitlines()[-1].split())
     assert "elastic_core.cli.commands" in imported
-    heavy = {"torch", "numpy", "redis", "asyncio", "elastic_core.api.run_agent", "elastic_core.agent.supervisor"}
+    heavy = {"torch", "numpy", "redis", "asyncio", "elastic_core.agent.start", "elastic_core.agent.supervisor"}
     assert not imported & heavy

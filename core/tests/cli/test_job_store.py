@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, job_store
-from elastic_core.errors import PluginError, UsageError
+from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_core.plugins.entry_points import Catalogue
 
 Install = Callable[..., None]
@@ -91,4 +91,4 @@ def test_where_no_finder_is_installed_the_distribution_that_brings_one_is_named(
     monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
     with pytest.raises(UsageError) as missing, job_store(NOTHING):
         pass
-    assert str(missing.value.hint).endswith("Jobs of this host are found by elastic-operate, which is not installed.")
+    assert str(missing.value.hint).endswith(f" Or have it found: {how_to_install('elastic-operate')}")

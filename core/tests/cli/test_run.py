@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-import elastic_core.api
+import elastic_core.agent
 from elastic_core.agent.report import Ending
 from elastic_core.cli import run
 from elastic_core.cli.options import FLAGS, Flags
@@ -393,7 +393,7 @@ def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
 
         sent: list[tuple[RunConfig, Warden]] = []
         start = SimpleNamespace(run=run, send_fork_server=lambda *order: sent.append(order))
-        monkeypatch.setattr(elastic_core.api, "run_agent", start, raising=False)
+        monkeypatch.setattr(elastic_core.agent, "start", start, raising=False)
 
     return stand_in
 

@@ -45,14 +45,6 @@ def test_ranks_that_a_map_does_not_name_have_its_default() -> None:
         ({"max_restarts": -1}, "max_restarts -1 is not a whole number of at least 0."),
         ({"max_restarts": True}, "max_restarts True is not a whole number of at least 0."),
         ({"nan_stop": -1}, "nan_stop -1 is not a whole number of at least 0."),
-        (
-            {"progress_pattern": "step"},
-            "progress_pattern 'step' has no named group; it needs one of step, loss, samples, epoch.",
-        ),
-        (
-            {"checkpoint_pattern": "("},
-            "checkpoint_pattern '(' is not a regular expression: missing ), unterminated subpattern at position 0.",
-        ),
         ({"shutdown_timeout": float("nan")}, "shutdown_timeout nan is not a number of seconds."),
         ({"hang_window": -1.0}, "hang_window -1.0 is not a number of seconds."),
         ({"hang_timeout": 0}, "hang_timeout 0 is not a number of seconds."),

@@ -19,7 +19,7 @@ import pytest
 
 from elastic_core.agent.report import Ending
 from elastic_core.agent.slot import Slot
-from elastic_core.api.run_agent import begun
+from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError

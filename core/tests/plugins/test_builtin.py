@@ -15,7 +15,16 @@ from elastic_core.assignment import Assignment
 from elastic_core.config.environment import VARIABLES, Use
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event, Level, least_level
-from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, as_failure
+from elastic_core.incidents import (
+    Action,
+    Explanation,
+    FailureClass,
+    History,
+    Incident,
+    IncidentKind,
+    Verdict,
+    as_failure,
+)
 from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 
 ASSIGNMENT = Assignment(
@@ -101,6 +110,10 @@ def test_a_program_that_cannot_begin_gets_one_restart(facts: dict[str, Any], hop
 
 LOST = "RuntimeError: Connection closed by peer"
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+EXPLAINED = {
+    LOST: Explanation(failure_class=FailureClass.PEER),
+    ECC: Explanation(failure_class=FailureClass.INFRASTRUCTURE, hosts_fault=True),
+}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +126,7 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
         (ECC, [29, 29], "aa", True),
         (ECC, [29, 29], "ab", False),
         (ECC, [29, 29, 29], "aaa", False),
-        ("ValueError: boom", [29], "a", False),
+        ("ValueError: boom", [29], "a", False),  # which no plugin has explained
     ],
 )
 def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
@@ -129,6 +142,7 @@ def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
             message=message,
             exception=message.partition(":")[0],
             follows_peer=message == LOST,
+            explanation=EXPLAINED.get(message, Explanation()),
             step=step,
         )
         for step, host in zip(steps, hosts, strict=True)

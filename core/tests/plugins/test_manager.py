@@ -224,9 +224,9 @@ def wrapping() -> SimpleNamespace:
             plugin(elastic_judge_failur=lambda incident: None),
             "The plugin 'mine' implements 'elastic_judge_failur', which is not a hook. "
             "Did you mean 'elastic_judge_failure'?",
-            "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_judge_failure, "
-            "elastic_node_gone, elastic_explain_hang, elastic_observe, elastic_run_starts, elastic_run_ends, "
-            "elastic_train_state, elastic_init_process_group, "
+            "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_explain_failure, "
+            "elastic_judge_failure, elastic_node_gone, elastic_explain_hang, elastic_observe, elastic_run_starts, "
+            "elastic_run_ends, elastic_train_state, elastic_init_process_group, "
             "elastic_worker_command, elastic_worker_environment, "
             "elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
             "elastic_round_starts, elastic_node_checks, elastic_workers_wait.",
@@ -264,7 +264,6 @@ def test_a_plugin_may_implement_hooks_that_only_other_versions_have_if_it_says_s
     )
     plugins = Plugins()
     plugins.register("future", future)
-    plugins.check_pending()
     assert hooks_of(future, "plugin 'future'") == ["elastic_dream", "elastic_observe"]
 
 
@@ -419,6 +418,10 @@ def test_a_plugin_reads_its_settings_in_the_run_s_configuration(install: Install
         ({"hang_timeout": 300.0}, "hangs"),
         ({"hang_window": 300.0}, "hangs"),
         ({"notices": "aws"}, "notices"),
+        ({"progress_pattern": "("}, "progress"),
+        ({"checkpoint_pattern": "saved"}, "progress"),
+        ({"checkpoint_path": "saved"}, "progress"),
+        ({"nan_stop": 3}, "progress"),
     ],
 )
 def test_a_flag_needs_the_plugin_that_reads_it(flag: dict[str, object], plugin: str) -> None:

@@ -10,9 +10,17 @@ import pytest
 
 from elastic_core.events import Event, Level
 from elastic_core.host.versions import installed_versions
-from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Explanation, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins.observers import Implementation
-from elastic_core.plugins.verdicts import LONGEST_REASON, explain_hang, judge, node_gone
+from elastic_core.plugins.verdicts import (
+    LONGEST_ADVICE,
+    LONGEST_NAME,
+    LONGEST_REASON,
+    explain_failure,
+    explain_hang,
+    judge,
+    node_gone,
+)
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 
@@ -238,3 +246,77 @@ def test_all_plugins_explain_a_hang_and_one_that_fails_is_reported() -> None:
         "The plugin 'fails' raised in elastic_explain_hang",
         "The plugin 'waits' did not explain the hang within 1 s.",
     ]
+
+
+def knows(plugin: str, function: Callable[[str], object]) -> Implementation:
+    return Implementation(plugin, "elastic_explain_failure", function, ("text",))
+
+
+def explained(
+    *plugins: Implementation, unanswered: dict[Implementation, Any] | None = None, timeout: float = PATIENCE
+) -> tuple[Explanation, list[str]]:
+    """The explanation, and the warnings on the way to it."""
+    told: list[Event] = []
+    asked_before = {} if unanswered is None else unanswered
+    found = explain_failure(plugins, INCIDENT, "boom", told.append, asked_before, timeout=timeout)
+    return found.explanation, [event.message for event in told if "traceback" not in event.name]
+
+
+def test_the_first_explanation_in_the_order_of_the_plugins_counts() -> None:
+    ours, others = Explanation(name="ours"), Explanation(name="others")
+    assert explained() == (Explanation(), [])
+    assert explained(knows("nothing", lambda _: None)) == (Explanation(), [])
+    plugins = (knows("nothing", lambda _: None), knows("ours", lambda _: ours), knows("others", lambda _: others))
+    assert explained(*plugins) == (ours, [])
+
+
+def test_an_explanation_is_kept_short_and_in_one_line() -> None:
+    found, _ = explained(knows("long", lambda text: Explanation(name=f"{text}\n" * 900, advice="a\nb " * 900)))
+    assert found.name.startswith("boom boom ")
+    assert found.advice.startswith("a b a b ")
+    assert (len(found.name), len(found.advice)) == (LONGEST_NAME, LONGEST_ADVICE)
+
+
+def loses_the_disk(_: str) -> Explanation:
+    raise OSError("disk")
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [
+        (loses_the_disk, "OSError: disk"),
+        (lambda _: "out of memory", "TypeError: 'out of memory' is neither an Explanation nor None"),
+        (lambda _: Explanation(name=7), "the explanation's name is 7, which is not a str"),  # type: ignore[arg-type] # a mistake
+        (
+            lambda _: Explanation(failure_class="script"),  # type: ignore[arg-type] # a mistake
+            "the explanation's failure_class is 'script', which is not a FailureClass",
+        ),
+    ],
+)
+def test_a_plugin_whose_explanation_is_none_is_reported_and_others_are_heard(
+    function: Callable[[str], object], fault: str
+) -> None:
+    found, (warning,) = explained(knows("careless", function), knows("others", lambda _: Explanation(name="others")))
+    assert found == Explanation(name="others")
+    assert warning.startswith("The plugin 'careless' raised in elastic_explain_failure: ")
+    assert fault in warning
+    assert warning.endswith("It does not explain the failure.")
+
+
+def test_a_plugin_that_is_slow_to_explain_is_not_asked_again_before_it_has_answered() -> None:
+    may_answer, unanswered = threading.Event(), dict[Implementation, Any]()
+
+    def slow(_: str) -> Explanation:
+        may_answer.wait(PATIENCE)
+        return Explanation(name="slow")
+
+    plugins = (knows("slow", slow), knows("quick", lambda _: Explanation(name="quick")))
+    late = ["The plugin 'slow' did not explain a failure within 0.05 s."]
+    first, warnings = explained(*plugins, unanswered=unanswered, timeout=0.05)
+    assert warnings == late
+    assert first in (Explanation(name="quick"), Explanation()), "a machine under load may be slow itself"
+    unanswered.pop(plugins[1], None)
+    assert explained(*plugins, unanswered=unanswered) == (Explanation(name="quick"), [])
+    may_answer.set()
+    unanswered[plugins[0]].result(PATIENCE)
+    assert explained(*plugins, unanswered=unanswered) == (Explanation(name="slow"), [])

@@ -10,7 +10,7 @@ import pytest
 from views import entry, incident, info, members, offer, settings, start
 
 from elastic_core import __version__
-from elastic_core.incidents import Failure
+from elastic_core.incidents import Explanation, Failure, FailureClass
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import (
     Body,
@@ -39,7 +39,9 @@ FOLLOWER = replace(
     message="RuntimeError: Connection closed by peer",
     exception="RuntimeError",
     follows_peer=True,
-    text="RuntimeError: Connection closed by peer",
+    explanation=Explanation(
+        failure_class=FailureClass.PEER, name="the peer is gone", advice="Look for it.", hosts_fault=True
+    ),
     checkpoint="/ckpt/7",
 )
 HALT = Halt(round=1, reason=HaltReason.FAILURE, why="rank 0 failed", incident=incident("a"))
@@ -109,6 +111,8 @@ FAILURE = Failure(
     after=8.5,
     moved=True,
     checkpoint="step-900.pt",
+    failure_class=FailureClass.SCRIPT,
+    hosts_fault=True,
 )
 COUNTERS = Counters(restarts=1, failures=(SpentRestart(failure=FAILURE, age=9.5),))
 CHANGED = f"""The bytes that nodes exchange have changed, and earlier releases of protocol {PROTOCOL} have to read them.

@@ -16,7 +16,7 @@ from views import RUN, VERSIONS, entry, incident, live, settings, start, then
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_ROLE, OnNodeLoss, RunConfig
 from elastic_core.errors import UsageError
-from elastic_core.incidents import Action, Failure, Incident, IncidentKind, Verdict
+from elastic_core.incidents import Action, Explanation, Failure, FailureClass, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import OversizedError, decode_entry, encode_entry
 from elastic_core.protocol.entries import (
     Body,
@@ -40,7 +40,6 @@ from elastic_core.protocol.leader_entries import Append
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import (
-    CAUSE_BYTES,
     DETAIL_BYTES,
     FAILURE_TEXT_BYTES,
     HOSTS_BYTES,
@@ -158,6 +157,7 @@ def longest_failure(text: str) -> Failure:
         digest="0123abcd",
         after=1_234_567.8,
         checkpoint=text,
+        failure_class=FailureClass.INFRASTRUCTURE,
     )
 
 
@@ -342,6 +342,7 @@ def largest_incident() -> Incident:
         pid=2**22,
         exit_code=-11,
         message=LONG,
+        explanation=Explanation(failure_class=FailureClass.INFRASTRUCTURE, name=LONG, advice=LONG, hosts_fault=True),
         detail=LONG,
         log=LONG,
         step=10**12,
@@ -428,9 +429,10 @@ def test_the_documented_shares_of_a_resume_hold_its_parts_and_fit_into_a_value_t
 
 
 def test_an_incidents_texts_are_in_its_share() -> None:
-    texts = [text for text in asdict(fit_incident(largest_incident())).values() if isinstance(text, str)]
-    most = DETAIL_BYTES + CAUSE_BYTES + 4 * TEXT_BYTES + 3 * WHERE_BYTES
-    assert sum(map(len, texts)) <= most + len(IncidentKind.WORKER_FAILED.value)
+    facts = asdict(fit_incident(largest_incident()))
+    texts = [text for text in [*facts.values(), *facts["explanation"].values()] if isinstance(text, str)]
+    most = DETAIL_BYTES + 4 * TEXT_BYTES + 5 * WHERE_BYTES
+    assert sum(map(len, texts)) <= most + len(IncidentKind.WORKER_FAILED.value + FailureClass.INFRASTRUCTURE.value)
 
 
 def test_a_resume_of_too_many_kinds_of_nodes_goes_without_what_only_messages_and_policies_need() -> None:

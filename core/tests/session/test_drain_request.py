@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 from views import entry, info, seen, start
 
-from elastic_core.errors import RendezvousTimeoutError, StoreLostError, UsageError
+from elastic_core.errors import RendezvousConnectionError, RendezvousTimeoutError, StoreLostError, UsageError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RosterRow
+from elastic_core.session import drain_request
 from elastic_core.session.drain_request import ask, release
 
 
@@ -118,6 +120,26 @@ def test_an_embedded_store_that_ends_with_its_agents_has_been_drained(embedded: 
         ask(store, "host-a", "job")
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_lost_connection_is_an_answer_only_where_no_store_is_left(
+    monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    store = job()
+    store.remove("b")
+    store.embedded, store.hosting = True, False
+
+    def fail(error: type[RendezvousConnectionError]) -> NoReturn:
+        raise error("The connection is cut.")
+
+    monkeypatch.setattr(drain_request, "_await", lambda *_: fail(RendezvousConnectionError))
+    if gone:
+        monkeypatch.setattr(store, "connect", lambda: fail(StoreLostError))
+        assert ask(store, "host-a", "job") == 1
+        return
+    with pytest.raises(RendezvousConnectionError, match="is cut"):
+        ask(store, "host-a", "job")
+
+
 def test_an_agent_that_is_gone_has_left() -> None:
     store = job()
     other = store.connect()
@@ -200,6 +222,6 @@ def test_what_cannot_be_released_is_named() -> None:
     with pytest.raises(UsageError, match="There is no job 'job' that goes on here"):
         release(job(closed=True), "host-a", "job")
     store = job()
-    with pytest.raises(RendezvousTimeoutError, match=r"No agent of job 'job' took in within 0\.01 s"):
+    with pytest.raises(RendezvousTimeoutError, match=r"Within 0\.01 s no agent of job 'job' has accepted"):
         release(store, "host-b", "job", patience=0.01)
     assert [row.node_id for row in store.roster()] == ["a", "b"]

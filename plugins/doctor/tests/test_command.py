@@ -26,5 +26,5 @@ def test_asking_for_help_imports_nothing_heavy() -> None:
     asked = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = set(asked.stderr.splitlines()[-1].split())
     assert "elastic_doctor.command" in imported
-    heavy = {"torch", "numpy", "redis", "asyncio", "elastic_core.api.run_agent", "elastic_doctor.examination"}
+    heavy = {"torch", "numpy", "redis", "asyncio", "elastic_core.agent.start", "elastic_doctor.examination"}
     assert not imported & heavy

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -10,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -205,6 +209,31 @@ def test_another_user_gets_no_answer(agent: Agent, runtime: Path) -> None:
         (runtime / "node.sock").chmod(0o777)
         asked = subprocess.run(command, cwd=runtime, capture_output=True, text=True, check=True)
     assert asked.stdout == "b''\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_root_gets_no_answer_from_the_agent_of_another_user(
+    agent: Agent, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with agent.served(), monkeypatch.context() as changed, socket.socket(socket.AF_UNIX) as client:
+        changed.setattr(os, "geteuid", lambda: 54321)
+        client.connect(str(runtime / "node.sock"))
+        assert client.recv(100) == b""
+
+
+def test_an_agent_renews_its_file_and_keeps_another_where_it_was_removed(
+    agent: Agent, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a logout, or by a cleaner of temporary files."""
+    monkeypatch.setattr(command_server, "RENEW_AFTER", struct.pack("ll", 0, 10_000))
+    with agent.served() as job:
+        for path in (runtime / "node.json", runtime / "node.sock"):
+            os.utime(path, (0, 0))
+        assert wait_until(lambda: all(path.stat().st_mtime for path in runtime.iterdir()))
+        for remove in ((runtime / "node.json").unlink, (runtime / "node.sock").unlink, partial(shutil.rmtree, runtime)):
+            remove()
+            assert wait_until(lambda: host_jobs() == [job] and answers(job))
+    assert [*runtime.iterdir()] == []
 
 
 def test_without_a_directory_one_event_says_so(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
+from elastic_core.protocol.schema import writer
 from elastic_core.rendezvous.job_token import JobToken
 from elastic_operate import job_file
 from elastic_operate.job_file import JobFile, describe_agent, directories, kept, opened, read_all, read_last
@@ -86,6 +88,27 @@ def test_the_last_agent_with_logs_is_remembered(agent: JobFile, runtime: Path, t
     assert read_all() == []
 
 
+def leave(file: JobFile, runtime: Path, age: float, text: str | None = None) -> None:
+    """Leave what an agent leaves that was killed so many seconds ago; ``text`` is what its release has written."""
+    path = runtime / f"{file.node}.json"
+    path.write_text(json.dumps(writer(JobFile)(file)) if text is None else text)
+    os.utime(path, (time.time() - age,) * 2)
+    path.with_suffix(".sock").touch()
+
+
+def test_the_last_agent_is_the_one_that_has_ended_last(runtime: Path, tmp_path: Path) -> None:
+    long, short, killed = (describe_agent(CONFIG, "run", name, tmp_path / name) for name in ("long", "short", "killed"))
+    with kept(long, str(runtime)):
+        with kept(short, str(runtime)):
+            pass
+        leave(replace(killed, started=1), runtime, age=3600)
+        assert [file.node for file in read_all()] == ["long"]
+        assert (last := read_last()) is not None
+        assert last.node == "short"
+    assert (last := read_last()) is not None
+    assert last.node == "long"
+
+
 @pytest.mark.parametrize("change", [{"started": 1}, {"pid": 2**22 + 1}])
 def test_the_file_of_a_process_that_is_gone_is_removed(agent: JobFile, runtime: Path, change: dict[str, int]) -> None:
     with kept(replace(agent, **change), str(runtime)):  # type: ignore[arg-type]  # both fields are numbers
@@ -104,6 +127,15 @@ def test_a_file_of_another_boot_or_container_is_neither_listed_nor_removed(agent
 def test_a_file_that_is_no_agents_is_passed_over(runtime: Path, text: str) -> None:
     (runtime / "other.json").write_text(text)
     assert [found.node for found in read_all()] == ["node1"]
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_file_of_another_boot_or_release_is_removed_after_a_day(runtime: Path, agent: JobFile) -> None:
+    for node, age in (("young", 3600), ("old", 100_000)):
+        leave(replace(agent, node=node, kernel="another 1"), runtime, age)
+        leave(replace(agent, node=f"{node}-unreadable"), runtime, age, text="{")
+    assert [found.node for found in read_all()] == ["node1"]
+    assert sorted({path.stem for path in runtime.iterdir()}) == ["node1", "young", "young-unreadable"]
 
 
 def test_a_directory_that_others_can_write_to_is_not_used(agent: JobFile, runtime: Path) -> None:

@@ -24,6 +24,7 @@ from elastic_core.incidents import Action, Failure, History, Incident, IncidentK
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
+from elastic_policies.known_failures import explain
 from elastic_policies.options import parse_policies
 from elastic_policies.replay import Judged, replay
 
@@ -63,7 +64,7 @@ def recorded(message: str) -> dict[str, Any]:
     """What an agent records of an exception with this message, which comes from a collective if it is a peer's loss."""
     name = re.match(r"[\w.]+(?=: )", message)
     follows = is_peer_loss(message, "/torch/distributed/distributed_c10d.py")
-    return {"exception": "" if name is None else name[0], "follows_peer": follows, "text": message}
+    return {"exception": "" if name is None else name[0], "follows_peer": follows}
 
 
 def rounds(story: dict[str, Any]) -> Iterator[tuple[Incident, dict[str, Any], float]]:
@@ -84,7 +85,8 @@ def rounds(story: dict[str, Any]) -> Iterator[tuple[Incident, dict[str, Any], fl
             known = {name: facts.pop(name) for name in ("new_checkpoint", "moved") if name in facts}
             kind = IncidentKind(facts.pop("kind", IncidentKind.WORKER_FAILED))
             facts = {"host": "n0", "rank": 0, "exit_code": 1, **recorded(facts.get("message", "")), **facts}
-            yield Incident(kind=kind, round=number, node_id="", after=seconds, **facts), known, seconds
+            failed = Incident(kind=kind, round=number, node_id="", after=seconds, **facts)
+            yield replace(failed, explanation=explain(failed)), known, seconds
 
 
 def play(story: dict[str, Any]) -> list[Judged]:

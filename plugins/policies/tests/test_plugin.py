@@ -41,7 +41,12 @@ def config(**settings: object) -> RunConfig:
 def test_elastic_plugins_lists_the_plugin_and_its_command() -> None:
     rows = [row for row in inventory(Catalogue.read()) if row.distribution == "elastic-policies"]
     assert {(row.group, row.name, row.hooks, row.error) for row in rows} == {
-        ("elastic.autoload", "policies", ("elastic_configure", "elastic_judge_failure", "elastic_observe"), None),
+        (
+            "elastic.autoload",
+            "policies",
+            ("elastic_configure", "elastic_explain_failure", "elastic_judge_failure", "elastic_observe"),
+            None,
+        ),
         ("elastic.commands", "policy", (), None),
     }
 

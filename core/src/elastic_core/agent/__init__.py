@@ -2,6 +2,7 @@
 
 General layout:
 
+* ``start``: starts the warden, the fork server, the store and the agent, in the order of how long each takes.
 * ``supervisor``: the one event loop of a node that has joined. ``membership``: joins the job, then runs it.
   ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at its end.
   ``registration``: what a node tells the job when it joins.
@@ -17,8 +18,7 @@ General layout:
 * ``isolation``: whether the job has gone on without this node.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines,
   ``traceback_fold`` leaves out tracebacks of ranks that have only lost a peer, ``console``
-  writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_reader`` reads from them how far the
-  workers are, and ``checkpoint_files`` looks for their newest checkpoint.
+  writes to the terminal, and ``pseudo_terminal`` gives the workers one.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in
   memory to disk, by means of ``snapshot_files``. ``probing``: which peers can be reached after a failure.
   ``time_to_save``: whether the workers of a planned stop had time to save their state.

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import UsageError
+from elastic_core.errors import ResourceError, UsageError
 from elastic_core.host.identity import boot_id
 
 PREFIX = "elastic_"  # of the names of temporary directories
@@ -57,7 +57,7 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
     """Return the directory for the logs and error files of this run, and whether it is removed at the end.
 
     Raises:
-        UsageError: No directory for temporary files is writable, and one is needed.
+        ResourceError: No directory for temporary files is writable, and one is needed.
     """
     name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
     if config.log_dir is not None:
@@ -67,7 +67,7 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
     try:
         return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted
     except OSError as exc:  # a read-only root, or full disks
-        raise UsageError(
+        raise ResourceError(
             f"The agent needs a directory for temporary files: {exc.strerror}.",
             hint="Mount a writable /tmp (Kubernetes: an emptyDir), or name another directory with --log_dir or TMPDIR.",
         ) from exc

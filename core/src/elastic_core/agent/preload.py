@@ -1,6 +1,6 @@
 """The agent's side of the warm start: which modules the fork server imports, and when to wait for them.
 
-Every launch waits for the imports of this module before the fork server can start (``api/run_agent.py``).
+Every launch waits for the imports of this module before the fork server can start (``agent/start.py``).
 """
 
 from __future__ import annotations

@@ -236,10 +236,8 @@ _HINTS: Mapping[IncidentKind, str] = {
 
 def _hint(incident: Incident) -> str:
     """Return what to do about a failure in one sentence; '' where nothing is known."""
-    from elastic_core.known_failures import recognize  # here, since only a job that failed needs it
-
-    if (known := recognize(incident)) is not None:
-        return known.advice
+    if incident.explanation.advice:
+        return incident.explanation.advice
     if (by_kind := _HINTS.get(incident.kind)) is not None:
         return by_kind
     silent = not (incident.message or incident.detail or incident.where)
@@ -350,14 +348,22 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) 
         note = f", restart {restarts}{describe_limit(ledger.settings.agreement.max_restarts)}"
     elif restarts < before.counters.restarts:
         note = f", restart {before.counters.restarts} is given back"
-    return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id))
+    incident = None if before.halt is None else before.halt.incident
+    failed = [] if before.round is None else [*before.round.group_ranks]  # one node's failure needs no HALT
+    told = current.charged and ([incident.node_id] if incident is not None else failed) == [node_id]
+    return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id), told=told)
 
 
-def round_event(current: Round, restarts: int, note: str, cause: str | None, *, member: bool = True) -> Event:
-    """Return the event of a new round; ``note`` says in words what became of the ``restarts``."""
+def round_event(
+    current: Round, restarts: int, note: str, cause: str | None, *, member: bool = True, told: bool = False
+) -> Event:
+    """Return the event of a new round; ``note`` says in words what became of the ``restarts``.
+
+    ``told``: whether this node has published the failure before, so that the message leaves it out.
+    """
     nodes, workers = len(current.members), sum(member.local_world_size for member in current.members)
-    out = "" if member else "; this node is not in it and waits"
-    message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){note} ({current.why}){out}"
+    out, why = "" if member else "; this node is not in it and waits", "" if told else f" ({current.why})"
+    message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){note}{why}{out}"
     fields: dict[str, Field] = {
         "round": current.number,
         "nodes": nodes,

@@ -228,7 +228,7 @@ def open_resources(
         slot: It keeps the locks of temporary directories.
 
     Raises:
-        OSError: No directory or descriptor could be made.
+        OSError, ResourceError: No descriptor or directory could be made.
     """
     keep_a_starter()
     with ExitStack() as stack:

@@ -106,16 +106,10 @@ def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
 
 
 def describe_incident(incident: Incident) -> Mapping[str, Any]:
-    """Return an incident as a record for programs, with its class and what is derived from its texts."""
-    from elastic_core.known_failures import classify, recognize  # here, since only a job that failed needs it
-
-    known = recognize(incident)
-    return {
-        **asdict(incident),
-        "kind": incident.kind.value,
-        "class": classify(incident).value,
-        "known_failure": None if known is None else known.name,
-    }
+    """Return an incident as a record for programs, with its class and the name of its explanation."""
+    facts = {**asdict(incident), "kind": incident.kind.value, "class": incident.failure_class.value}
+    known = facts.pop("explanation")["name"]
+    return {**facts, "known_failure": known or None}
 
 
 def write_verdict(summary: RunSummary, closed: Closed, seconds: float = WRITE_MAX_SECONDS) -> OSError | None:

@@ -30,7 +30,6 @@ from elastic_core.agent.run_summary import count_run
 from elastic_core.agent.shutdown import Departure, settle_exit
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import describe_node
-from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.agent.worker_row import DescribeWorkers
 from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
@@ -319,7 +318,7 @@ class Supervisor:
         try:
             self._stores.begin(current.offer)
         except (ElasticError, OSError) as exc:
-            self._step(start_failure(self._group.info, current, exc))
+            self._step(self._group.fail_start(current, exc))
             return
         self._gate.start(current.number, lambda: self._start_workers(current, restart_count))
 
@@ -332,7 +331,7 @@ class Supervisor:
             if self._stores.dead(current.offer):
                 self._step(self._group.lose_store(current, None))
         except (ElasticError, OSError) as exc:
-            self._step(start_failure(self._group.info, current, exc))
+            self._step(self._group.fail_start(current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
         self._describe_later(current)
 

@@ -38,7 +38,6 @@ from elastic_core.incidents import (
 )
 from elastic_core.monitors import Signal
 from elastic_core.protocol.entries import Round
-from elastic_core.protocol.node_events import WorkerFailed
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import bounded
@@ -53,7 +52,7 @@ _UNREACHED_STORE = re.compile(r"client socket has timed out .{0,80}connect to \(
 _OPENS_STORE = "_create_c10d_store"  # torch's function for init_method="env://" and "tcp://", in the traceback
 _UNREACHED_PEER = re.compile(r"connectFullMesh failed .{0,400}remote=\[((?:::ffff:)?127\.[\d.]{1,12}|::1)\]")
 
-FAILURE_PATH = ("agent.launcher_error_file", "known_failures", "plugins.verdicts")
+FAILURE_PATH = ("agent.launcher_error_file", "plugins.verdicts")
 """The modules that only a failure needs. An upgrade may have replaced or removed them until then."""
 
 
@@ -86,7 +85,6 @@ def worker_incident(
         message=cause.message[:MESSAGE_MAX_CHARACTERS],
         exception=cause.exception,
         follows_peer=cause.follows_peer,
-        text=cause.text,
         detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
         log=worker.streams.stderr_path or "",
         step=worker.step,
@@ -103,8 +101,8 @@ def exit_incident(
     *,
     oom: OomCounter | None = None,
     checkpoint_path: str | None = None,
-) -> Incident:
-    """Return the incident of a worker that ended with an exit code.
+) -> tuple[Incident, str]:
+    """Return the incident of a worker that ended with an exit code, and the text that says why (:class:`Cause`).
 
     Args:
         after: Seconds since the start of the round.
@@ -126,7 +124,8 @@ def exit_incident(
                 cause = replace(cause, detail=f"{cause.detail.rstrip()}\n{dump}".lstrip("\n"))
     if sent is not None and exit_code == -sent.signum:
         message = f"was sent {signal_name(sent.signum)} because {sent.why}"
-        return worker_incident(info, worker, after, cause=replace(cause, message=message, exception=""))
+        ended = replace(cause, message=message, exception="")
+        return worker_incident(info, worker, after, cause=ended), cause.text
     kind = IncidentKind.WORKER_FAILED
     if worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS:
         port = re.compile(rf"\b{worker.assignment.master_port}\b")
@@ -134,7 +133,7 @@ def exit_incident(
         in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's, the system's
         kind = IncidentKind.PORT_TAKEN if any(map(port.search, in_use)) else kind
     incident = worker_incident(info, worker, after, kind, cause=cause, exit_code=exit_code)
-    return replace(incident, checkpoint=named_checkpoint(cause.paths, checkpoint_path))
+    return replace(incident, checkpoint=named_checkpoint(cause.paths, checkpoint_path)), cause.text
 
 
 def cause_of(worker: Worker, exit_code: int) -> Cause:
@@ -224,15 +223,13 @@ def store_incident(info: NodeInfo, current: Round, after: float, ended: ServiceE
     )
 
 
-def start_failure(info: NodeInfo, current: Round, error: ElasticError | OSError) -> WorkerFailed:
-    """Return the event of a round whose start failed: no descriptors, a full disk, a plugin that raised."""
-    return WorkerFailed(
-        Incident(
-            kind=IncidentKind.START_FAILED,
-            round=current.number,
-            node_id=info.node_id,
-            host=str(info),
-            rank=place(current.members, info.node_id).first_rank,
-            message=f"the workers could not be started: {getattr(error, 'message', error)}"[:500],
-        )
+def start_incident(info: NodeInfo, current: Round, error: ElasticError | OSError) -> Incident:
+    """Return the incident of a round whose start failed: no descriptors, a full disk, a plugin that raised."""
+    return Incident(
+        kind=IncidentKind.START_FAILED,
+        round=current.number,
+        node_id=info.node_id,
+        host=str(info),
+        rank=place(current.members, info.node_id).first_rank,
+        message=f"the workers could not be started: {getattr(error, 'message', error)}"[:500],
     )

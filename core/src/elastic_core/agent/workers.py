@@ -29,6 +29,7 @@ from elastic_core.agent.worker_incidents import (
     failed_alike,
     has_raised,
     import_failure_path,
+    start_incident,
     store_incident,
     worker_incident,
 )
@@ -36,6 +37,7 @@ from elastic_core.agent.worker_row import WorkerRows
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig
+from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.addresses import collective_interfaces
@@ -81,7 +83,7 @@ class LocalRound:
 class WorkerGroup:
     """The local workers: which process is which rank, and which failure came first.
 
-    Methods are called on the agent's loop. Each of their waits ends after 0.2 s at the latest.
+    Methods are called on the agent's loop. Each of their waits ends after 0.5 s at the latest.
     """
 
     config: RunConfig
@@ -105,9 +107,9 @@ class WorkerGroup:
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _recovery: Recovery | None = None  # the timing of the current interruption
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
-    idle_after: float = IDLE_AFTER_SECONDS  # seconds from the first start of workers to the same preparation
     long_import: float = LONG_IMPORT_SECONDS  # seconds from the first round to the line about an import that goes on
-    _prepared: bool = False  # whether that preparation was begun
+    idle_after: float = IDLE_AFTER_SECONDS  # seconds from the first start until what a failure needs is imported
+    _prepared: bool = False  # whether that import was scheduled
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
     _round: LocalRound = field(default_factory=LocalRound)  # the current one, or the last
@@ -151,7 +153,7 @@ class WorkerGroup:
                     warm=self.warm,
                 )
         if self.warm and not self._directory_of:
-            prepare_later(self.long_import, self._say_import, name="elastic-import")
+            prepare_later(self.long_import, lambda: self._say_import(current.number), name="elastic-import")
         remove_round(self.directory / f"round_{self._directory_of}", temporary=self.temporary)
         self._directory_of = current.number
 
@@ -247,7 +249,7 @@ class WorkerGroup:
                     self._recovery = Recovery(began=at, detected=self.now())
                 if code != 0:
                     self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
-                    return self._fail(tag, self._exit_incident(worker, code))
+                    return self._fail(tag, *self._exit_incident(worker, code))
                 self._read_steps()  # the worker's end may be known before its last report is read
                 told = self._round.over or self._round.notice is not None
                 if not told and worker.reported.terminated:
@@ -383,11 +385,15 @@ class WorkerGroup:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
         return self._fail(0, store_incident(self.info, current, self._after(), ended))
 
+    def fail_start(self, current: Round, error: ElasticError | OSError) -> node_events.WorkerFailed:
+        """Return the failure of a round whose workers could not be started."""
+        return node_events.WorkerFailed(self.plugins.explain_failure(start_incident(self.info, current, error)))
+
     def _after(self) -> float:
         """Return the seconds since the start of the round."""
         return round(self.now() - self._round.started_at, 6)
 
-    def _exit_incident(self, worker: Worker, exit_code: int) -> Incident:
+    def _exit_incident(self, worker: Worker, exit_code: int) -> tuple[Incident, str]:
         self._read_steps()  # the worker's end may be known before its last report is read
         sent = self._round.running.signals.get(worker.pid or 0)
         killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
@@ -395,9 +401,9 @@ class WorkerGroup:
         place = self.config.checkpoint_path
         return exit_incident(self.info, worker, self._after(), exit_code, sent, oom=oom, checkpoint_path=place)
 
-    def _say_import(self) -> None:
-        """Publish that workers wait for the fork server, unless a worker has started. Any thread may call this."""
-        if not self._round.over and all(worker.pid is None for worker in self.workers):
+    def _say_import(self, number: int) -> None:
+        """Publish that the workers of a round wait for the fork server, if none has started. For any thread."""
+        if not self._round.over and {w.pid for w in self.workers if w.assignment.round == number} == {None}:
             names = ", ".join(preload.modules(self.config))
             message = f"the workers wait for the import of {names} ({self._after():.0f} s so far)"
             self.publish(Event("importing", message))
@@ -449,27 +455,27 @@ class WorkerGroup:
         known = first and all(other.step is not None for other in self._round.workers.values())
         return node_events.TakesNotices(worker.assignment.round) if known else None
 
-    def _fail(self, tag: int, incident: Incident) -> node_events.WorkerFailed | None:
-        """Report the first failure, and a later one if it explains the first."""
+    def _fail(self, tag: int, incident: Incident, text: str = "") -> node_events.WorkerFailed | None:
+        """Report the first failure, and a later one if it explains the first; ``text`` says why."""
         if incident.rank is not None:
             self._read_steps()  # the worker's end may be known before its last report is read
             step, counts_on = self.progress.step(incident.rank)
             incident = replace(incident, step=step, counts_on=counts_on)
         if self._round.over:
-            return self._publish_failure(incident) if self._is_cause(tag, incident) else None
+            return self._publish_failure(incident, text) if self._is_cause(tag, incident) else None
         self._round.over, self._round.notice = True, None
         if distance_to_cause(incident):
             self._want_cause()
-        for text in self._round.running.explanations:
-            if text not in incident.detail:
-                incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), text])))
-        return self._publish_failure(incident)
+        for lines in self._round.running.explanations:
+            if lines not in incident.detail:
+                incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), lines])))
+        return self._publish_failure(incident, text)
 
     def _fail_raised(self, tag: int, worker: Worker) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that reports that an exception has ended its program, and that still lives."""
         self._recovery = self._recovery or Recovery(began=self.now(), detected=self.now())
         self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
-        return self._fail(tag, self._exit_incident(worker, EXCEPTION_EXIT_CODE))
+        return self._fail(tag, *self._exit_incident(worker, EXCEPTION_EXIT_CODE))
 
     def _fail_rank(self, failed: RankFailed) -> node_events.WorkerFailed | None:
         """Fail the round for a living worker, as a monitor wants it."""
@@ -544,8 +550,9 @@ class WorkerGroup:
         self._round.cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
         return not self._round.cause_wanted
 
-    def _publish_failure(self, incident: Incident) -> node_events.WorkerFailed:
-        """Publish a failure; return it for the node."""
+    def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
+        """Publish a failure; return it for the node, with its explanation."""
+        incident = self.plugins.explain_failure(incident, text)
         if incident.rank is None:
             self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return node_events.WorkerFailed(incident)

@@ -94,7 +94,7 @@ class Elastic(click.Group):
                 return super().resolve_command(ctx, args)
             return None, None, args
         if args[:1] == ["run"] and not {*HELP} & {*args}:
-            from elastic_core.api.run_agent import begun
+            from elastic_core.agent.start import begun
 
             ctx.obj = ctx.with_resource(begun())
         found = super().resolve_command(ctx, args)

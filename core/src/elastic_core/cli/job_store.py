@@ -11,7 +11,7 @@ from elastic_core.cli.options import FLAGS, Flags
 from elastic_core.cli.run import hints_with_sources, meeting_place, plugins_named
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import DEFAULT_ID
-from elastic_core.errors import UsageError
+from elastic_core.errors import UsageError, how_to_install
 from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
 
 _NAMES = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
@@ -20,7 +20,11 @@ _SEVERAL = NodeRange(1, 2)
 
 
 class NoStoreError(UsageError):
-    """The backend that the flags name has no store in which other processes find a job."""
+    """The backend that the flags name has no store in which other processes find a job; ``job`` is its id, if known."""
+
+    def __init__(self, message: str, *, hint: str | None = None, job: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.job = job
 
 
 @contextmanager
@@ -57,6 +61,7 @@ def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str
             raise NoStoreError(
                 f"The {backend} backend {why}, so there is no store in which other processes find the job.",
                 hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. An agent leaves on SIGTERM.",
+                job=flags.rdzv_id,
             )
         conf = parse(flags.rdzv_conf, backend=backend, options=options)
     token, job = job_token.read_token(os.environ, conf.token_file), flags.rdzv_id or DEFAULT_ID
@@ -83,9 +88,7 @@ def _find(job: str | None) -> FoundJob:
     if isinstance(found, FoundJob):
         return found
     which = "running job" if job is None else f"running job {job!r}"
-    finders = ", ".join(name for (group, _), name in BROUGHT_BY.items() if group is Group.JOBS)
     hint = "Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
-    raise NoStoreError(
-        f"No {which} of this user was found on this host.",
-        hint=hint if offers else f"{hint} Jobs of this host are found by {finders}, which is not installed.",
-    )
+    if not offers:
+        hint += f" Or have it found: {how_to_install(BROUGHT_BY[Group.JOBS, 'host-jobs'])}"
+    raise NoStoreError(f"No {which} of this user was found on this host.", hint=hint)

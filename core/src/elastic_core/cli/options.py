@@ -176,8 +176,9 @@ class Flags:
         fills="set_aside_torn_checkpoints",
     )
     notices: str | None = FAILURE.flag(
-        "The cloud whose preemption notices this node obeys. The node asks for them every 5 s. With auto it finds the "
-        "cloud out from the machine's firmware, and asks nothing on other machines. The flag needs elastic-notices.",
+        "The cloud whose preemption notices this node obeys. The node asks for them every 5 s. With auto it reads "
+        "from the machine's firmware which cloud it is in, and asks nothing on other machines. The flag "
+        "needs elastic-notices.",
         parse=parse.notices,
         metavar="auto|aws|gcp|azure|none",
         unset="auto, where elastic-notices is installed",
@@ -311,14 +312,14 @@ class Flags:
         "A regular expression with groups of the names step, loss, samples and epoch, such as "
         r"'step (?P<step>\d+) loss (?P<loss>\S+)'. Lines of a worker's output that it matches show the worker's "
         "progress. All output of workers then goes through the agent.",
-        parse=parse.progress_pattern,
+        parse=parse.not_empty,
         metavar="REGEX",
         fills="progress_pattern",
         unset="what Trainer, Lightning, torchtitan, Megatron-LM, DeepSpeed and tqdm print is recognized",
     )
     checkpoint_pattern: str | None = PROGRESS.flag(
         "A regular expression for lines which say that a checkpoint was saved; it may have the groups step and path.",
-        parse=parse.checkpoint_pattern,
+        parse=parse.not_empty,
         metavar="REGEX",
         fills="checkpoint_pattern",
         unset="what torchtitan and Megatron-LM print",

@@ -52,31 +52,31 @@ HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 
 def run(warden: Warden | None, **flags: Any) -> int:
     """Run the job and return its exit code; None for the warden starts one."""
-    from elastic_core.api import run_agent  # not for --help
+    from elastic_core.agent import start  # not for --help
     from elastic_core.host.allocator import use_one_arena
     from elastic_core.plugins.entry_points import Catalogue
 
     use_one_arena()
     if warden is None:
-        with run_agent.begun() as warden:
+        with start.begun() as warden:
             return run(warden, **flags)
     given = Flags(**flags)
     with hints_with_sources():
         early = None
         with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
-            run_agent.send_fork_server(early := outline(given, os.environ), warden)
+            start.send_fork_server(early := outline(given, os.environ), warden)
         _prefix_logging()
         catalogue = Catalogue.read()  # once: it takes 11 ms, in which the fork server starts
         given = scheduler.with_defaults(given, os.environ, warn, catalogue)
         if (known := outline(given, os.environ)) != early:
-            run_agent.send_fork_server(known, warden)
+            start.send_fork_server(known, warden)
         config, loaded = _complete(known, given, catalogue)
     if config.signals is not None:
         interrupt.discard_again(but=config.signals)  # the agent does not leave on the others
     code: int = ExitCode.JOB_FAILED
     try:
         try:
-            ending = run_agent.run(config, loaded, warden)
+            ending = start.run(config, loaded, warden)
         finally:
             interrupt.discard_again()
         code = ending.exit_code

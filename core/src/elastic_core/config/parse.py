@@ -193,27 +193,6 @@ def address(text: str) -> str:
     return bare
 
 
-def progress_pattern(text: str) -> str:
-    """Parse a regular expression with at least one of the groups step, loss, samples and epoch."""
-    return _expression(text, "progress")
-
-
-def checkpoint_pattern(text: str) -> str:
-    """Parse a regular expression, which may have the groups step and path."""
-    return _expression(text, "checkpoint")
-
-
-def _expression(text: str, kind: str) -> str:
-    from elastic_core import progress_expressions as expressions  # few runs have one
-
-    example = expressions.PROGRESS_EXAMPLE if kind == "progress" else expressions.CHECKPOINT_EXAMPLE
-    try:
-        expressions.compile_expressions(**{f"{kind}_pattern": text})
-    except expressions.WrongExpression as wrong:
-        raise Wrong(f"{wrong}. An example: {example}") from None
-    return text
-
-
 def names(text: str) -> tuple[str, ...]:
     """Parse names, separated by commas or blanks."""
     return tuple(text.replace(",", " ").split())

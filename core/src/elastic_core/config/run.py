@@ -220,21 +220,9 @@ class RunConfig:
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
-        self._check_patterns()
         self._check_ranks("redirects", self.redirects.by_rank)
         self._check_ranks("tee", self.tee.by_rank)
         self._check_ranks("local_ranks_filter", self.local_ranks_filter or ())
-
-    def _check_patterns(self) -> None:
-        if self.progress_pattern is None and self.checkpoint_pattern is None:
-            return
-        from elastic_core.progress_expressions import WrongExpression, compile_expressions  # few runs have any
-
-        for name in ("progress_pattern", "checkpoint_pattern"):
-            try:
-                compile_expressions(**{name: getattr(self, name)})
-            except WrongExpression as wrong:
-                raise UsageError(f"{name} {getattr(self, name)!r} {wrong}.") from None
 
     def _check_ranks(self, name: str, ranks: Iterable[int]) -> None:
         for rank in ranks:

@@ -35,7 +35,6 @@ from elastic_core.agent.shutdown import TO_WARDEN
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import ShowState
-from elastic_core.agent.worker_incidents import start_failure
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
@@ -449,7 +448,7 @@ class HandlerAgent:
         try:
             self._group.start(current, restart_count)
         except (ElasticError, OSError) as exc:
-            self._step(start_failure(self._group.info, current, exc))
+            self._step(self._group.fail_start(current, exc))
         self._count_later(self._config.monitor_interval)
         self._suspected, self._hang, self._silence = (None, self._runtime.now()), None, 0.0
 

@@ -21,6 +21,7 @@ from elastic_core.incidents import (
     SPENDS_A_RESTART,
     Action,
     Failure,
+    FailureClass,
     History,
     Incident,
     Verdict,
@@ -30,20 +31,19 @@ from elastic_core.incidents import (
 
 
 def is_worth_requeueing(incident: Incident, past: Sequence[Failure] = ()) -> bool:
-    """Whether the job that an incident ends may succeed elsewhere: its text names a GPU, a node, the network, storage.
+    """Whether the job that an incident ends may succeed elsewhere: a GPU, a node, the network or storage failed.
 
     A worker that was killed without a word may be killed again for the same reason, so its job is not. Neither is a job
     that the same failure has ended at the same step before, unless that was twice, by the fault of one host.
     """
-    from elastic_core.known_failures import FailureClass, classify, is_hosts_fault  # only a job that fails needs them
-    from elastic_core.protocol.counters import as_record
+    from elastic_core.protocol.counters import as_record  # here, since only a job that fails needs it
 
-    found = classify(incident)
+    found = incident.failure_class
     if not incident.message or found is FailureClass.PREEMPTION:
         return bool(incident.message)
     own = as_record(incident)
     again = [one for one in past if one.signature == own.signature and is_same_step(one.step, own.step)]
-    on_host = is_hosts_fault(incident) and all(one.host == own.host for one in again)
+    on_host = incident.explanation.hosts_fault and all(one.host == own.host for one in again)
     return found in (FailureClass.INFRASTRUCTURE, FailureClass.PEER) and len(again) < 1 + on_host
 
 

@@ -65,6 +65,7 @@ BROUGHT_BY: Mapping[tuple[Group, str], str] = {
     (Group.AUTOLOAD, "host-jobs"): "elastic-operate",
     (Group.AUTOLOAD, "notices"): "elastic-notices",
     (Group.AUTOLOAD, "policies"): "elastic-policies",
+    (Group.AUTOLOAD, "progress"): "elastic-progress",
     (Group.AUTOLOAD, "prometheus"): "elastic-metrics",
     (Group.AUTOLOAD, "torch-timers"): "elastic-torchrun",
     (Group.AUTOLOAD, "trainjob"): "elastic-kubernetes",

@@ -35,6 +35,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.rendezvous.seal import protect
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from pathlib import Path
 
     from elastic_core.monitors import RunningRound
@@ -50,11 +51,13 @@ OBSERVING = (
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
 READERS = {
-    "hangs": ("hang_timeout", "hang_window"),
-    "notices": ("notices",),
-    "policies": ("failure_policy", "set_aside_torn_checkpoints"),
+    "failure_policy": "policies",
+    "notices": "notices",
+    "set_aside_torn_checkpoints": "policies",
+    **dict.fromkeys(("hang_timeout", "hang_window"), "hangs"),
+    **dict.fromkeys(("progress_pattern", "checkpoint_pattern", "checkpoint_path", "nan_stop"), "progress"),
 }
-"""The fields of :class:`RunConfig` for the flags that a plugin reads, by its name."""
+"""The plugin that reads a flag, by the flag's field of :class:`RunConfig`."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)
@@ -74,6 +77,7 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
         self.host_end = HostEnd()
+        self._unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
         self._backend: object = None
 
@@ -89,16 +93,13 @@ class Plugins:
             raise PluginError(f"The {described} has the name of another one.", hint="Rename its entry point.")
         if not self._manager.is_registered(plugin):  # one module may serve as backend and as plugin
             self._manager.register(plugin, name)
+            self._manager.check_pending()  # that every implementation has its hook; hooks_of has refused others before
             self._described[name] = described
 
     def register_backend(self, name: str, plugin: object, *, described: str | None = None) -> None:
         """Add the backend of the run."""
         self._backend = plugin
         self.register(f"rdzv:{name}", plugin, described=described or f"rendezvous backend {name!r}")
-
-    def check_pending(self) -> None:
-        """Have pluggy check that every implementation has its hook; :meth:`register` has refused others before."""
-        self._manager.check_pending()
 
     def has(self, name: str) -> bool:
         """Whether a plugin of this name is registered."""
@@ -165,6 +166,13 @@ class Plugins:
         """Return the sorted names of the plugins that judge failures; all nodes of a run must have the same."""
         return tuple(sorted(impl.plugin for impl in self.implementations("elastic_judge_failure")))
 
+    def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
+        """Return a failure of this node with its explanation; blocks for ``timeout`` seconds at most, on one thread."""
+        from elastic_core.plugins import verdicts
+
+        plugins = self.implementations("elastic_explain_failure")
+        return verdicts.explain_failure(plugins, incident, text, self.publish, self._unanswered, timeout=timeout)
+
     def judge(self, incident: Incident, history: History, *, timeout: float = 10.0) -> Verdict:
         """Return the strictest verdict of all failure policies; blocks for ``timeout`` seconds at most, on any thread.
 
@@ -182,7 +190,7 @@ class Plugins:
             return None
         from elastic_core.plugins import verdicts
 
-        return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered={})
+        return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered=self._unanswered)
 
     @property
     def explain_hang(self) -> Callable[[Mapping[int, int], int, Path], str] | None:
@@ -334,11 +342,9 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
         for offer in _agents_side(name, catalogue):
             plugins.register(name, entry_points.load(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
-    plugins.check_pending()
-    for reader, flags in READERS.items():
-        for flag in flags:
-            if getattr(config, flag) not in ("", "none", None, False):
-                _check_reader(plugins, config, catalogue, flag, reader)
+    for flag, reader in READERS.items():
+        if getattr(config, flag) not in ("", "none", None, False):
+            _check_reader(plugins, config, catalogue, flag, reader)
     plugins.configure(config)
     if config.health_checks:
         plugins.node_checks(config)  # or an error, before anything is started
@@ -375,12 +381,10 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Return core's own plugins for a run, by name; without a run, those that every run has."""
-    from elastic_core.agent.progress_reader import ProgressMonitor
 
     plugins: dict[str, object] = {
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
-        "progress": ProgressMonitor(),
         "plain-start": builtin.PlainWorkerStart(
             virtual_local_rank=config is not None and config.virtual_local_rank,
             plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugins],

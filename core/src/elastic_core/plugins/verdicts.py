@@ -1,4 +1,4 @@
-"""Asks plugins for a verdict on a failure, whether a node is gone, or why a job hangs, and combines their answers.
+"""Asks plugins what a failure is, for a verdict on it, whether a node is gone, or why a job hangs.
 
 All plugins that implement the hook are called at once, each on a daemon thread. A plugin that raises, returns a value
 of another type or takes too long is reported, and its answer does not count.
@@ -12,13 +12,15 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from elastic_core.events import Event, Level
 from elastic_core.incidents import (
     MAX_DELAY_SECONDS,
     MAX_EXCLUSION_SECONDS,
     Action,
+    Explanation,
+    FailureClass,
     History,
     Incident,
     Verdict,
@@ -29,60 +31,61 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import asked
 
 T = TypeVar("T")
+Report: TypeAlias = "Callable[[Event], None]"  # called for each plugin that failed
+Unanswered: TypeAlias = "dict[Implementation, Future[Any]]"  # the question that a plugin has to answer first
 
 LONGEST_REASON = 500  # characters of a verdict's reason, which is written to the ledger and printed by every node
-LONGEST_EXPLANATION = 2000  # characters of what a plugin says of a hang
-LONGEST_POLICY = 40  # characters of the name of the policy that gave it
+LONGEST_HANG = 2000  # characters of what a plugin says of a hang
+LONGEST_POLICY, LONGEST_NAME, LONGEST_ADVICE = 40, 100, 250  # characters of a policy's name, and of an explanation
+FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
+    Explanation: (("failure_class", FailureClass), ("name", str), ("advice", str), ("hosts_fault", bool)),
+    Verdict: (("action", int), ("reason", str), ("requeue", bool), ("policy", str)),
+}  # the types of their fields
+
+
+def explain_failure(
+    plugins: Sequence[Implementation],
+    incident: Incident,
+    text: str,
+    report: Report,
+    unanswered: Unanswered,
+    timeout: float,
+) -> Incident:
+    """Return the incident with the first explanation, in the order of ``plugins``, within ``timeout`` seconds."""
+    ask = partial(_explanation_of, incident=incident, text=text)
+    late, failed = f"did not explain a failure within {timeout:g} s.", "It does not explain the failure."
+    answers = [*_answers("plugin", _ask("plugin", plugins, ask, unanswered), timeout, report, late=late, failed=failed)]
+    return replace(incident, explanation=next((told for _, told in answers if told), incident.explanation))
 
 
 def judge(
-    policies: Sequence[Implementation],
-    incident: Incident,
-    history: History,
-    *,
-    timeout: float,
-    report: Callable[[Event], None],
+    policies: Sequence[Implementation], incident: Incident, history: History, *, timeout: float, report: Report
 ) -> Verdict:
     """Return the strictest verdict of all policies that give one within ``timeout`` seconds; blocks until then at most.
 
-    Among equals the first in the order of ``policies`` gives its reason. ``report`` is called for each policy that
-    failed.
+    Among equals the first in the order of ``policies`` gives its reason.
 
     Raises:
         ValueError: No policy gave a verdict. (Core's own always does.)
     """
     ask = partial(_verdict_of, incident=incident, history=history)
     late, failed = f"gave no verdict within {timeout:g} s. It abstains.", "It abstains."
-    given = _answers("policy", _ask("policy", policies, ask), timeout, report, late=late, failed=failed)
-    return strictest(
-        [replace(verdict, policy=verdict.policy or policy.plugin) for policy, verdict in given if verdict is not None]
-    )
+    answers = _answers("policy", _ask("policy", policies, ask), timeout, report, late=late, failed=failed)
+    return strictest([replace(one, policy=one.policy or policy.plugin) for policy, one in answers if one is not None])
 
 
 def node_gone(
-    plugins: Sequence[Implementation],
-    node: NodeInfo,
-    *,
-    report: Callable[[Event], None],
-    unanswered: dict[Implementation, Future[bool | None]],
-    timeout: float = 10.0,
+    plugins: Sequence[Implementation], node: NodeInfo, *, report: Report, unanswered: Unanswered, timeout: float = 10.0
 ) -> bool:
-    """Whether some plugin vouches within ``timeout`` seconds that a node is gone for good; blocks until then at most.
-
-    ``report`` is called for each plugin that failed. A plugin that has not answered an earlier question, also one about
-    another node, is not asked again before it has; ``unanswered`` keeps these plugins from one call to the next.
-    """
-    free = [plugin for plugin in plugins if plugin not in unanswered or unanswered[plugin].done()]
-    questions = _ask("plugin", free, partial(_is_gone, node=node))
-    unanswered.update(questions)  # the next call drops those that have been answered by then
+    """Return whether a plugin vouches within ``timeout`` seconds that a node is gone for good; blocks until then."""
+    ask = partial(_said, kind=bool, wanted="True, False", node=node)
     late, failed = f"did not say within {timeout:g} s whether {node} is gone.", f"Whether {node} is gone is not known."
-    vouches = False
-    for plugin, gone in _answers("plugin", questions, timeout, report, late=late, failed=failed):
-        if gone:
-            message = f"The plugin {plugin.plugin!r} vouches that {node} is gone for good."
-            report(Event("node_gone", message, fields={"plugin": plugin.plugin, "node": node.node_id}))
-            vouches = True
-    return vouches
+    answers = _answers("plugin", _ask("plugin", plugins, ask, unanswered), timeout, report, late=late, failed=failed)
+    vouching = [plugin.plugin for plugin, gone in answers if gone]
+    for name in vouching:
+        message = f"The plugin {name!r} vouches that {node} is gone for good."
+        report(Event("node_gone", message, fields={"plugin": name, "node": node.node_id}))
+    return bool(vouching)
 
 
 def explain_hang(
@@ -91,44 +94,36 @@ def explain_hang(
     world_size: int,
     directory: Path,
     *,
-    report: Callable[[Event], None],
+    report: Report,
     timeout: float = 20.0,
 ) -> str:
-    """Return what the plugins say within ``timeout`` seconds of a hang, '' for nothing; blocks until then at most.
-
-    ``report`` is called for each plugin that failed.
-    """
-    questions = _ask("plugin", plugins, partial(_explain, ranks=ranks, world_size=world_size, directory=directory))
+    """Return what the plugins say within ``timeout`` seconds of a hang, '' for nothing; blocks until then at most."""
+    ask = partial(_said, kind=str, wanted="a text", ranks=ranks, world_size=world_size, directory=directory)
     late, failed = f"did not explain the hang within {timeout:g} s.", "It does not explain the hang."
-    answers = _answers("plugin", questions, timeout, report, late=late, failed=failed)
+    answers = _answers("plugin", _ask("plugin", plugins, ask), timeout, report, late=late, failed=failed)
     texts = ((text or "").strip() for _, text in answers)
-    return "\n".join(text[:LONGEST_EXPLANATION] for text in texts if text)
+    return "\n".join(text[:LONGEST_HANG] for text in texts if text)
 
 
 def _ask(
-    kind: str, plugins: Sequence[Implementation], question: Callable[[Implementation], T]
+    kind: str,
+    plugins: Sequence[Implementation],
+    ask: Callable[[Implementation], T],
+    unanswered: Unanswered | None = None,
 ) -> dict[Implementation, Future[T]]:
-    return {plugin: asked(partial(question, plugin), name=f"{kind} {plugin.plugin}") for plugin in plugins}
+    before = {} if unanswered is None else unanswered
+    free = [plugin for plugin in plugins if plugin not in before or before[plugin].done()]
+    questions = {plugin: asked(partial(ask, plugin), name=f"{kind} {plugin.plugin}") for plugin in free}
+    before.update(questions)
+    return questions
 
 
 def _answers(
-    kind: str,
-    questions: Mapping[Implementation, Future[T]],
-    timeout: float,
-    report: Callable[[Event], None],
-    *,
-    late: str,
-    failed: str,
+    kind: str, questions: Mapping[Implementation, Future[T]], timeout: float, report: Report, *, late: str, failed: str
 ) -> Iterator[tuple[Implementation, T]]:
     """Yield what each plugin has answered within ``timeout`` seconds, in order; report each that failed.
 
-    Args:
-        kind: With what the names of the events begin: ``policy`` or ``plugin``.
-        questions: The plugins that were asked.
-        timeout: Seconds for all of them together.
-        report: Called for each failure.
-        late: What a plugin has not done in time.
-        failed: What follows if a plugin has raised.
+    ``late`` says what a plugin has not done in time, ``failed`` what follows if one has raised; ``kind`` names events.
     """
     wait(questions.values(), timeout=timeout)
     for plugin, answer in questions.items():
@@ -143,31 +138,30 @@ def _answers(
             yield plugin, answer.result()
 
 
-def _explain(plugin: Implementation, ranks: Mapping[int, int], world_size: int, directory: Path) -> str | None:
-    said: str | None = plugin(ranks=ranks, world_size=world_size, directory=directory)
-    if not isinstance(said, str | None):
-        raise TypeError(f"{reprlib.repr(said)} is neither a text nor None")
+def _said(plugin: Implementation, kind: type[T], wanted: str, **facts: object) -> T | None:
+    """Return a plugin's answer; raise TypeError if it, or a field of it, is of another type: dataclasses take any."""
+    said = plugin(**facts)
+    if not isinstance(said, kind | None):
+        raise TypeError(f"{reprlib.repr(said)} is neither {wanted} nor None")
+    for name, of in () if said is None else FIELDS.get(kind, ()):
+        if not isinstance(value := getattr(said, name), of) or (of is int and isinstance(value, bool)):
+            is_not = "an Action" if of is int else f"a {of.__name__}"
+            raise TypeError(f"the {kind.__name__.lower()}'s {name} is {reprlib.repr(value)}, which is not {is_not}")
     return said
 
 
-def _is_gone(plugin: Implementation, node: NodeInfo) -> bool | None:
-    said: bool | None = plugin(node=node)
-    if said not in (True, False, None):
-        raise TypeError(f"{reprlib.repr(said)} is neither True, False nor None")
-    return said
+def _explanation_of(plugin: Implementation, incident: Incident, text: str) -> Explanation | None:
+    """Return a plugin's explanation, once its fields are known to have the right types."""
+    if (said := _said(plugin, Explanation, "an Explanation", incident=incident, text=text)) is None:
+        return None
+    name, advice = (" ".join(text.split()) for text in (said.name, said.advice))
+    return replace(said, name=name[:LONGEST_NAME], advice=advice[:LONGEST_ADVICE])
 
 
 def _verdict_of(policy: Implementation, incident: Incident, history: History) -> Verdict | None:
-    """Return a policy's verdict, once its fields are known to have the right types: a dataclass takes any value."""
-    if (verdict := policy(incident=incident, history=history)) is None:
+    """Return a policy's verdict, once its fields are known to have the right types."""
+    if (verdict := _said(policy, Verdict, "a Verdict", incident=incident, history=history)) is None:
         return None
-    if not isinstance(verdict, Verdict):
-        raise TypeError(f"{reprlib.repr(verdict)} is neither a Verdict nor None")
-    for name, kind in (("action", int), ("reason", str), ("requeue", bool), ("policy", str)):
-        value: object = getattr(verdict, name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            wanted = "an Action" if kind is int else f"a {kind.__name__}"
-            raise TypeError(f"the verdict's {name} is {reprlib.repr(value)}, which is not {wanted}")
     excludes = verdict.exclude_for is not None
     return Verdict(
         Action(verdict.action),

@@ -41,8 +41,7 @@ MAX_PLACES = 40  # most places in the answer of a node to a STACKS
 PLACE_BYTES = 200  # size of each of them
 FULL_STACKS_BYTES = 24_576  # size of the whole stacks in such an answer, of all local ranks together
 TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of its host
-WHERE_BYTES = 256  # size of the line of an incident's program, of its exception's type, and of its checkpoint's path
-CAUSE_BYTES = 1536  # size of the texts of an incident's exceptions
+WHERE_BYTES = 256  # size of an incident's line, exception's type and checkpoint, and of the texts of its explanation
 DETAIL_BYTES = 4096
 MAX_FORMER_RUNS = 16  # whose ids an OPEN has
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
@@ -101,13 +100,14 @@ def fit_body(body: T) -> T:
 
 def fit_incident(incident: Incident) -> Incident:
     """Return an incident with every text cut to its share, since its texts may come from a worker."""
+    told = incident.explanation
     return replace(
         incident,
         node_id=clip(incident.node_id, TEXT_BYTES),
         host=clip(incident.host, TEXT_BYTES),
         message=clip(incident.message, TEXT_BYTES),
         exception=clip(incident.exception, WHERE_BYTES),
-        text=clip(incident.text, CAUSE_BYTES),
+        explanation=replace(told, name=clip(told.name, WHERE_BYTES), advice=clip(told.advice, WHERE_BYTES)),
         detail=clip(incident.detail, DETAIL_BYTES, end=True),
         log=clip(incident.log, TEXT_BYTES),
         where=clip(incident.where, WHERE_BYTES),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import OnNodeLoss, Timing
 
-PROTOCOL = 5  # the version of entries and rows that this release writes, and the newest that it reads
-OLDEST_PROTOCOL = 5
+PROTOCOL = 6  # the version of entries and rows that this release writes, and the newest that it reads
+OLDEST_PROTOCOL = 6
 """The oldest version that this release reads. A node that reads a version outside of this range stops with an error."""
 
 

@@ -211,6 +211,16 @@ def persist(
     return _insist(attempted, lambda exc: store.embedded or isinstance(exc, StoreLostError), failed, timeout, runtime)
 
 
+def is_gone(store: RendezvousBackend, exc: RendezvousConnectionError) -> bool:
+    """Return whether an operation failed because an embedded store is gone for good, and not for the network."""
+    try:
+        if not isinstance(exc, StoreLostError):
+            store.connect().close()
+    except RendezvousConnectionError as again:
+        exc = again
+    return isinstance(exc, StoreLostError)
+
+
 def _insist(
     attempt: Callable[[bool], T],
     is_final: Callable[[RendezvousConnectionError], bool],

@@ -24,6 +24,7 @@ from elastic_core.protocol.limits import MAX_DRAINED_NODES, list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.session.contact import is_gone
 from elastic_core.session.leave import readable
 from elastic_core.session.ledger_reader import load, peek
 
@@ -60,15 +61,14 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
         try:
             asked = sorted(wanted)[:MAX_DRAINED_NODES]
             with requested(store, "drain", drain=tuple(asked)):
-                answered = hosts_store  # its end is an answer, too: all agents may leave before this command reads that
                 _await(store, asked, deadline)
                 answered = True
             # An agent that was being checked has another row once it has joined, which is newer than the request.
             wanted = {row.info.node_id for row in _staying(store, ledger) if row.info.host == host}
-        except RendezvousConnectionError:
-            if not (answered and store.embedded):
+        except RendezvousConnectionError as exc:
+            if not (store.embedded and (answered or (hosts_store and is_gone(store, exc)))):
                 raise
-            break  # an embedded store ends with the last agent
+            break  # an embedded store ends with the last agent, perhaps before its answer was read
     return len(first)
 
 
@@ -84,12 +84,8 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
     ledger = running_job(store, job)
 
     def heartbeats() -> dict[str, int]:
-        found = readable(store.roster())
-        return {
-            seen.row.info.node_id: seen.heartbeat
-            for seen in found
-            if seen.row.info.host == host and not seen.row.is_request
-        }
+        found = [seen for seen in readable(store.roster()) if seen.row.info.host == host and not seen.row.is_request]
+        return {seen.row.info.node_id: seen.heartbeat for seen in found}
 
     if not (before := heartbeats()):
         hosts = list_names(sorted({seen.row.info.host for seen in readable(store.roster()) if not seen.row.is_request}))
@@ -105,10 +101,9 @@ def release(store: RendezvousBackend, host: str, job: str, *, patience: float = 
         deadline, cursor = time.monotonic() + patience, Cursor()
         while any(seen.node_id == request for seen in store.roster([request])):  # the leader removes it
             if (left := deadline - time.monotonic()) <= 0:
-                raise RendezvousTimeoutError(
-                    f"No agent of job {job!r} took in within {patience:g} s that {host!r} is gone.",
-                    hint="Start the agents that are to go on with the job, and then say it again.",
-                )
+                message = f"Within {patience:g} s no agent of job {job!r} has accepted that {host!r} is gone."
+                hint = "Start the agents that will continue the job, then run elastic release again."
+                raise RendezvousTimeoutError(message, hint=hint)
             cursor = store.wait(cursor, roster=True, timeout=min(left, 1.0))
     return len(still)
 
@@ -141,14 +136,9 @@ def require_agent(store: RendezvousBackend, job: str) -> None:
 def requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[str]:
     """Enter a request's row for as long as the block runs; yield its id."""
     request = f"{what}-{uuid.uuid4().hex[:12]}"
+    versions = Versions(**installed_versions())
     info = NodeInfo(
-        node_id=request,
-        host=host_name(),
-        host_id=request,
-        slot=0,
-        local_world_size=0,
-        role=what,
-        versions=Versions(**installed_versions()),
+        node_id=request, host=host_name(), host_id=request, slot=0, local_world_size=0, role=what, versions=versions
     )
     store.enter(request, encode_row(NodeRow(info=info, **asked)))
     try:

@@ -28,7 +28,7 @@ def stacks(*, job: str | None, full: bool, **given: Any) -> int:
     except NoStoreError as exc:
         from elastic_hangs.local_ranks import locate_local
 
-        found, note = locate_local(given.get("rdzv_id") or DEFAULT_ID, exc, full=full)
+        found, note = locate_local(exc.job or given["rdzv_id"] or DEFAULT_ID, exc, full=full)
     click.echo("\n".join([*describe(found, full=full), *filter(None, [note])]))
     return int(ExitCode.SUCCESS)
 

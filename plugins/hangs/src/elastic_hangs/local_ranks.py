@@ -19,10 +19,7 @@ from elastic_hangs.py_spy import PySpy
 from elastic_hangs.request import Located
 from elastic_hangs.stacks import LocalRank, locate
 
-_ELSEWHERE = (
-    "Run elastic stacks on each host of the job, as the user who runs it, with the job's id. If the job has a store, "
-    "name it: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
-)
+_ELSEWHERE = "Run elastic stacks on each host of the job, as the user who runs it, with the job's id."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +43,14 @@ def locate_local(job: str, why: NoStoreError, *, full: bool) -> tuple[Located, s
         UsageError: No worker of the job runs here as this user, or several jobs of that id have workers here.
     """
     if not (workers := workers_of(job, _processes(job))):
-        raise UsageError(
-            f"{why.message} No worker of job {job!r} was found on this host, among the processes of this user.",
-            hint=_ELSEWHERE,
-        ) from why
+        message = f"{why.message} No worker of job {job!r} was found on this host, among this user's processes."
+        raise UsageError(message, hint="\n".join(filter(None, [_ELSEWHERE, why.hint]))) from why
     ranks = [LocalRank(worker.rank, worker.pid) for worker in workers]
     found = locate(Locate(0, full=full, judge=False), ranks, None, spy=PySpy())
     report = replace(report_alone(found, max(worker.round for worker in workers), 0.0, None), hang=False)
     shown, world_size = len(workers), workers[0].world_size
-    note = f"{shown} of {world_size} ranks run on this host. {why.message} {_ELSEWHERE}"
+    store = "If the job has a store, name it: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
+    note = f"{shown} of {world_size} ranks run on this host. {why.message} {_ELSEWHERE} {store}"
     texts = {int(rank): text for rank, text in found.texts.items()}
     return Located(report, texts), note if shown < world_size else ""
 

@@ -100,7 +100,7 @@ class Use:
         return self.disk - before.disk >= DISK_BYTES_PER_SECOND * (self.at - before.at)
 
     def may_work_since(self, before: Use, waits_in: str) -> bool:
-        """Whether the worker may have worked since then: used CPUs, moved or received data, waits for a disk."""
+        """Whether it may have worked: used CPUs, moved or received data, or waits for a disk that still moves data."""
         elapsed, sleeps = self.at - before.at, waits_in.startswith(_SLEEPS)
         calls, wakes = self.calls - before.calls, 0 if sleeps else self.waits - before.waits
         few = CALLS_PER_SECOND * elapsed + FEW_CALLS

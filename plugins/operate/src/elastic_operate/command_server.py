@@ -19,12 +19,13 @@ from typing import Any
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_operate.job_file import BYTES, JobFile, directories, kept
+from elastic_operate.job_file import BYTES, JobFile, directories, kept, renew
 
 CLIENTS_MAX = 8  # commands that are served at once
 IDLE_MAX_SECONDS = 60.0  # between two requests of a command
 WAIT_MAX_SECONDS = 5.0  # of one wait for the store
 RETRY_SECONDS = 1.0  # after which connections are accepted again when no descriptor was free
+RENEW_AFTER = struct.pack("ll", 60, 0)  # seconds and microseconds without a command, after which the file is renewed
 LINGER_SECONDS = 1.0  # for which the end of the agent waits for a command whose request it may be carrying out
 REQUEST_MAX_BYTES = 1 << 20
 
@@ -56,16 +57,20 @@ class CommandServer:
 
     def run(self) -> None:
         """Keep the file and serve, in the first directory that can be used; the thread's body."""
-        failed = []
-        for directory in directories(reading=False):
-            try:
-                with kept(self._file, directory) as self._listener:
-                    self._accept(self._listener)
+        while not self._closed.is_set():
+            failed = []
+            for directory in directories(reading=False):
+                try:
+                    with kept(self._file, directory) as self._listener:
+                        self._accept(self._listener, directory)
+                    break
+                except OSError as exc:
+                    failed.append(f"{directory}: {exc.strerror or exc}")
+            else:
+                why = "; ".join(failed)
+                message = f"commands on this host do not find this agent, whose file cannot be kept: {why}"
+                self._publish(Event("job_file", message, Level.DEBUG))
                 return
-            except OSError as exc:
-                failed.append(f"{directory}: {exc.strerror or exc}")
-        message = f"commands on this host do not find this agent, whose file cannot be kept: {'; '.join(failed)}"
-        self._publish(Event("job_file", message, Level.DEBUG))
 
     def close(self) -> None:
         """End :meth:`run`, which removes the file; a command whose request this agent carries out is served before."""
@@ -77,10 +82,16 @@ class CommandServer:
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, directory: str) -> None:
+        """Serve until the server is closed, or the file is gone: a logout or a cleaner of old files has removed it."""
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, RENEW_AFTER)  # shutdown() does not end a poll()
         while not self._closed.is_set():
             try:
                 client, _ = listener.accept()
+            except BlockingIOError:
+                if not renew(directory, self._file):
+                    return
+                continue
             except OSError:
                 self._closed.wait(RETRY_SECONDS)
                 continue
@@ -99,7 +110,7 @@ class CommandServer:
             stack.callback(self._free.release)
             requests = stack.enter_context(stack.enter_context(client).makefile("rb"))
             _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid not in (0, os.geteuid()):
+            if uid != os.geteuid():
                 return
             client.settimeout(IDLE_MAX_SECONDS)
             state = ""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 @hookimpl
 def elastic_find_job(job: str | None) -> FoundJob | None:
     """Return the job with a connection by way of its agent; without one if the agent does not answer."""
+    import click
+
     from elastic_core.cli.job_store import NoStoreError
     from elastic_core.config.rdzv_conf import LOCAL
     from elastic_core.rendezvous.backend import FoundJob
@@ -24,10 +26,16 @@ def elastic_find_job(job: str | None) -> FoundJob | None:
     try:
         store = found.connect()
     except SilentAgentError as exc:
-        if agent.backend == LOCAL or "***" in agent.endpoint:  # there is no store, or its password is not in the file
-            raise NoStoreError(exc.message, hint=exc.hint) from exc
+        if agent.backend == LOCAL:  # there is no store
+            raise NoStoreError(exc.message, hint=exc.hint or "See its output, or wait.", job=agent.job) from exc
+        if "***" in agent.endpoint:
+            hint = "Name the job's store with its password: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
+            raise SilentAgentError(exc.message, hint=hint) from exc
+        click.echo(f"elastic: {exc}", err=True)
         return FoundJob(agent.job, agent.backend, agent.endpoint)
     if not store.has_store:
-        raise NoStoreError(f"Job {agent.job!r} runs over a rendezvous handler of others, which keeps no store.")
+        store.close()
+        message = f"Job {agent.job!r} runs over a rendezvous handler of others, which keeps no store."
+        raise NoStoreError(message, job=agent.job)
     store.open()
     return FoundJob(agent.job, store=store)

@@ -32,8 +32,10 @@ class SilentAgentError(RendezvousConnectionError):
     """An agent of this host does not answer."""
 
 
-class EndedAgentError(RendezvousConnectionError):
-    """An agent of this host has ended while a command was connected to it."""
+class EndedAgentError(StoreLostError):
+    """An agent of this host has ended while a command was connected to it, and its store too, if it held that."""
+
+    exit_code = RendezvousConnectionError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class AgentStore(RendezvousBackend):
     hosting = False
 
     def __init__(self, agent: JobFile) -> None:
-        self._agent = f"The agent of job {agent.job!r} with pid {agent.pid}"
+        self._file, self._agent = agent, f"The agent of job {agent.job!r} with pid {agent.pid}"
         if state_of(agent.pid) == "T":
             raise SilentAgentError(f"{self._agent} is stopped.", hint=f"kill -CONT {agent.pid} lets it go on.")
         self._socket = socket.socket(socket.AF_UNIX)
@@ -125,6 +127,11 @@ class AgentStore(RendezvousBackend):
         except RendezvousError:
             self.close()
             raise
+
+    def connect(self) -> AgentStore:
+        other = AgentStore(self._file)
+        other.open()
+        return other
 
     def close(self) -> None:
         self._replies.close()
@@ -150,7 +157,7 @@ class AgentStore(RendezvousBackend):
     def amend(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("only nodes do this")
 
-    connect = append = heartbeat = amend
+    append = heartbeat = amend
 
     def _ask(self, *request: Any) -> Any:
         try:

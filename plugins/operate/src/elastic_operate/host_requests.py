@@ -43,10 +43,14 @@ def _request(request: Callable[[RendezvousBackend, str, str], int], host: str, g
 
     Raises:
         UsageError: ``--rdzv_id`` is only the beginning of a job's id, which is enough for commands that change nothing.
+            It has to be the whole id of the job or, for a job of this host, of its run.
     """
+    from elastic_operate.host_jobs import host_jobs
+
+    name = given["rdzv_id"]
     with job_store(given) as (store, job):
-        if given["rdzv_id"] not in (None, job):
-            raise UsageError(f"No job {given['rdzv_id']!r} was found.", hint=f"There is the job --rdzv_id={job}.")
+        if name not in (None, job) and all(each.newest.run != name for each in host_jobs()):
+            raise UsageError(f"No job {name!r} was found.", hint=f"There is the job --rdzv_id={job}.")
         return request(store, host, job)
 
 
@@ -63,7 +67,7 @@ drain = _command(
 release = _command(
     "release",
     _release,
-    "Confirm that HOST is gone for good, with all its processes of a job.\n\nThese flags of `elastic run` name the "
+    "Confirm that HOST, and every process of the job on it, is gone for good.\n\nThese flags of `elastic run` name the "
     "job; without them it is your job on this host, which --rdzv_id names if there are several. A job that has lost "
     "all nodes of a round waits for ten minutes (--rdzv_conf fence_after), since the workers of these nodes may still "
     "train. If you know that they do not, because the machine is off or the pod is deleted, this command ends the "

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 SUFFIX, SOCKET_SUFFIX = ".json", ".sock"
 LAST = "last"  # the file of an agent that has kept logs and has ended
 BYTES = "latin-1"  # the encoding by which bytes are texts in the JSON that the socket takes
+OLD_SECONDS = 86400.0  # after which a file is removed that is of another boot or release, and that no agent renews
 _MAX_BYTES = 1 << 16
 
 
@@ -135,19 +137,37 @@ def kept(file: JobFile, directory: str) -> Iterator[socket.socket]:
         finally:
             with suppress(OSError):
                 os.unlink(f"{name}.new")
+            renew(place, file)
             _retire(place, file)
 
 
+def renew(directory: str, file: JobFile) -> bool:
+    """Set the times of a file and its socket to now, which says that they are in use; False if one of them is gone."""
+    with suppress(OSError):
+        for suffix in (SUFFIX, SOCKET_SUFFIX):
+            os.utime(f"{directory}/{file.node}{suffix}", follow_symlinks=False)
+        return True
+    return False
+
+
 def _retire(place: str, file: JobFile) -> None:
-    """Remove a file and its socket. One with logs becomes the last one."""
-    name = f"{place}/{file.node}"
+    """Remove a file and its socket. One with logs becomes the last one, unless that was in use later."""
+    name, last = f"{place}/{file.node}", f"{place}/{LAST}"
     with suppress(OSError):
         os.unlink(name + SOCKET_SUFFIX)
     with suppress(OSError):
-        if file.logs:
-            os.rename(name + SUFFIX, f"{place}/{LAST}")
+        if file.logs and not (os.path.exists(last) and os.path.getmtime(last) > os.path.getmtime(name + SUFFIX)):
+            os.rename(name + SUFFIX, last)
         else:
             os.unlink(name + SUFFIX)
+
+
+def _remove_old(place: str, name: str) -> None:
+    """Remove a file and its socket if no agent has renewed them for a day."""
+    with suppress(OSError):
+        if time.time() - os.lstat(f"{place}/{name}").st_mtime > OLD_SECONDS:
+            os.unlink(f"{place}/{name}")
+            os.unlink(f"{place}/{name.removesuffix(SUFFIX)}{SOCKET_SUFFIX}")
 
 
 def read_all() -> list[JobFile]:
@@ -155,12 +175,14 @@ def read_all() -> list[JobFile]:
     found = []
     for directory in directories():
         with suppress(OSError), opened(directory) as place:
-            for name in os.listdir(place):
-                if name.endswith(SUFFIX) and (file := read(place, name)) is not None:
-                    if file.is_stale:
-                        _retire(place, file)
-                    elif file.kernel == kernel():
-                        found.append(replace(file, directory=directory))
+            for name in filter(lambda name: name.endswith(SUFFIX), os.listdir(place)):
+                file = read(place, name)
+                if file is None or not file.kernel.startswith(boot_id()):
+                    _remove_old(place, name)
+                elif file.is_stale:
+                    _retire(place, file)
+                elif file.kernel == kernel():
+                    found.append(replace(file, directory=directory))
     return sorted(found, key=lambda file: (file.started, file.pid))
 
 

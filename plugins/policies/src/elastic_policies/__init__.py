@@ -1,4 +1,4 @@
-"""Failure policies: what follows a failure, decided by small pure functions that compose.
+"""Failure policies: known failures, and what follows a failure, decided by small pure functions that compose.
 
 General layout, from the run down to one decision:
 
@@ -8,6 +8,7 @@ General layout, from the run down to one decision:
 * ``budget``, ``preemptions``, ``backoff``, ``classification``, ``no_progress``, ``nan_loss``, ``quarantine``,
   ``torn_checkpoint``: one policy each, which makes a verdict or None of the incident, the history and its parameters.
 * ``hopeless``: whether a job cannot succeed, for ``no_progress``; its table has the rules.
+* ``known_failures``: a table of failure texts, with what each means and what to do.
 * ``past``: what the policies ask about the failures that the ledger remembers.
 * ``durations``: ``30s``, ``10m`` and ``1h``, read and written.
 * ``replay`` and ``command``: ``elastic policy replay``, which applies policies to the events of a past run.

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic_core.config.parse import Wrong
-from elastic_core.incidents import Action, Failure, History, Incident, Verdict
-from elastic_core.known_failures import FailureClass, classify
+from elastic_core.incidents import Action, Failure, FailureClass, History, Incident, Verdict
 from elastic_core.plugins.builtin import is_worth_requeueing
 from elastic_policies.durations import format_duration, parse_count, parse_duration
 from elastic_policies.past import MAX_FAILURES, is_preemption, newer_steps, since_checkpoint, since_progress, within
@@ -61,7 +60,7 @@ def parse(text: str) -> Budget:
 
 def judge(incident: Incident, history: History, budget: Budget) -> Verdict | None:
     """Give up if the budget is spent. Preemptions are free, and spend nothing of it."""
-    if classify(incident) is FailureClass.PREEMPTION:
+    if incident.failure_class is FailureClass.PREEMPTION:
         return None
     spent, span = _count_spent(incident, history, budget)
     if spent >= budget.restarts:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.known_failures import FailureClass, classify
+from elastic_core.incidents import Action, FailureClass, History, Incident, Verdict
 from elastic_policies.durations import parse_count
 from elastic_policies.past import MAX_FAILURES, failed_alike, since_progress
 
@@ -18,7 +17,7 @@ def parse(text: str) -> int:
 
 def judge(incident: Incident, history: History, most: int) -> Verdict | None:
     """Give up at the ``most``-th equal failure of the program itself: syntax, names, types, shapes, misuse of CUDA."""
-    if classify(incident) is not FailureClass.SCRIPT:
+    if incident.failure_class is not FailureClass.SCRIPT:
         return None
     equal = 1 + sum(failed_alike(failure, incident) for failure in since_progress(history, incident))
     if equal < most:

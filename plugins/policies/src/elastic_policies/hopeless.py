@@ -33,8 +33,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from elastic_core.exit_codes import describe_exit
-from elastic_core.incidents import PEER_LOST, Failure, History, Incident, is_same_step
-from elastic_core.known_failures import FailureClass, classify
+from elastic_core.incidents import PEER_LOST, Failure, FailureClass, History, Incident, is_same_step
 from elastic_core.protocol.counters import as_record
 from elastic_policies.past import is_preemption
 
@@ -66,7 +65,7 @@ def find_proof(incident: Incident, history: History, few: int, many: int, *, lim
         many: How many prove it where the user has, or where the cause is mostly outside the program.
         limit_given: Whether the user has.
     """
-    failure_class = classify(incident)
+    failure_class = incident.failure_class
     if failure_class is FailureClass.PREEMPTION:
         return None
     newest = replace(as_record(incident), new_checkpoint=history.new_checkpoint, moved=history.moved)

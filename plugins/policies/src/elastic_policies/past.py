@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from elastic_core.incidents import ENDED_EARLY, PEER_LOST, SPENDS_A_RESTART, Failure, History, Incident, IncidentKind
-from elastic_core.known_failures import FailureClass, classify
+from elastic_core.incidents import SPENDS_A_RESTART, Failure, FailureClass, History, Incident
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
 
 __all__ = [
     "MAX_FAILURES",
-    "as_incident",
-    "class_of",
     "failed_alike",
     "is_failure",
     "is_preemption",
@@ -25,27 +22,6 @@ __all__ = [
 def is_failure(incident: Incident) -> bool:
     """Whether workers failed; the protocol handles all other incidents without a restart being spent."""
     return incident.kind in SPENDS_A_RESTART
-
-
-def class_of(failure: Failure) -> FailureClass:
-    """Return the class of a past failure, of which only the exception's type and the exit code are known."""
-    return classify(as_incident(failure))
-
-
-def as_incident(failure: Failure) -> Incident:
-    """Return the incident of a past failure, as far as it is known."""
-    return Incident(
-        kind=IncidentKind.EXITED_EARLY if failure.digest == ENDED_EARLY else IncidentKind.WORKER_FAILED,
-        round=failure.round,
-        node_id="",
-        host=failure.host,
-        rank=failure.rank,
-        exit_code=failure.exit_code,
-        message=failure.exception,
-        exception=failure.exception,
-        follows_peer=failure.digest == PEER_LOST,
-        step=failure.step,
-    )
 
 
 def failed_alike(failure: Failure, incident: Incident) -> bool:
@@ -65,7 +41,7 @@ def within(history: History, seconds: float) -> list[Failure]:
 
 def is_preemption(failure: Failure) -> bool:
     """Whether the scheduler ended the worker, which is held against no budget but that of preemptions."""
-    return class_of(failure) is FailureClass.PREEMPTION
+    return failure.failure_class is FailureClass.PREEMPTION
 
 
 def since_progress(history: History, incident: Incident) -> list[Failure]:

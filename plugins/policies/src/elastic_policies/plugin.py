@@ -1,6 +1,6 @@
-"""The plugin: it reads ``--failure_policy`` when a run begins, and judges every failure by it.
+"""The plugin: it explains known failures, reads ``--failure_policy`` when a run begins, and judges failures by it.
 
-What it needs for a verdict is imported soon after the workers are in their process group, or a few seconds after their
+What it needs for that is imported soon after the workers are in their process group, or a few seconds after their
 start where there is none: neither the start of a job nor its recovery nor the join of a node waits for that.
 """
 
@@ -14,7 +14,7 @@ from elastic_core import hookimpl
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
-    from elastic_core.incidents import History, Incident, Verdict
+    from elastic_core.incidents import Explanation, History, Incident, Verdict
 
 
 PREPARE_AFTER: Mapping[str, float] = {"workers_started": 3.0, "initialized": 0.1}
@@ -45,11 +45,19 @@ class FailurePolicies:
             prepare_later(seconds, self._prepare, name="elastic-policies")
 
     def _prepare(self) -> None:
-        """Import what the first verdict needs, and compile its patterns."""
+        """Import what the first failure needs, and compile its patterns."""
         from elastic_core.incidents import History, Incident, IncidentKind
 
         example = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="", host="", message="Error: example")
+        self.elastic_explain_failure(example, "")
         self.elastic_judge_failure(example, History(restarts=0, max_restarts=0, rounds_without_progress=0))
+
+    @hookimpl(trylast=True)
+    def elastic_explain_failure(self, incident: Incident, text: str) -> Explanation:
+        """Return the class of a failure, and what to do about it if its text is known."""
+        from elastic_policies.known_failures import explain
+
+        return explain(incident, text)
 
     @hookimpl
     def elastic_judge_failure(self, incident: Incident, history: History) -> Verdict | None:

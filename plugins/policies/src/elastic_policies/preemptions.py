@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_core.config.parse import Wrong
-from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.known_failures import FailureClass, classify
+from elastic_core.incidents import Action, FailureClass, History, Incident, Verdict
 from elastic_policies.budget import MAX_WINDOW_SECONDS
 from elastic_policies.durations import format_duration, parse_count, parse_duration
 from elastic_policies.past import MAX_FAILURES, is_preemption, within
@@ -37,7 +36,7 @@ def parse(text: str) -> Preemptions:
 
 def judge(incident: Incident, history: History, preemptions: Preemptions) -> Verdict | None:
     """Give up, and ask the scheduler to run the job again, if there were too many preemptions; abstain otherwise."""
-    if classify(incident) is not FailureClass.PREEMPTION:
+    if incident.failure_class is not FailureClass.PREEMPTION:
         return None
     before = sum(map(is_preemption, within(history, preemptions.window)))
     if before < preemptions.most:

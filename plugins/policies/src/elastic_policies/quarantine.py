@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from elastic_core.config.parse import Wrong
 from elastic_core.incidents import MAX_EXCLUSION_SECONDS, Action, Failure, History, Incident, Verdict
-from elastic_core.known_failures import is_hosts_fault
 from elastic_core.protocol.limits import list_names
 from elastic_policies.durations import format_duration, parse_count, parse_duration
-from elastic_policies.past import MAX_FAILURES, as_incident, failed_alike, is_same_host, within
+from elastic_policies.past import MAX_FAILURES, failed_alike, is_same_host, within
 
 NAME = "quarantine"
 FORM = "N/DURATION:DURATION, such as 3/1h:30m"
@@ -44,7 +43,7 @@ def judge(incident: Incident, history: History, quarantine: Quarantine) -> Verdi
     host, so no host is left out for it. A host that stays, because the others are too few, is not judged anew by every
     failure, but by every ``quarantine.failures``-th: meanwhile other policies decide.
     """
-    if not is_hosts_fault(incident):
+    if not incident.explanation.hosts_fault:
         return None
     recent = within(history, quarantine.window)
     count = 1 + sum(_counts(failure, incident) for failure in recent)
@@ -62,4 +61,4 @@ def judge(incident: Incident, history: History, quarantine: Quarantine) -> Verdi
 def _counts(failure: Failure, incident: Incident) -> bool:
     if not is_same_host(failure, incident):
         return False
-    return failed_alike(failure, incident) or is_hosts_fault(as_incident(failure))
+    return failed_alike(failure, incident) or failure.hosts_fault

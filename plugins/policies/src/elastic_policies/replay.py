@@ -13,6 +13,7 @@ from elastic_core.incidents import Action, Failure, History, Incident, IncidentK
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.counters import as_record
 from elastic_policies.composition import judge
+from elastic_policies.known_failures import explain
 from elastic_policies.past import MAX_FAILURES
 
 EVENT = "verdict"
@@ -81,6 +82,7 @@ def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
         step=fields["step"],
         where=str(fields.get("place", "")),
     )
+    incident = replace(incident, explanation=explain(incident))
     verdict = Verdict(
         Action[str(fields["action"]).upper()],
         str(fields["reason"]),

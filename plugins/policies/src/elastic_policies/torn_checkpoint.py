@@ -18,6 +18,7 @@ from itertools import takewhile
 from elastic_core.incidents import Action, Failure, History, Incident, Verdict
 from elastic_core.protocol.counters import as_record
 from elastic_policies.durations import parse_count
+from elastic_policies.known_failures import CUT_OFF
 from elastic_policies.past import MAX_FAILURES
 
 NAME = "torn_checkpoint"
@@ -28,8 +29,6 @@ TYPES = frozenset(
     ("BadZipFile", "EOFError", "FileNotFoundError", "JSONDecodeError", "SafetensorError", "UnpicklingError", "error")
 )
 """Exceptions of readers that meet a part of a file, or a folder without one; ``error`` is that of zlib and struct."""
-TEXTS = ("pytorchstreamreader failed", "deserializing header", "invalid load key", "pickle data was truncated")
-"""What torch and safetensors say in an exception of another type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +92,7 @@ def _folder(place: str) -> str:
 
 def _is_of_reader(incident: Incident) -> bool:
     """Whether a failure is that of a reader which meets a part of a checkpoint: no lack of memory, no other program."""
-    text = f"{incident.message}\n{incident.text}".lower()
-    return incident.exception.rpartition(".")[2] in TYPES or any(said in text for said in TEXTS)
+    return incident.exception.rpartition(".")[2] in TYPES or incident.explanation.name == CUT_OFF
 
 
 def _is_barren(failure: Failure) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from elastic_core.incidents import Failure, History, Incident, IncidentKind
+from elastic_core.incidents import Failure, History, Incident, IncidentKind, as_failure
+from elastic_policies.known_failures import explain
 
 
 def incident(**facts: Any) -> Incident:
-    """A worker's failure; rank 0 on host a raised a ValueError, unless ``facts`` say otherwise."""
+    """A worker's failure with its explanation; rank 0 on host a raised a ValueError, unless ``facts`` say otherwise."""
     known: dict[str, Any] = {
         "kind": IncidentKind.WORKER_FAILED,
         "round": 1,
@@ -19,7 +21,8 @@ def incident(**facts: Any) -> Incident:
         "message": "ValueError: boom",
     }
     known |= facts
-    return Incident(**{"exception": known["message"].partition(":")[0], **known})
+    made = Incident(**{"exception": known["message"].partition(":")[0], **known})
+    return replace(made, explanation=explain(made))
 
 
 def failure(ago: float = 0.0, **facts: Any) -> Failure:
@@ -33,8 +36,10 @@ def failure(ago: float = 0.0, **facts: Any) -> Failure:
         "step": None,
     }
     known = {**known, **facts}
-    digest = incident(message=f"{known['exception']}: boom").digest if known["exception"] else ""
-    return Failure(**{"digest": digest, **known}, seconds_ago=ago)
+    message = f"{known['exception']}: boom" if known["exception"] else ""
+    made = as_failure(incident(message=message, exit_code=known["exit_code"]))
+    record = {"digest": made.digest, "failure_class": made.failure_class, "hosts_fault": made.hosts_fault}
+    return Failure(**{**record, **known}, seconds_ago=ago)
 
 
 def killed(ago: float | None = None, number: int = 9, **facts: Any) -> Any:

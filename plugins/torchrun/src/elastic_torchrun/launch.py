@@ -172,11 +172,11 @@ def run_program(config: RunConfig) -> None:
     Raises:
         ChildFailedError, KeyboardInterrupt, SignalException, ElasticError: As for :class:`elastic_launch`.
     """
-    from elastic_core.api import run_agent
+    from elastic_core.agent import start
 
     loaded = manager.load(config)
     try:
-        ending = run_agent.run(config, loaded, alone=False)
+        ending = start.run(config, loaded, alone=False)
     finally:
         loaded.close(5.0)
     if ending.exit_code > signalled(0):

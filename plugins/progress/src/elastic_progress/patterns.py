@@ -1,6 +1,6 @@
-"""What training frameworks print: a table of patterns for their steps, losses and checkpoints.
+"""A table of patterns for the steps, losses and checkpoints that training frameworks print.
 
-:mod:`elastic_core.progress_lines` matches lines with :data:`PATTERNS` and :data:`CHECKPOINT_PATTERNS`.
+:mod:`elastic_progress.lines` matches lines with :data:`PATTERNS` and :data:`CHECKPOINT_PATTERNS`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HAS_LOSS = rf"\A(?=.*?{_LOSS}['\"]?[ \t:=\"]{{1,6}}(?P<loss>{_NUMBER})(?![\w%])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """What one framework prints.
+    """The lines of one framework.
 
     Attributes:
         name: For people.
@@ -136,12 +136,12 @@ PATTERNS: Sequence[Pattern] = (
         source="tqdm, format_meter (std.py)",
     ),
 )
-"""What frameworks print, in the order in which a line is compared with it."""
+"""The lines of all frameworks, in the order in which a line is compared with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPattern:
-    """What one framework prints once a checkpoint is saved."""
+    """The line of one framework about a checkpoint that was saved."""
 
     name: str
     expression: str

@@ -1,4 +1,4 @@
-"""A monitor that reads from the output of workers how far they have come, and looks for their checkpoints."""
+"""Reads progress from the streams of workers."""
 
 from __future__ import annotations
 
@@ -6,108 +6,17 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from elastic_core.events import Event
-from elastic_core.hookspecs import hookimpl
 from elastic_core.monitors import OutputReader, RunningRound
-from elastic_core.progress import BUILT_IN, Checkpoint, Expressions, Progress
-from elastic_core.progress_lines import LineReader, Recognizer, Scanner
+from elastic_core.progress import Checkpoint, Progress
+from elastic_progress.expressions import BUILT_IN, Expressions
+from elastic_progress.lines import LineReader, Recognizer, Scanner
 
-if TYPE_CHECKING:
-    from elastic_core.agent.checkpoint_files import CheckpointFiles
-    from elastic_core.config.run import RunConfig
-
-NOTHING = Progress()
 MATCH_MAX_SECONDS = 0.1  # of CPU, for one line; an expression of a user that takes longer is not used any more
-
 READ_INTERVAL_SECONDS = 0.1  # in which the output of a stream is collected after it was read
 UNREAD_MAX_BYTES = 1 << 16  # of output that is collected
-
-
-class ProgressMonitor:
-    """The plugin: reads each round, fails a rank whose loss stays nan, and looks below ``--checkpoint_path``."""
-
-    def __init__(self) -> None:
-        self._reader = ProgressReader()
-        self._nan_stop = 0
-        self._place: str | None = None
-        self._files: CheckpointFiles | None = None
-        self._notices_checkpoints = False
-        self._round: RunningRound | None = None
-
-    @hookimpl
-    def elastic_configure(self, config: RunConfig) -> None:
-        """Compile the user's expressions."""
-        if config.progress_pattern is not None or config.checkpoint_pattern is not None:
-            from elastic_core.progress_expressions import compile_expressions  # few runs have any
-
-            self._reader = ProgressReader(compile_expressions(config.progress_pattern, config.checkpoint_pattern))
-        self._nan_stop, self._place = config.nan_stop, config.checkpoint_path
-        self._notices_checkpoints = config.checkpoint_pattern is not None or config.checkpoint_path is not None
-
-    @hookimpl
-    def elastic_round_starts(self, round: RunningRound) -> None:
-        """Read the output of the round's workers."""
-        self._round = round
-        self._reader.begin(round)
-        if self._nan_stop:
-            round.follow_progress(LossWatch(round, self._nan_stop).take)
-        if self._notices_checkpoints:
-            round.notice_checkpoints()
-        if self._place is not None:
-            if self._files is None:
-                from elastic_core.agent.checkpoint_files import CheckpointFiles
-
-                self._files = CheckpointFiles(self._place, self._report_checkpoint)
-            round.look_last(partial(self._files.look, settled=True))
-
-    @hookimpl
-    def elastic_run_ends(self) -> None:
-        """Look for no more checkpoints."""
-        if self._files is not None:
-            self._files.close()
-
-    def _report_checkpoint(self, checkpoint: Checkpoint, age: float) -> None:
-        if self._round is not None:
-            self._round.report_checkpoint(checkpoint, age)
-
-
-class LossWatch:
-    """Fails a rank whose loss has been nan or infinite for ``most`` steps, or readings, in a row."""
-
-    def __init__(self, round: RunningRound, most: int) -> None:
-        self._round, self._most = round, most
-        self._ranks: dict[int, _Losses] = {}
-
-    def take(self, rank: int, progress: Progress) -> None:
-        """Take the newest progress of a rank."""
-        known = self._ranks.setdefault(rank, _Losses())
-        known.progress = known.progress.updated(progress)
-        if progress.loss is None or (progress.position is not None and progress.position == known.position):
-            return
-        known.position = progress.position
-        if not progress.is_broken:
-            known.broken = 0
-            return
-        known.broken += 1
-        if known.broken == 1:
-            known.since = _describe_position(known.progress)
-        if known.broken == self._most:
-            since = f"since {known.since}" if known.since else f"in {known.broken} readings in a row"
-            self._round.fail(rank, f"the loss is {progress.loss} {since}", name="NanLoss")
-
-
-@dataclass(slots=True)
-class _Losses:
-    """The losses of one rank."""
-
-    progress: Progress = NOTHING
-    position: float | None = None  # of the last loss
-    broken: int = 0  # readings in a row whose loss is nan or infinite
-    since: str = ""
 
 
 class ProgressReader:
@@ -133,7 +42,7 @@ class ProgressReader:
         self._told_pattern = ""
         """The name of the pattern that was published last."""
         self._is_own = expressions.progress is not None or expressions.checkpoint is not None
-        """Whether the user has given an expression, so that all streams are read and the time of a match is limited."""
+        """True if the user has given an expression: all streams are read, and the time of a match is limited."""
 
     @property
     def needles(self) -> tuple[bytes, ...] | None:
@@ -183,13 +92,6 @@ class ProgressReader:
         where = progress.describe() or "no step yet"
         message = f"progress is read from the workers' output, as {name} says it: rank {rank} is at {where}"
         round.publish(Event("progress_pattern", message, fields={"pattern": name, "rank": rank}))
-
-
-def _describe_position(progress: Progress) -> str:
-    for name, value in (("step", progress.step), ("sample", progress.samples), ("epoch", progress.epoch)):
-        if value is not None:
-            return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-    return ""
 
 
 class StreamReader(OutputReader):

@@ -1,8 +1,7 @@
 """Reads steps, losses and checkpoints from lines that a script prints.
 
 :class:`Scanner` cuts a stream into the lines that are worth a look, :class:`Recognizer` finds the pattern that a job
-prints, and :class:`LineReader` reads the lines of one worker. All is pure. ``agent/progress_reader.py`` drives them,
-and imports this module with the first output of a worker.
+prints, and :class:`LineReader` reads the lines of one worker. All is pure. ``reader`` drives them.
 
 A regular expression cannot be interrupted, so lines are cut to their ends, and the lines of a second are counted.
 """
@@ -14,10 +13,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from elastic_core.progress import BUILT_IN, LARGEST_STEP, Checkpoint, Expressions, Progress
-from elastic_core.progress_bars import BARS_MAX, CURSOR_UP, Bar, Bars, read_bar
-from elastic_core.progress_expressions import USER_LINE_MAX_CHARACTERS, needle_of
-from elastic_core.progress_patterns import CHECKPOINT_NEEDLE, CHECKPOINT_PATTERNS, PATTERNS, Pattern
+from elastic_core.progress import LARGEST_STEP, Checkpoint, Progress, step_of_path
+from elastic_progress.bars import BARS_MAX, CURSOR_UP, Bar, Bars, read_bar
+from elastic_progress.expressions import BUILT_IN, USER_LINE_MAX_CHARACTERS, Expressions, needle_of
+from elastic_progress.patterns import CHECKPOINT_NEEDLE, CHECKPOINT_PATTERNS, PATTERNS, Pattern
 
 LINE_MAX_BYTES = 2000  # of a line, its end; built-in expressions take linear time
 LINES_PER_SECOND = 25.0  # of one stream that are matched
@@ -25,7 +24,6 @@ LINES_AT_ONCE = 25.0
 RESERVE = 5.0  # of these, lines only for lines with the last needle, that of checkpoints, which are rare
 MATCHES_TO_CHOOSE = 3  # with growing steps, until a pattern is chosen
 STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re.IGNORECASE)
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
@@ -152,14 +150,6 @@ def _position(text: str | None) -> float | None:
 def _whole(text: str | None) -> int | None:
     value = _position(text)
     return None if value is None or not value.is_integer() else int(value)
-
-
-def step_of_path(path: str) -> int | None:
-    """Return the step that the name of a checkpoint says, as ``checkpoint-500`` or ``epoch=3-step=1200.ckpt``."""
-    for part in reversed(path.split("/")):
-        if found := _STEP_OF_PATH.findall(part):
-            return _whole(found[-1])
-    return None
 
 
 # Patterns -------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.checkpoint_files import CheckpointFiles, NewestCheckpoint, SavedFile, find_files
 from elastic_core.progress import Checkpoint
+from elastic_progress.checkpoint_files import CheckpointFiles, NewestCheckpoint, SavedFile, find_files
 
 PATIENCE = 30.0
 

@@ -35,13 +35,13 @@ class Bar:
 
     @property
     def counts_on(self) -> bool:
-        """Whether its title has an epoch, from which its step can be counted."""
+        """True if its title has an epoch, from which its step can be counted."""
         return self.epoch is not None and self.total > 0
 
 
 @dataclass(slots=True)
 class _Count:
-    """What is known of one bar, which may begin again in each epoch."""
+    """The passes of one bar, which may begin again in each epoch."""
 
     n: int = -1
     before: int = 0  # steps of its earlier passes

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.progress import Checkpoint, Expressions, Progress
-from elastic_core.progress_expressions import compile_expressions
-from elastic_core.progress_lines import (
+from elastic_core.progress import Checkpoint, Progress
+from elastic_progress.expressions import Expressions, compile_expressions
+from elastic_progress.lines import (
     LINE_MAX_BYTES,
     LINES_AT_ONCE,
     MATCHES_TO_CHOOSE,
     LineReader,
     Recognizer,
     Scanner,
-    step_of_path,
 )
-from elastic_core.progress_patterns import PATTERNS
+from elastic_progress.patterns import PATTERNS
 
 NAMES = [pattern.name for pattern in PATTERNS]
 HF, LIGHTNING, TITAN, MEGATRON, COMPOSER, OLMO, VERL, DDP, DEEPSPEED, STEP_LINES, EPOCH_LINES, RICH, TQDM = NAMES
@@ -258,7 +257,7 @@ def reader(expressions: Expressions | None = None) -> LineReader:
 
 
 @pytest.mark.parametrize(("name", "lines", "progress"), LINES)
-def test_what_frameworks_print_is_recognized_with_the_third_line(
+def test_lines_of_frameworks_are_recognized_with_the_third_line(
     name: str, lines: Sequence[str], progress: Progress
 ) -> None:
     read = reader()
@@ -409,7 +408,7 @@ def test_trainers_logs_take_over_from_its_bar_and_both_are_read() -> None:
 
 
 def test_the_page_has_all_patterns() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "progress.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "progress.md").read_text()
     assert re.findall(r"^\| ([A-Za-z][^|`]*) \| `", page, re.MULTILINE) == [pattern.name for pattern in PATTERNS]
 
 
@@ -463,23 +462,6 @@ def test_lines_that_say_that_a_checkpoint_was_saved(line: str, found: Checkpoint
 )
 def test_checkpoints_by_an_own_expression(expression: str, line: str, found: Checkpoint | None) -> None:
     assert reader(compile_expressions(checkpoint_pattern=expression)).read_checkpoint(line) == found
-
-
-@pytest.mark.parametrize(
-    ("path", "step"),
-    [
-        ("out/checkpoint-500", 500),
-        ("out/checkpoint-500/model.safetensors", 500),
-        ("lightning_logs/version_3/checkpoints/epoch=3-step=1200.ckpt", 1200),
-        ("ckpt/iter_0000845/mp_rank_00/model_optim_rng.pt", 845),
-        ("ds/global_step500/mp_rank_00_model_states.pt", 500),
-        ("outputs/checkpoint/step-1/__0_0.distcp", 1),
-        ("last.pt", None),
-        ("run-17/model.pt", None),
-    ],
-)
-def test_the_step_in_the_name_of_a_checkpoint(path: str, step: int | None) -> None:
-    assert step_of_path(path) == step
 
 
 # Expressions of users ------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Failure texts that are known: what each means, whether another try can help, and what to do about it.
 
 :data:`KNOWN_FAILURES` is one table, most specific row first. :func:`recognize` searches the text of an incident for it,
-:func:`classify` also knows exception types and signals.
+:func:`explain` also knows exception types and signals.
 
 Everything here is data and pure functions. A search costs a fraction of a millisecond, since a pattern is compiled only
 where the text has its beginning.
@@ -9,7 +9,6 @@ where the text has its beginning.
 
 from __future__ import annotations
 
-import enum
 import functools
 import re
 import signal
@@ -21,27 +20,13 @@ from elastic_core.incidents import (
     OTHER_STORE,
     OWN_HOST,
     PEER_LOSS_PATTERNS,
+    Explanation,
+    FailureClass,
     Incident,
     IncidentKind,
     ended_by_sigterm,
     has_wrong_arguments,
 )
-
-
-class FailureClass(str, enum.Enum):
-    """Whether another try can help; the groups of the Acme study (NSDI 2024, table 3), and three more."""
-
-    SCRIPT = "script"
-    """The program is wrong: syntax, names, types, shapes, arguments, files. Another try fails in the same way."""
-    FRAMEWORK = "framework"
-    """The program met something that it does not handle: memory, data, numbers. A try helps if the job progresses."""
-    INFRASTRUCTURE = "infrastructure"
-    """A GPU, node, network or storage failed: try again, mostly on another node."""
-    PEER = "peer"
-    """It follows from the failure of another worker, or of the network between them. Look for the other failure."""
-    PREEMPTION = "preemption"
-    """The scheduler took the node or ended the job: try again, and count no restart."""
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +54,12 @@ class KnownFailure:
     host: bool = False
 
 
+CUT_OFF = "a model or a checkpoint could not be loaded"
+"""The name of the failure of a reader that meets a part of a file."""
+_RESUME_BEFORE = (
+    "The file is cut off, or of another model: resume from the checkpoint before, and write new ones under a "
+    "temporary name."
+)
 _XIDS = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"nvrm: xid \([^)\n]{1,40}\): "  # NVRM: Xid (PCI:0000:3b:00): 79, pid=…
 
@@ -270,12 +261,18 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "https://github.com/nomic-ai/gpt4all/issues/524",
     ),
     KnownFailure(
-        "a model or a checkpoint could not be loaded",
+        CUT_OFF,
         FailureClass.FRAMEWORK,
-        r"error\(s\) in loading state_dict|pytorchstreamreader failed|error while deserializing header"
-        r"|pickle data was truncated|invalid load key, |eoferror: ran out of input",
-        "The file is cut off, or of another model: resume from the checkpoint before, and write new ones under a "
-        "temporary name.",
+        r"pytorchstreamreader failed|error while deserializing header|pickle data was truncated|invalid load key, "
+        r"|eoferror: ran out of input",
+        _RESUME_BEFORE,
+        "https://github.com/open-mmlab/mmdetection/issues/4835",
+    ),
+    KnownFailure(
+        "a checkpoint is of another model",
+        FailureClass.FRAMEWORK,
+        r"error\(s\) in loading state_dict",
+        _RESUME_BEFORE,
         "https://github.com/open-mmlab/mmdetection/issues/4835",
     ),
     KnownFailure(
@@ -380,12 +377,6 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
 )
 """All known failures. The first row whose pattern is found is the answer."""
 
-_BY_KIND: Mapping[IncidentKind, FailureClass] = {
-    IncidentKind.NODE_LOST: FailureClass.INFRASTRUCTURE,
-    IncidentKind.EXITED_EARLY: FailureClass.SCRIPT,
-    IncidentKind.STORE_DIED: FailureClass.INFRASTRUCTURE,
-    IncidentKind.PORT_TAKEN: FailureClass.INFRASTRUCTURE,
-}
 _EXCEPTIONS: Mapping[FailureClass, str] = {
     FailureClass.SCRIPT: """
         ArgumentError CalledProcessError FileExistsError FileNotFoundError IndexError IsADirectoryError
@@ -428,11 +419,23 @@ _LITERAL = re.compile(r"(?:(?:[^\\^$*+?{}\[\]|().]|\\\W)(?![*+?{]))+")
 """Characters that stand for themselves, also behind a backslash, and are not repeated."""
 
 
-def recognize(incident: Incident) -> KnownFailure | None:
-    """Return the first known failure that the text of an incident shows; None where none does."""
+def explain(incident: Incident, text: str = "") -> Explanation:
+    """Return the explanation of a failure; arguments as of the hook ``elastic_explain_failure``."""
     if incident.kind is IncidentKind.EXITED_EARLY:
-        return None  # its message quotes the failure of a peer
-    own = f"{incident.message}\n{incident.text}".lower()
+        return Explanation()  # its message quotes the failure of a peer
+    if (known := recognize(incident, text)) is not None:
+        return Explanation(
+            failure_class=known.failure_class, name=known.name, advice=known.advice, hosts_fault=known.host
+        )
+    found = _class_of(incident)
+    unexplained = not incident.exception and (incident.exit_code is None or incident.exit_code < 0)
+    by_host = unexplained and found in (FailureClass.INFRASTRUCTURE, FailureClass.UNKNOWN)
+    return Explanation(failure_class=found, hosts_fault=by_host)
+
+
+def recognize(incident: Incident, text: str = "") -> KnownFailure | None:
+    """Return the first known failure that the texts of an incident show; None where none does."""
+    own = f"{incident.message}\n{text}".lower()
     everywhere = f"{incident.message}\n{incident.detail}".lower()
     killed = _signal_of(incident) in (signal.SIGKILL, signal.SIGTERM)
     for known in KNOWN_FAILURES:
@@ -445,12 +448,8 @@ def recognize(incident: Incident) -> KnownFailure | None:
     return None
 
 
-def classify(incident: Incident) -> FailureClass:
-    """Return the class of a failure: by its kind, its text, its signal or its exception type, in this order."""
-    if (by_kind := _BY_KIND.get(incident.kind)) is not None:
-        return by_kind
-    if (known := recognize(incident)) is not None:
-        return known.failure_class
+def _class_of(incident: Incident) -> FailureClass:
+    """Return the class of a failure whose text is not known: by its signal or its exception type."""
     if has_wrong_arguments(incident):
         return FailureClass.SCRIPT
     by_signal = _BY_SIGNAL.get(_signal_of(incident))
@@ -458,15 +457,6 @@ def classify(incident: Incident) -> FailureClass:
         return by_signal  # an exception that it printed before did not end it
     by_exception = _BY_EXCEPTION.get(incident.exception.rpartition(".")[2])
     return by_exception or by_signal or FailureClass.UNKNOWN
-
-
-def is_hosts_fault(incident: Incident) -> bool:
-    """Whether a failure can be the fault of the worker's host: the table says so, or nothing explains the death."""
-    if (known := recognize(incident)) is not None:
-        return known.host
-    found = classify(incident)
-    unexplained = not incident.exception and (incident.exit_code is None or incident.exit_code < 0)
-    return unexplained and found in (FailureClass.INFRASTRUCTURE, FailureClass.UNKNOWN)
 
 
 def _is_found(pattern: str, text: str) -> bool:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from elastic_core.errors import UsageError
 from elastic_core.progress import PROGRESS_GROUPS
-from elastic_core.progress_expressions import CHECKPOINT_GROUPS, WrongExpression, compile_expression, needle_of
+from elastic_progress.expressions import (
+    CHECKPOINT_GROUPS,
+    WrongExpression,
+    compile_expression,
+    compile_expressions,
+    needle_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,27 @@ def test_usual_expressions_are_taken(expression: str) -> None:
     if "++" in expression and sys.version_info < (3, 11):
         return
     compile_expression(expression, PROGRESS_GROUPS, needs_group=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"progress_pattern": "step"},
+            "--progress_pattern 'step' has no named group; it needs one of step, loss, samples, epoch. "
+            r"An example: step (?P<step>\d+) loss (?P<loss>\S+)",
+        ),
+        (
+            {"checkpoint_pattern": r"(?P<loss>\d+)"},
+            r"--checkpoint_pattern '(?P<loss>\\d+)' has the group 'loss'; known are step, path. "
+            r"An example: saved (?P<path>\S+) at step (?P<step>\d+)",
+        ),
+    ],
+)
+def test_a_flag_with_a_wrong_expression_is_refused_with_an_example(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        compile_expressions(**flags)
+    assert refused.value.message == message
 
 
 def test_a_checkpoints_expression_needs_no_group() -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from elastic_core.progress import PROGRESS_GROUPS, Expressions
+from elastic_core.errors import UsageError
+from elastic_core.progress import PROGRESS_GROUPS
 
 USER_LINE_MAX_CHARACTERS = 500  # of a line, its end, for an expression of a user
 PROBE_MAX_SECONDS = 0.1  # of CPU, for one line of the greatest length
@@ -19,6 +21,17 @@ REPEATS_MAX = 20  # in one expression of a user; the time may double with each
 CHECKPOINT_GROUPS = ("step", "path")
 PROGRESS_EXAMPLE = r"step (?P<step>\d+) loss (?P<loss>\S+)"
 CHECKPOINT_EXAMPLE = r"saved (?P<path>\S+) at step (?P<step>\d+)"
+
+
+@dataclass(frozen=True, slots=True)
+class Expressions:
+    """The expressions of a user; None for those that are built in."""
+
+    progress: re.Pattern[str] | None = None
+    checkpoint: re.Pattern[str] | None = None
+
+
+BUILT_IN = Expressions()
 
 
 class WrongExpression(ValueError):
@@ -88,7 +101,7 @@ def _parts(name: str, value: Any) -> list[Any]:
 
 
 def _is_nested(parsed: Any, *, repeated: bool) -> bool:
-    """Whether something is repeated that is repeated itself or has alternatives: the time may be exponential."""
+    """Return True if a repeat is within a repeat, or alternatives are: the time may be exponential."""
     for op, value in parsed:
         name, inside = str(op), repeated
         if name in _REPEATS:
@@ -128,7 +141,7 @@ def _literals(parsed: Any) -> list[str]:
 
 
 def _is_slow(expression: re.Pattern[str], literals: Sequence[str], seconds: Callable[[], float]) -> bool:
-    """Whether a line takes long that has one character many times, or what the expression looks for a few times.
+    """Return True if a line takes long that has one character many times, or the literal texts a few times.
 
     Lines grow, so that none takes ages.
     """
@@ -168,11 +181,16 @@ def compile_expressions(progress_pattern: str | None = None, checkpoint_pattern:
     """Compile what a run was given as ``--progress_pattern`` and ``--checkpoint_pattern``.
 
     Raises:
-        WrongExpression: One of them cannot be used.
+        UsageError: One of them cannot be used.
     """
     return Expressions(
-        None if progress_pattern is None else compile_expression(progress_pattern, PROGRESS_GROUPS, needs_group=True),
-        None
-        if checkpoint_pattern is None
-        else compile_expression(checkpoint_pattern, CHECKPOINT_GROUPS, needs_group=False),
+        _compile_flag("progress", progress_pattern, PROGRESS_GROUPS, PROGRESS_EXAMPLE),
+        _compile_flag("checkpoint", checkpoint_pattern, CHECKPOINT_GROUPS, CHECKPOINT_EXAMPLE),
     )
+
+
+def _compile_flag(kind: str, text: str | None, groups: Sequence[str], example: str) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else compile_expression(text, groups, needs_group=kind == "progress")
+    except WrongExpression as wrong:
+        raise UsageError(f"--{kind}_pattern {text!r} {wrong}. An example: {example}") from None

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from elastic_core.progress import Checkpoint
-from elastic_core.progress_lines import step_of_path
+from elastic_core.progress import Checkpoint, step_of_path
 from elastic_core.threads import PatientThread
 
 LOOK_SECONDS = 5.0  # between two looks
