@@ -142,7 +142,7 @@ def test_ranks_are_asked_with_their_use_since_their_silence_began() -> None:
     assert node.asked == [[LocalRank(0, 10, quiet=Use(5.0, 1, 0, 0, 0, 0), prints=False)]]
 
 
-def test_what_a_request_costs_is_no_use_of_the_worker() -> None:
+def test_the_cost_of_a_request_is_no_use_of_the_worker() -> None:
     node = Node()
     node.look(0.0, 5.0)
     node.takes = 2.0

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
 from elastic_core.monitors import RunningRound, WorkerView
-from elastic_core.progress import Progress
 from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, used_by_trees
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
@@ -167,7 +166,8 @@ class HangWatch:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
         now, window, newest = self.now(), self.window, self.round.newest_progress()
         elapsed, self._looked_at = now - self._looked_at, now
-        signs = {worker.rank: self._signs(worker, now, elapsed, newest) for worker in workers}
+        stepped = {rank: now - age for rank, (reached, age) in newest.items() if reached.position is not None}
+        signs = {worker.rank: self._signs(worker, now, elapsed, stepped.get(worker.rank)) for worker in workers}
         quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
         known = set(self.quiet)
         for pid in known - quiet:
@@ -192,9 +192,7 @@ class HangWatch:
         age = self.now() - self._seen[rank].printed_at if rank in self._seen else math.inf
         return steps_advance(age, self.window, self.round.longest_step())
 
-    def _signs(
-        self, worker: WorkerView, now: float, elapsed: float, newest: Mapping[int, tuple[Progress, float]]
-    ) -> Signs:
+    def _signs(self, worker: WorkerView, now: float, elapsed: float, stepped_at: float | None) -> Signs:
         rank, pid, tails = worker.rank, worker.pid or 0, worker.tails
         used = self.cpu(pid)
         seen = self._seen.get(rank)
@@ -208,6 +206,4 @@ class HangWatch:
         if uses_cpu(used - seen.cpu, elapsed):
             seen.computed_at = now
         seen.tails, seen.cpu, seen.written = tails, used, written
-        reached = newest.get(rank)
-        stepped_at = None if reached is None or reached[0].position is None else now - reached[1]
         return Signs(stepped_at, seen.printed_at, seen.computed_at)
