@@ -63,7 +63,6 @@ WORDS = {
     "signals_to_handle": "SIGUSR1",
     "event_log_handler": "console",
     "start_method": "fork",
-    "progress_pattern": r"(?P<step>\d+)",
 }
 """Values of the flags that do not take ``2``."""
 

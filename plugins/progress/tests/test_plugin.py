@@ -26,7 +26,9 @@ class Job:
         self.posted: list[object] = []
         self.table = ProgressTable(post=self.posted.append)
         self.plugin = ProgressMonitor()
-        self.plugin.elastic_configure(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), **flags))
+        place = flags.pop("checkpoint_path", None)
+        program = Program(ProgramKind.SCRIPT, "train.py")
+        self.plugin.elastic_configure(RunConfig(program=program, checkpoint_path=place, settings=flags))
         self.round = RunningRound(
             0, "run", ["a"], Path(), self.table, self.posted.append, lambda event: None, lambda: ()
         )
