@@ -39,6 +39,7 @@ TYPE_CHECKING = False  # typing's, without the import, which takes longer than a
 if TYPE_CHECKING:
     from typing import Any
 
+    from elastic_core.config.flag import Flag as Flag
     from elastic_core.config.run import RunConfig as RunConfig
     from elastic_core.errors import (
         ElasticError as ElasticError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from elastic_core.hookspecs import hookimpl as hookimpl
+    from elastic_core.monitors import LineReader as LineReader, RunningRound as RunningRound
     from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
     from elastic_core.rendezvous.handler import (
         RendezvousHandler as RendezvousHandler,
@@ -72,10 +74,12 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
+        "config.flag": "Flag",
         "config.run": "RunConfig",
         "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
         "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UsageError",
         "hookspecs": "hookimpl",
+        "monitors": "LineReader RunningRound",
         "rendezvous.backend": "RendezvousBackend",
         "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters",
         "rendezvous.options": "RendezvousOptions",

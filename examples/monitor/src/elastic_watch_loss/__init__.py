@@ -10,14 +10,24 @@ import re
 from collections.abc import Sequence
 
 from elastic_core import Flag, LineReader, RunConfig, RunningRound, hookimpl
-from elastic_core.config.parse import positive_number
+from elastic_core.config.parse import Wrong
 
 LOSS = re.compile(r"\bloss\W{1,3}(\d+(?:\.\d*)?(?:e[-+]?\d+)?)", re.IGNORECASE)
+
+
+def number(text: str) -> float:
+    """Return the number that a text stands for."""
+    try:
+        return float(text)
+    except ValueError:
+        raise Wrong("is not a number") from None
+
+
 WATCH_LOSS: Flag[float | None] = Flag(
     name="watch_loss",
     text="End the round when a rank prints a loss above MAX.",
     section="Failure",
-    parse=positive_number,
+    parse=number,
     metavar="MAX",
 )
 

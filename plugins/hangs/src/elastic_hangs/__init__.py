@@ -2,7 +2,8 @@
 
 General layout:
 
-* ``monitor``: the plugin in an agent, which watches each round. ``watch``: notices workers without progress.
+* ``monitor``: the plugin in an agent, which watches each round. ``flags``: its flags. ``watch``: notices workers
+  without progress.
 * ``stacks``: where workers are, which they say themselves, or ``py_spy`` reads from outside.
 * ``command``: ``elastic stacks``. ``request``: asks the nodes of a job over its store. ``local_ranks``: where the ranks
   of this host are, for a job without a store.
