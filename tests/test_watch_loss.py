@@ -20,8 +20,8 @@ watch-loss = elastic_watch_loss
 PRINTS = """
 import os, time
 rank, step = int(os.environ["RANK"]), 0
-while not os.path.exists("stop"):
-    loss = 99.5 if rank == 1 and os.path.exists("diverge") else 2.25
+while not os.path.exists(FOLDER + "/stop"):
+    loss = 99.5 if rank == 1 and os.path.exists(FOLDER + "/diverge") else 2.25
     print(f"step {step}: loss={loss}", flush=True)
     step += 1
     time.sleep(0.05)
@@ -66,12 +66,10 @@ def test_the_loss_is_shown_and_a_rank_above_the_limit_fails(
     stage: Stage, tmp_path: Path, installed: dict[str, str]
 ) -> None:
     script, seen = tmp_path / "train.py", installed | {"PET_WATCH_LOSS": "10", "XDG_RUNTIME_DIR": str(tmp_path)}
-    script.write_text(
-        PRINTS.replace('"stop"', repr(str(tmp_path / "stop"))).replace('"diverge"', repr(str(tmp_path / "d")))
-    )
+    script.write_text(PRINTS.replace("FOLDER", repr(str(tmp_path))))
     agent = stage.run("--standalone", "--nproc_per_node=2", "--max_restarts=0", "--rdzv_id=losses", script, env=seen)
     stage.wait_until(lambda: "loss 2.25" in elastic("status", "losses", env=seen).stdout)
-    (tmp_path / "d").touch()
+    (tmp_path / "diverge").touch()
     assert agent.exit_code() == 1
     assert "rank 1 " in agent.output
     assert "LossTooHigh: the loss 99.5 is above --watch_loss=10" in agent.output

@@ -21,6 +21,7 @@ from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.node_checks import ChosenChecks
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.entries import Closed, Offer
 from elastic_core.protocol.node import NodeState
@@ -248,7 +249,7 @@ class SimAgent:
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
-            node_checks=lambda _config: (checks.SLOW,) if plan.check else (),
+            node_checks=lambda _config: ChosenChecks((checks.SLOW,) if plan.check else ()),
         )
         resources = SimpleNamespace(
             config=config,
