@@ -239,6 +239,7 @@ def folders(pattern: str) -> set[str]:
 
 PLUGINS = {brings["folder"] for brings in distributions().values()}
 EXAMPLES = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("examples/*/pyproject.toml")}
+EXAMPLES -= {"examples/monitor"}  # its flag would be in the help and the pages of all: tests/test_watch_loss.py has it
 PROJECTS = {folder: toml(ROOT / folder / "pyproject.toml") for folder in PLUGINS}
 SETTINGS = toml(ROOT / "pyproject.toml")["tool"]
 HARNESSES = folders("plugins/*/tests/harness")
