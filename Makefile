@@ -30,7 +30,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo_ready
-DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file health kubernetes metrics notices operate policies redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
+DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file hangs health kubernetes metrics notices operate policies progress redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
 # The demo, over each of its backends, needs these, torch, and the data of scikit-learn.
 DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch)
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.

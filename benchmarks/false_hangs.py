@@ -26,7 +26,7 @@ from stage import WORKERS
 from waiting import HEALTHY, program
 
 from benchmarks.tables import table
-from elastic_core.agent.hangs import LEAST_WINDOW_SECONDS
+from elastic_hangs.watch import LEAST_WINDOW_SECONDS
 
 LAUNCH = """
 import sys

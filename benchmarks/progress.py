@@ -16,10 +16,12 @@ from pathlib import Path
 
 from benchmarks.launchers import PAGE
 from benchmarks.tables import paragraphs, replaced, table
-from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.stream_lines import Shape
 from elastic_core.agent.stream_pump import Pump, PumpThread
-from elastic_core.progress_expressions import compile_expressions
+from elastic_core.monitors import RunningRound
+from elastic_core.progress_table import ProgressTable
+from elastic_progress.expressions import compile_expressions
+from elastic_progress.reader import ProgressReader
 
 LINES_PER_SECOND = 1000
 SECONDS = 10.0
@@ -52,12 +54,12 @@ for n in range(int(rate * seconds)):
 
 def cpu_share(line: str, expression: str | None, *, reads: bool) -> float:
     """Return the CPU seconds a second that this process needs for one stream."""
-    reader = ProgressReader(compile_expressions(expression))
-    reader.begin(1)
+    round = RunningRound(0, "", [], Path(), ProgressTable(), lambda event: None, lambda event: None, lambda: ())
+    if reads:
+        ProgressReader(compile_expressions(expression)).begin(round)
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
-    progress = reader.stream(0) if reads else None
-    pump = Pump(reading, None, Path("none"), None, Shape(), print, progress=progress)
+    pump = Pump(reading, None, Path("none"), None, Shape(), print, readers=round.open_readers(0))
     thread = PumpThread("reads")
     other = KINDS["other lines"][0]
     command = [sys.executable, "-c", _WRITER, line, other, str(LINES_PER_SECOND), str(SECONDS)]
@@ -69,7 +71,7 @@ def cpu_share(line: str, expression: str | None, *, reads: bool) -> float:
         spent, took = time.process_time() - spent, time.monotonic() - began
     thread.close(1.0)
     if reads and line != other:
-        assert reader.newest(), "nothing was read"
+        assert round.newest_progress(), "nothing was read"
     return spent / took
 
 

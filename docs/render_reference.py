@@ -14,8 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from elastic_core.cli.options import FLAGS
-from elastic_core.config.environment import VARIABLES, Use
+from elastic_core.cli.settle import FLAGS
+from elastic_core.config.environment import VARIABLES, Use, flag_variable
+from elastic_core.config.flag import arrange
+from elastic_core.plugins.entry_points import Catalogue
+from elastic_core.plugins.flags import declared_flags
 from elastic_policies.known_failures import KNOWN_FAILURES
 
 DOCS = Path(__file__).parent
@@ -23,9 +26,10 @@ FLAGS_PREFACE = """\
 # The flags of `elastic run`
 
 Made by `python docs/render_reference.py` from
-[`elastic_core.cli.options`](../core/src/elastic_core/cli/options.py); change them there. `elastic run --help` shows the
-same. Flags may be written with `-` or `_`. Elastic also reads each flag from the variable in its row.
-[migrating.md](migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
+[`elastic_core.config.run`](../core/src/elastic_core/config/run.py),
+[`elastic_core.cli.settle`](../core/src/elastic_core/cli/settle.py) and the modules `flags` of plugins; change them
+there. `elastic run --help` shows the same. Flags may be written with `-` or `_`. Elastic also reads each flag from the
+variable in its row. [migrating.md](migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
 """
 ENVIRONMENT_PREFACE = """\
 # Environment variables
@@ -65,9 +69,12 @@ USES = {
 
 SOURCES = [
     DOCS.parent / "core" / "src" / "elastic_core",
+    DOCS.parent / "plugins" / "hangs" / "src" / "elastic_hangs",
     DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
+    DOCS.parent / "plugins" / "progress" / "src" / "elastic_progress",
+    DOCS.parent / "plugins" / "torchrun" / "src" / "elastic_torchrun",
 ]
 WHEN = {
     "joining": "The agent starts to look for the job.",
@@ -122,7 +129,7 @@ WHEN = {
     "initialized": "All local workers have reported their process group. Not published if a worker reports nothing.",
     "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
-    "progress_unread": "Elastic no longer reads progress from an output, because a pattern took too long on a line.",
+    "output_unread": "A monitor reads an output no longer: it raised, or a user's pattern took too long on a line.",
     "report_ignored": "A worker sent a malformed report to its agent. Published once per round and reason.",
     "fork_server_ready": "The fork server has imported the modules of `--preload`.",
     "fork_server_failed": "The agent cannot use the fork server. Every worker starts as a fresh interpreter.",
@@ -169,7 +176,7 @@ WHEN = {
     "policy_failed_traceback": "The traceback of `policy_failed`.",
     "policy_timed_out": "A failure policy returned no verdict in time.",
     "plugin_failed": "A plugin raised an exception, or returned no valid answer, about a failure, a lost node, the "
-    "reason of a hang, or a condition for the start of workers.",
+    "reason of a hang, or a condition for the start of workers; or a monitor raised an exception about a hang.",
     "plugin_failed_traceback": "The traceback of `plugin_failed`.",
     "plugin_timed_out": "A plugin returned no answer in time, about a failure, a lost node or the reason of a hang.",
     "node_gone": "A plugin has confirmed that a node is permanently gone.",
@@ -215,16 +222,27 @@ def _cell(text: str) -> str:
 def flags() -> str:
     """Return the page of the flags, by section, in the order of the help."""
     parts = [FLAGS_PREFACE]
-    for section, members in groupby(FLAGS, key=lambda flag: flag.section):
+    flags = arrange(FLAGS, declared_flags(Catalogue.read()).values())
+    for section, members in groupby(flags, key=lambda flag: flag.section):
         rows = []
         for flag in members:
-            spelled = ", ".join(f"`{text}`" for text in (*flag.opts, *flag.secondary_opts))
+            spelled = ", ".join(f"`{text}`" for text in flag.spellings)
             metavar = f" `{flag.metavar}`" if flag.metavar else ""
-            usual = flag.opts[0] if flag.secondary_opts else flag.default
-            default = f"`{usual}`" if flag.show_default else flag.unset
-            rows.append((spelled + metavar, flag.text, default, f"`{flag.envvar}`"))
+            usual = flag.spellings[0] if flag.off else "" if flag.is_switch else flag.default
+            default = f"`{usual}`" if usual else flag.unset
+            rows.append((spelled + metavar, flag.text, default, f"`{flag_variable(flag.name)}`"))
         parts.append(f"## {section}\n\n{_table(('flag', 'meaning', 'default', 'variable'), rows)}")
     return "\n".join(parts)
+
+
+OF_TORCHRUN = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "1: the agent ends a process whose torch.distributed.elastic.timer expires. "
+    "Needs elastic-torchrun, as the next two.",
+    "TORCHELASTIC_TIMER_FILE": "The named pipe for these timers. By default the agent creates one.",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "Seconds that a worker may stay in kernel state D before its round "
+    "ends. Default: 0, no limit.",
+}
+"""Variables that an agent reads through elastic-torchrun."""
 
 
 def environment() -> str:
@@ -232,6 +250,8 @@ def environment() -> str:
     parts = [ENVIRONMENT_PREFACE]
     for use, title in USES.items():
         rows = [(f"`{variable.name}`", variable.meaning) for variable in VARIABLES if variable.use is use]
+        if use is Use.READ:
+            rows += [(f"`{name}`", meaning) for name, meaning in OF_TORCHRUN.items()]
         parts.append(f"## {title}\n\n{_table(('variable', 'meaning'), rows)}")
     return "\n".join(parts)
 

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from elastic_core.plugins.entry_points import BROUGHT_BY, Group
+from elastic_core.distributions import distributions
+from elastic_core.plugins.entry_points import Catalogue, Group
+from elastic_core.plugins.flags import declared_flags
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,7 +51,7 @@ DISTRIBUTIONS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
 SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("examples/*/src"))]
 PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
 OTHER_NAMES = {
-    "elastic_core": "elastic leader node options supervisor",  # the command, and modules to begin with
+    "elastic_core": "elastic leader node supervisor",  # the command, and modules to begin with
     "forkserver": "__main__ site sitecustomize",  # modules of Python's start
     "warden": "exit_codes sitecustomize",
     "host": "ps",
@@ -235,8 +237,9 @@ def folders(pattern: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern) if [*path.glob("*.toml"), *path.rglob("*.py")]}
 
 
-PLUGINS = folders("plugins/*")
+PLUGINS = {brings["folder"] for brings in distributions().values()}
 EXAMPLES = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("examples/*/pyproject.toml")}
+EXAMPLES -= {"examples/monitor"}  # its flag would be in the help and the pages of all: tests/test_watch_loss.py has it
 PROJECTS = {folder: toml(ROOT / folder / "pyproject.toml") for folder in PLUGINS}
 SETTINGS = toml(ROOT / "pyproject.toml")["tool"]
 HARNESSES = folders("plugins/*/tests/harness")
@@ -248,6 +251,10 @@ def tox() -> ConfigParser:
     found = ConfigParser(interpolation=None)
     found.read(ROOT / "tox.ini", encoding="utf-8")
     return found
+
+
+def test_every_folder_of_a_distribution_is_known() -> None:
+    assert folders("plugins/*") == PLUGINS
 
 
 def test_make_installs_every_distribution() -> None:
@@ -290,23 +297,39 @@ def test_mypy_and_pytest_find_every_plugin_and_what_its_tests_share() -> None:
         assert {path for path in listed if path.startswith("plugins/")} == wanted
 
 
-def test_the_extra_all_of_core_is_every_plugin_but_the_conformance_kit() -> None:
+def test_the_extra_all_of_core_is_every_distribution_that_is_meant_for_it() -> None:
     extra = toml(ROOT / "core" / "pyproject.toml")["project"]["optional-dependencies"]["all"]
-    names = {project["project"]["name"] for project in PROJECTS.values()} - {"elastic-testing"}
-    assert {*extra} == {f"{name}~=0.1.0" for name in names}
+    assert extra == [f"{name}~=0.1.0" for name, brings in distributions().items() if brings.get("all", True)]
 
 
-def test_what_is_not_installed_is_known_with_its_distribution() -> None:
+def test_core_knows_every_distribution_and_what_it_brings() -> None:
     """But for the handlers, which torchrun asks for; ``--rdzv_backend`` has a backend for each."""
-    groups = {group.value: group for group in Group if group is not Group.HANDLERS}
-    offered = {
-        (groups[group], name): project["project"]["name"]
-        for project in PROJECTS.values()
-        for group, names in project["project"].get("entry-points", {}).items()
-        if group in groups
-        for name in names
+    kinds = {group.value: group.kind for group in Group if group not in (Group.HANDLERS, Group.FLAGS)}
+    flags = dict[str, list[str]]()
+    catalogue = Catalogue.read()
+    for name, flag in declared_flags(catalogue).items():
+        flags.setdefault(catalogue.find(flag.reader, Group.FLAGS).distribution, []).append(name)
+    assert (ROOT / "distributions.toml").resolve() == CORE / "elastic_core" / "distributions.toml"
+    found = {}
+    for folder, project in PROJECTS.items():
+        declared = project["project"].get("entry-points", {})
+        brings = {kinds[group]: sorted(names) for group, names in declared.items() if group in kinds}
+        name = project["project"]["name"]
+        more: dict[str, object] = {"all": False} if name == "elastic-testing" else {}
+        more |= {"flags": sorted(flags[name])} if name in flags else {}
+        found[name] = {"folder": folder, **more, **brings}
+    known = {
+        name: {kind: names if kind in ("folder", "all") else sorted(names) for kind, names in brings.items()}
+        for name, brings in distributions().items()
     }
-    assert offered == BROUGHT_BY
+    assert known == found
+    assert [*known] == sorted(known)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/README.md"])
+def test_a_page_with_all_distributions_has_every_one(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert [brings["folder"] for brings in distributions().values() if f"{brings['folder']}/" not in text] == []
 
 
 def test_modules_are_short_but_for_those_with_a_reason() -> None:

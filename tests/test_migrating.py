@@ -17,7 +17,7 @@ from stage import WARM, Agent, Stage, free_port
 from torch.distributed.run import get_args_parser
 
 from elastic_core.cli.option import candidates
-from elastic_core.cli.options import FLAGS
+from elastic_core.cli.settle import FLAGS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
 OURS = [line for line in PAGE.splitlines() if line.startswith("elastic run ")]
@@ -130,7 +130,7 @@ def test_the_training_script_of_the_page_goes_on_from_the_newest_nodes_own_check
 def test_a_flag_that_torchrun_takes_cut_short_is_the_same_one_here() -> None:
     """One letter is too short here; and with ``--no_p`` it might be ``--no_plugin`` that is meant."""
     parser = get_args_parser()
-    names = {text.lstrip("-") for flag in FLAGS for text in (*flag.opts, *flag.secondary_opts)}
+    names = {text.lstrip("-") for flag in FLAGS for text in flag.spellings}
     spellings = {text[2:] for action in parser._actions for text in action.option_strings if text.startswith("--")}
     for token in {text[:length] for text in spellings - {"help"} for length in range(2, len(text))}:
         matching = parser._get_option_tuples(f"--{token}")

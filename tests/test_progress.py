@@ -122,7 +122,7 @@ def test_an_own_pattern_is_read_between_garbage_and_from_a_single_workers_stdout
     [said] = events(agent, "progress_pattern")
     assert said["fields"]["pattern"] == "--progress_pattern"
     assert agent.output.count("x") >= 2 * 3_000_000 + 20 * 100_000, "all of it is shown"
-    assert events(agent, "progress_unread") == []
+    assert events(agent, "output_unread") == []
 
 
 NAN = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from stage import EXAMPLES, WARM, WORKERS, Stage
 
-from elastic_core.cli.options import FLAGS
+from elastic_core.cli.settle import FLAGS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -86,7 +86,7 @@ def test_importing_the_package_imports_nothing_of_it() -> None:
 
 
 def test_core_imports_the_standard_library_pluggy_and_click_alone() -> None:
-    allowed = {*sys.stdlib_module_names, "click", "elastic_core", "pluggy", "_typeshed"}
+    allowed = {*sys.stdlib_module_names, "click", "elastic_core", "pluggy", "_typeshed", "tomli"}  # tomli: Python 3.10
     foreign = set()
     for path in Path(elastic_core.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What scripts report of their progress, and progress in words."""
+"""Reports of progress by scripts, progress in words, and steps in the names of checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from elastic_core.progress import Progress, check_report
+from elastic_core.progress import Progress, check_report, step_of_path
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,22 @@ def test_reports_that_are_refused(fields: dict[str, object], why: str) -> None:
 )
 def test_progress_in_words(progress: Progress, words: str) -> None:
     assert progress.describe() == words
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("out/checkpoint-500", 500),
+        ("out/checkpoint-500/model.safetensors", 500),
+        ("lightning_logs/version_3/checkpoints/epoch=3-step=1200.ckpt", 1200),
+        ("ckpt/iter_0000845/mp_rank_00/model_optim_rng.pt", 845),
+        ("ds/global_step500/mp_rank_00_model_states.pt", 500),
+        ("outputs/checkpoint/step-1/__0_0.distcp", 1),
+        ("last.pt", None),
+        ("run-17/model.pt", None),
+        (f"step-{2**53}.pt", None),
+        (f"step-{'9' * 5000}.pt", None),
+    ],
+)
+def test_the_step_in_the_name_of_a_checkpoint(path: str, step: int | None) -> None:
+    assert step_of_path(path) == step

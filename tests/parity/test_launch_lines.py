@@ -24,8 +24,8 @@ from scaled_lines import SCRIPT, Scaled, scale
 from stage import WORKERS, free_port
 from torch.distributed.run import get_args_parser
 
-from elastic_core.cli.options import Flags
 from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.settle import Flags
 
 pytestmark = pytest.mark.timeout(300)  # the first line waits until torch is imported
 

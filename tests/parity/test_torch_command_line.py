@@ -25,9 +25,9 @@ from torch.distributed.argparse_util import check_env, env
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
-from elastic_core.cli import run
-from elastic_core.cli.options import Flags
+from elastic_core.cli import settle
 from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.settle import Flags
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.host.devices.machine import Machine
@@ -240,4 +240,4 @@ def configure(words: list[str]) -> RunConfig:
     """The same as ``elastic run`` does, with one backend whose only option is ``known``."""
     options = RendezvousOptions(endpoint="HOST[:PORT]", conf={"known": "anything"})
     flags = parsed(words)
-    return run.configure(run.outline(flags, os.environ), flags, os.environ, lambda name: options)
+    return settle.configure(settle.outline(flags, os.environ), flags, os.environ, lambda name: options)

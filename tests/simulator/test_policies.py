@@ -17,6 +17,7 @@ from simulation.world import World
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Closed, Entry, Halt, Leader, Round
 from elastic_policies.composition import judge
+from elastic_policies.known_failures import explain
 from elastic_policies.options import parse_policies
 
 
@@ -38,7 +39,10 @@ def entries(
     def verdict(_world: World, incident: Incident, history: History) -> Verdict:
         if killed:
             incident = replace(incident, exit_code=-9, message="")
-            past = (replace(one, exit_code=-9, exception="") for one in history.failures)
+            known = explain(incident)
+            incident = replace(incident, explanation=known)
+            facts: dict[str, Any] = {"failure_class": known.failure_class, "hosts_fault": known.hosts_fault}
+            past = (replace(one, exit_code=-9, exception="", **facts) for one in history.failures)
             history = replace(history, failures=tuple(past))
         return judge(incident, history, parse_policies(text)) or Verdict(Action.RESTART, "nothing against it")
 

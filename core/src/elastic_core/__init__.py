@@ -2,7 +2,7 @@
 
 General layout. A package imports only packages below it in this list; a test holds that.
 
-* ``cli``: the ``elastic`` command. ``options`` declares each flag once.
+* ``cli``: the ``elastic`` command.
 * ``handlers``: the agent of a foreign rendezvous handler, which keeps no ledger.
 * ``agent``: one process per node. ``supervisor`` is its event loop.
 * ``forkserver``: a preloaded interpreter that forks workers in milliseconds.
@@ -11,15 +11,14 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``plugins``: installed plugins, and how foreign code is called without harm to the job.
 * ``session``: the threads that connect a node to its store.
 * ``hookspecs``: every hook and its contract.
+* ``monitors``: what a plugin sees of a round's workers, and what it may do. ``progress_table``: how far they have come.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
-* ``progress_lines``: reads steps, losses and checkpoints from lines that scripts print. ``progress_patterns``: a table
-  of what frameworks print. ``progress_expressions``: the check of users' expressions. ``progress_bars``: progress bars.
 * ``assignment``: what a worker is told of itself. ``node_checks``: what a health check of a node is. ``threads``:
   calls in a thread, with a limit of time. ``version``: the version of this distribution.
-  ``digest``: digests of text, without OpenSSL.
+  ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 
 The seven stations of a failure (``docs/architecture.md`` names the files): the **warden** reaps a dead worker, the
@@ -40,6 +39,7 @@ TYPE_CHECKING = False  # typing's, without the import, which takes longer than a
 if TYPE_CHECKING:
     from typing import Any
 
+    from elastic_core.config.flag import Flag as Flag
     from elastic_core.config.run import RunConfig as RunConfig
     from elastic_core.errors import (
         ElasticError as ElasticError,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from elastic_core.hookspecs import hookimpl as hookimpl
+    from elastic_core.monitors import LineReader as LineReader, RunningRound as RunningRound
     from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
     from elastic_core.rendezvous.handler import (
         RendezvousHandler as RendezvousHandler,
@@ -73,10 +74,12 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
+        "config.flag": "Flag",
         "config.run": "RunConfig",
         "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
         "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UsageError",
         "hookspecs": "hookimpl",
+        "monitors": "LineReader RunningRound",
         "rendezvous.backend": "RendezvousBackend",
         "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters",
         "rendezvous.options": "RendezvousOptions",

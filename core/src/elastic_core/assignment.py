@@ -13,7 +13,7 @@ class Assignment:
     run_uid: str
     round: int
     restart_count: int
-    max_restarts: int
+    max_restarts: int | None
     role: str
     rank: int
     local_rank: int

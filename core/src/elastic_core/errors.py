@@ -144,13 +144,15 @@ def how_to_install(distribution: str) -> str:
     from pathlib import Path
     from urllib.parse import unquote
 
+    from elastic_core.distributions import distributions
+
     try:
         core = metadata.distribution("elastic-core")
     except metadata.PackageNotFoundError:  # it is on PYTHONPATH alone
         return f"Install {distribution} from where elastic_core came."
     origin = json.loads(core.read_text("direct_url.json") or "{}")
     folder = unquote(origin.get("url", "")).removeprefix("file://").rpartition("/")[0]
-    checkout = f"plugins/{distribution.removeprefix('elastic-').removeprefix('rdzv-')}"
+    checkout = distributions()[distribution]["folder"]
     wheel = f"{distribution.replace('-', '_')}-{core.version}-py3-none-any.whl"
     path = f"{folder}/{checkout if 'dir_info' in origin else wheel}"
     if "vcs_info" in origin:

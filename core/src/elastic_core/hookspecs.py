@@ -1,9 +1,9 @@
 """Every hook that a plugin can implement, with its contract.
 
-Seven families: rendezvous, failure, metrics, checkpoint, worker start, settings, health. A plugin is any object
-(module, class instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md`` builds
-one step by step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and nowhere
-else.
+Eight families: rendezvous, failure, metrics, checkpoint, worker start, settings, monitors, health. A plugin is any
+object (module, class instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md``
+builds one step by step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and
+nowhere else.
 
 All hooks run in the agent's process, except the two of family 4 that run in workers, and ``elastic_find_job``. Unless
 a contract says otherwise, a hook that raises fails the run, and the error names the plugin.
@@ -12,7 +12,7 @@ a contract says otherwise, a hook that raises fails the run, and the error names
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elastic_core.assignment import Assignment
+    from elastic_core.config.flag import Flag
     from elastic_core.config.program import Program
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.incidents import Explanation, History, Incident, Verdict
-    from elastic_core.node_checks import NodeCheck
+    from elastic_core.monitors import RunningRound
+    from elastic_core.node_checks import ChosenChecks, NodeCheck
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 9)
+HOOKSPEC_VERSION = (1, 10)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -215,15 +217,6 @@ def elastic_init_process_group() -> Callable[..., None] | None:
     """
 
 
-@hookspec
-def elastic_round_starts(round: int, run_uid: str, members: Sequence[str]) -> None:
-    """Receive the notice that a round is about to start workers here; ``members`` are its node ids in rank order.
-
-    Called on the observer's thread, like :func:`elastic_observe` and with the same consequences when it raises: it
-    is a notice, not a gate, and the workers do not wait for it.
-    """
-
-
 # 5. Worker start -----------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +239,24 @@ def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapp
 
 
 # 6. Settings ---------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_flags() -> Sequence[Flag[Any]] | None:
+    """Return flags of ``elastic run`` that plugins of the same distribution read.
+
+    A plugin reads a flag with ``config.of(FLAG)``, where ``FLAG`` is the object that this function returns; callers in
+    Python give it to ``LaunchConfig`` by its name.
+
+    Only modules of the group ``elastic.flags`` are asked. Their entry points have the name of the plugin that reads the
+    flags: a flag that is given while it is off is an error. Called on the main thread, before anything is started, if
+    the command line or a ``PET_`` variable has a name that core does not know, and for ``--help``. The launch waits for
+    it, so the module imports next to nothing.
+
+    Raises:
+        PluginError: Any error becomes one, which names the distribution, as does a name that is taken. Ends the command
+            with exit code 2.
+    """
 
 
 @hookspec(firstresult=True)
@@ -297,20 +308,45 @@ def elastic_configure(config: RunConfig) -> None:
     """
 
 
-# 7. Health -----------------------------------------------------------------------------------------------------------
+# 7. Monitors ---------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_round_starts(round: RunningRound) -> None:
+    """Watch the workers of a round, which are about to start on this node.
+
+    ``round`` shows what they print, how far they come and whether they live. A monitor may fail a rank with it, explain
+    a failure, and write notes into this node's row. Called on every node and for every round, on the agent's loop, just
+    before the workers start: register there, and return at once. What has to wait runs on a thread of the monitor's
+    own, which ends when ``round.closed`` is set. A plugin that raises is reported, and the round starts without it.
+    """
+
+
+# 8. Health -----------------------------------------------------------------------------------------------------------
 
 
 @hookspec
 def elastic_node_checks(config: RunConfig) -> Mapping[str, NodeCheck] | None:
-    """Return health checks by the names under which ``--health_check`` chooses them.
+    """Return health checks by the names under which users choose them.
 
-    Called on the main thread: when the plugins are loaded if the run names checks, and before the checks of a node are
-    run. It must be quick, and start nothing. Of two checks of one name, the last registered plugin's counts. A check
-    with ``on`` is run without being named; only what takes milliseconds, and refuses only what is certain to fail,
-    should be on.
+    Called on the main thread, when the plugins are loaded and before the checks of a node are run. It must be quick,
+    and start nothing. Of two checks of one name, the last registered plugin's counts. A check with ``on`` is run
+    without being named; only what takes milliseconds, and refuses only what is certain to fail, should be on.
 
-    All chosen checks are run one after another, each for ``--health_timeout`` at most, before the node enters the job
-    (rule L17). Raising in this hook ends the run with exit code 2; a check that raises refuses nothing.
+    All chosen checks are run one after another before the node enters the job (rule L17). Raising in this hook ends the
+    run with exit code 2; a check that raises refuses nothing.
+    """
+
+
+@hookspec(firstresult=True)
+def elastic_choose_checks(config: RunConfig, offered: Mapping[str, NodeCheck]) -> ChosenChecks | None:
+    """Return the checks of this run, of those that are ``offered`` by :func:`elastic_node_checks` and of others.
+
+    Called after :func:`elastic_node_checks`, in the same way. If all plugins answer None, every check that is ``on``
+    runs, for 60 s at most.
+
+    Raises:
+        UsageError: A setting is wrong. Ends the run with exit code 2.
     """
 
 

@@ -431,7 +431,7 @@ class History:
 
     Attributes:
         restarts: Restarts spent so far by the job.
-        max_restarts: ``--max_restarts``.
+        max_restarts: ``--max_restarts``; None for no limit.
         rounds_without_progress: Rounds in a row that were broken before any progress was seen.
         losses: How often each host was lost, by its stable host id.
         failures: The newest failures that spent a restart, oldest first, at most 32. The incident that is judged is not
@@ -442,7 +442,7 @@ class History:
     """
 
     restarts: int
-    max_restarts: int
+    max_restarts: int | None
     rounds_without_progress: int
     losses: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()

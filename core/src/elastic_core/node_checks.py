@@ -1,23 +1,16 @@
-"""Health checks of a node: what a check is, which ones a run has, and what the output of a command means.
+"""Health checks of a node: what a check is, and which ones a run has.
 
-Plugins offer checks by name (``hookspecs.elastic_node_checks``), ``--health_check`` chooses among them and adds
-commands, and ``agent.health`` runs them before the node enters its job. This module is pure.
+Plugins offer checks by name (``hookspecs.elastic_node_checks``), another hook chooses among them, and ``agent.health``
+runs them before the node enters its job. This module is pure.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elastic_core.errors import UsageError, did_you_mean, how_to_install
 from elastic_core.exit_codes import describe_exit
 
-NONE = "none"  # in place of a name: no check is on but for those that are named
-BROUGHT_BY_HEALTH = ("allreduce", "disk", "gpu", "matmul", "memory", "shm")  # the checks of elastic-health
-MESSAGE_FIELDS = ("failed_checks", "messages", "message", "errors", "error")  # of a JSON answer, in this order
 MESSAGE_CHARACTERS = 500  # of one finding, at most
 
 
@@ -36,8 +29,7 @@ class NodeCheck:
     look: Callable[[str], Finding | None] | None = None
     """Called with the text after ``NAME=``, or ''; None for a healthy node. It runs in the agent, on another thread."""
     command: Sequence[str] = ()
-    """Run as a process if there is no ``look``. Exit code 0 means healthy, unless its JSON has a ``fail_count``. The
-    text after ``NAME=``, if there is one, is its last argument."""
+    """Run as a process if there is no ``look``; the text after ``NAME=``, if there is one, is its last argument."""
     advice: str = ""  # what to do where the command fails
     on: bool = False  # whether the check is on without being named; for checks that refuse only what is certain to fail
     parse: Callable[[str], object] | None = None
@@ -59,95 +51,19 @@ class ChosenCheck:
         return [*self.check.command, *([self.value] if self.value else [])]
 
 
-def choose(
-    given: Iterable[str], offered: Mapping[str, NodeCheck], which: Callable[[str], str | None] = shutil.which
-) -> tuple[ChosenCheck, ...]:
-    """Return the checks of a run: those that are on by themselves, then those of ``--health_check``.
-
-    Raises:
-        UsageError: A part is neither the name of a check nor a command, or its value is wrong.
-    """
-    named = [part for part in given if part != NONE]
-    found = {} if NONE in given else {name: ChosenCheck(name, check) for name, check in offered.items() if check.on}
-    for part in named:
-        name, equals, value = part.partition("=")
-        if name in offered:
-            found[name] = ChosenCheck(name, offered[name], _checked_value(part, offered[name], equals, value))
-        else:
-            found[part] = ChosenCheck(part, NodeCheck(command=_command(part, offered, which)))
-    return tuple(found.values())
+def judge_exit(returncode: int, stdout: str, stderr: str) -> str | None:
+    """Return why a command that has ended found the node unhealthy; None if its exit code is 0."""
+    said = next((text.splitlines()[-1] for text in (stderr.strip(), stdout.strip()) if text), "it wrote nothing")
+    return f"{describe_exit(returncode)}: {said[:MESSAGE_CHARACTERS]}" if returncode else None
 
 
-def _checked_value(part: str, check: NodeCheck, equals: str, value: str) -> str:
-    if not equals:
-        return ""
-    if check.parse is None:
-        raise UsageError(f"--health_check {part!r}: this check takes no value.")
-    try:
-        check.parse(value)
-    except ValueError as exc:
-        raise UsageError(f"--health_check {part!r}: {value!r} is not {check.form}.") from exc
-    return value
+@dataclass(frozen=True, slots=True)
+class ChosenChecks:
+    """The checks of a run, and the time that they get."""
 
-
-def _command(part: str, offered: Mapping[str, NodeCheck], which: Callable[[str], str | None]) -> list[str]:
-    try:
-        words = shlex.split(part)
-    except ValueError as exc:
-        raise UsageError(f"--health_check {part!r} cannot be read as a command: {exc}.") from exc
-    if words and which(words[0]) is not None:
-        return words
-    name = part.partition("=")[0]
-    hint = f"The checks are: {', '.join(offered) or 'none'}. A command may stand in place of a name."
-    if name in BROUGHT_BY_HEALTH:
-        hint = how_to_install("elastic-health")
-    near = did_you_mean(name, {*offered, *BROUGHT_BY_HEALTH})
-    raise UsageError(f"--health_check {part!r} is neither a check nor a command that is found here.{near}", hint=hint)
-
-
-def judge_output(returncode: int, stdout: str, stderr: str) -> str | None:
-    """Return why a command that has ended found the node unhealthy; None if it is healthy.
-
-    A JSON object on stdout with a ``fail_count``, as the health checks of NVIDIA's resiliency extension write it, says
-    so too: both the exit code and ``fail_count`` must be 0.
-    """
-    answer = _json_answer(stdout)
-    if answer is None:
-        if returncode == 0:
-            return None
-        return f"{describe_exit(returncode)}: {_last_line(stderr) or _last_line(stdout) or 'it wrote nothing'}"
-    count = answer["fail_count"]
-    if returncode == 0 and count in (0, "0"):
-        return None
-    told = dict.fromkeys(text for name in MESSAGE_FIELDS for text in _texts(answer.get(name)))
-    why = ("; ".join(told) or _last_line(stderr) or "it gave no message")[:MESSAGE_CHARACTERS]
-    if count in (0, "0"):
-        return f"{describe_exit(returncode)}, although its fail_count is 0: {why}"
-    return f"found {count} fault{'s' * (count not in (1, '1'))}: {why}"
-
-
-def _json_answer(stdout: str) -> Mapping[str, object] | None:
-    """Return the JSON object with a ``fail_count``: all of stdout, or one of its lines, the last first."""
-    for text in (stdout, *reversed(stdout.splitlines())):
-        if "fail_count" in text:
-            try:
-                answer = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(answer, dict) and "fail_count" in answer:
-                return answer
-    return None
-
-
-def _texts(value: object) -> list[str]:
-    """Return the messages in a field: a text, or a list of texts or of objects."""
-    if value is None or value == "":
-        return []
-    if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
-    return [value if isinstance(value, str) else json.dumps(value)]
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:MESSAGE_CHARACTERS] if lines else ""
+    checks: tuple[ChosenCheck, ...]
+    timeout: float = 60.0  # seconds that each check may take
+    retry: float | None = None  # the pause after which failed checks are run again; None for an end of the agent
+    too_slow: str = "Run it by hand on this host."  # what to do where a command does not end in time
+    judge: Callable[[int, str, str], str | None] = judge_exit
+    """Returns why the exit code, stdout and stderr of a command say that the node is unhealthy; None if healthy."""

@@ -1,8 +1,7 @@
-"""Progress of a training: how far a worker is. ``progress_lines`` reads it from what the worker prints."""
+"""Progress of a training: how far a worker has come, and its checkpoints."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +10,12 @@ from typing import Any
 LARGEST_STEP = 2**53  # steps and samples are smaller
 PROGRESS_GROUPS = ("step", "loss", "samples", "epoch")
 """The names of what a report and an expression may say."""
+_STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a worker has come; None for what is not known.
+    """The progress of a worker; None for unknown values.
 
     Attributes:
         step: The newest step, counted over all of the training where the script does so.
@@ -34,13 +34,8 @@ class Progress:
 
     @property
     def position(self) -> float | None:
-        """How far the training is, in the finest known unit; None where only a loss is known."""
+        """The progress in the finest known unit; None where only a loss is known."""
         return next((value for value in (self.step, self.samples, self.epoch) if value is not None), None)
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the loss is nan or infinite."""
-        return self.loss is not None and not math.isfinite(self.loss)
 
     def updated(self, newer: Progress) -> Progress:
         """Return this progress with what ``newer`` knows."""
@@ -69,15 +64,13 @@ class Checkpoint:
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Expressions:
-    """The expressions of a user; None for those that are built in."""
-
-    progress: re.Pattern[str] | None = None
-    checkpoint: re.Pattern[str] | None = None
-
-
-BUILT_IN = Expressions()
+def step_of_path(path: str) -> int | None:
+    """Return the step that the name of a checkpoint says, as ``checkpoint-500`` or ``epoch=3-step=1200.ckpt``."""
+    for part in reversed(path.split("/")):
+        if found := _STEP_OF_PATH.findall(part):
+            step = float(found[-1])
+            return int(step) if step < LARGEST_STEP else None
+    return None
 
 
 def check_report(fields: Mapping[str, object]) -> Progress:

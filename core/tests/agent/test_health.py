@@ -10,10 +10,8 @@ import pytest
 
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
-from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
-from elastic_core.node_checks import ChosenCheck, Finding, NodeCheck
+from elastic_core.node_checks import ChosenCheck, ChosenChecks, Finding, NodeCheck
 from elastic_core.plugins.host_end import HostEnd
 
 
@@ -24,9 +22,8 @@ def fail(_value: str) -> Finding | None:
 @pytest.mark.parametrize("look", [fail, sys.exit], ids=["raises", "exits"])
 def test_a_check_that_itself_fails_is_reported_and_refuses_nothing(look: Any) -> None:
     said = list[Event]()
-    config = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"))
     warden: Any = None  # no check is a process
-    checks = HealthChecks(config, (ChosenCheck("odd", NodeCheck(look=look)),), warden, said.append)
+    checks = HealthChecks("job", ChosenChecks((ChosenCheck("odd", NodeCheck(look=look)),)), warden, said.append)
     with closing(Interruption([], HostEnd())) as interruption:
         checks.run(interruption)
     assert [event.name for event in said] == ["node_check_broken"]

@@ -12,7 +12,7 @@ from views import info, live, settings
 
 from elastic_core.agent.isolation import Isolation
 from elastic_core.agent.probing import ProbeTarget
-from elastic_core.config.run import OnNodeLoss
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.protocol.settings import Settings
 
 

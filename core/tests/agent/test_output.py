@@ -20,12 +20,10 @@ import pytest
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
-from elastic_core.config.run import Stream, StreamMap
-from elastic_core.progress import Progress
-from elastic_core.progress_expressions import compile_expressions
+from elastic_core.config.parse import Stream, StreamMap
+from elastic_core.monitors import LineReader, RunningRound
 
 PATIENCE = 30.0
 NONE, OUT, ERR, ALL = Stream.NONE, Stream.OUT, Stream.ERR, Stream.ALL
@@ -100,8 +98,6 @@ class Stage:
         several: bool = False,
         shown: Collection[int] | None = None,
         filters: Mapping[Stream, Sequence[str]] | None = None,
-        progress: ProgressReader | None = None,
-        reads_all: bool = False,
     ) -> Output:
         """Make the output; what it says is in ``reports``, and its stderr may be given."""
         assert self.output is None
@@ -116,8 +112,6 @@ class Stage:
             filters=filters or {},
             report=self.reports.put,
             several=several,
-            progress=progress,
-            reads_all=reads_all,
             console_out=self._consoles[0] if out is None else out,
             console_err=self._consoles[1] if err is None else err,
         )
@@ -223,21 +217,27 @@ def test_a_stdout_that_nobody_asked_for_is_the_agents_own(stage: Stage) -> None:
     assert streams.has_own_stdout
 
 
-def test_every_stdout_is_read_if_that_is_wanted(stage: Stage) -> None:
-    progress = ProgressReader(compile_expressions(r"at (?P<step>\d+)"))
-    stage.start(progress=progress, reads_all=True)
+def watched(lines: list[tuple[int, str]], *, every_stream: bool = False) -> RunningRound:
+    """A round of which a monitor reads the lines."""
+    round = RunningRound(1, "run", ["a"], Path())
+    round.read_output(lambda rank: LineReader(lambda line: lines.append((rank, line))), every_stream=every_stream)
+    return round
+
+
+def test_every_stdout_is_read_if_a_monitor_wants_that(stage: Stage) -> None:
+    lines: list[tuple[int, str]] = []
+    stage.start().begin(watched(lines, every_stream=True))
     stage.run("sh", "-c", "echo at 7; echo err >&2")
-    assert progress.newest()[3][0] == Progress(step=7)
+    assert sorted(lines) == [(3, "at 7"), (3, "err")]
     assert stage.shown() == (b"at 7\n", b"err\n")
 
 
-def test_stderr_is_read_for_progress_anyway(stage: Stage) -> None:
-    progress = ProgressReader()
-    stage.start(progress=progress)
-    bars = "".join(f"\r {n}%|##| {n}/9 [00:01<00:09, 1.0it/s]" for n in range(1, 6))
-    stage.run("sh", "-c", f"printf '%s' '{bars}' >&2")
-    assert progress.newest()[3][0] == Progress(step=5)
-    assert stage.shown() == (b"", bars.encode())
+def test_stderr_is_read_for_a_monitor_anyway(stage: Stage) -> None:
+    lines: list[tuple[int, str]] = []
+    stage.start().begin(watched(lines))
+    stage.run("sh", "-c", "echo at 7; printf 'one\\rtwo' >&2")
+    assert lines == [(3, "one"), (3, "two")]
+    assert stage.shown() == (b"", b"one\rtwo")
 
 
 def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(

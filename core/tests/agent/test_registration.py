@@ -13,8 +13,9 @@ import pytest
 from elastic_core.agent.directories import log_directory, make_log_dir
 from elastic_core.agent.registration import applicant_for, parameters
 from elastic_core.agent.slot import Slot
+from elastic_core.config.parse import OnNodeLoss, Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
+from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import UsageError
 from elastic_core.host.identity import host_id
 from elastic_core.host.versions import installed_versions

@@ -7,7 +7,6 @@ import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,6 @@ from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Grace, Stop
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
@@ -110,7 +108,7 @@ def as_under_nohup() -> Iterator[None]:
 @pytest.mark.usefixtures("as_under_nohup")
 def test_signals_that_are_ignored_at_the_start_stay_ignored_unless_they_are_named() -> None:
     assert leave_signals(config()) == set(SIGNALS) - {signal.SIGHUP}
-    assert leave_signals(config(signals=(signal.SIGHUP,))) == {signal.SIGHUP}
+    assert leave_signals(config(signals_to_handle=(signal.SIGHUP,))) == {signal.SIGHUP}
 
 
 class Called:
@@ -131,36 +129,6 @@ class Called:
             return name
 
         return call
-
-
-HANG = Stacks(
-    round=3, why="", window=300.0, answers=3, report="rank 2 is in f", still=True, hang=True, culprit=2, step=9, looks=3
-)
-
-
-@pytest.mark.parametrize(
-    ("number", "step", "limit", "ended"),
-    [
-        pytest.param(3, 9, 5.0, True, id="it hangs, and the user wants its end"),
-        pytest.param(3, None, 5.0, True, id="no step is known here"),
-        pytest.param(3, 10, 5.0, False, id="the workers have gone on"),
-        pytest.param(4, 9, 5.0, False, id="another round"),
-        pytest.param(3, 9, None, False, id="no end is wanted"),
-    ],
-)
-def test_a_rank_that_hangs_is_ended(number: int, step: int | None, limit: float | None, ended: bool) -> None:
-    resources: Any = SimpleNamespace(config=config(hang_timeout=limit), group=Called(step))
-    assert Resources.end_hung(resources, replace(HANG, looks=2), number) is None, "it was not seen often enough"
-    found: object = Resources.end_hung(resources, HANG, number)
-    assert (found == "end_hung") is ended
-    assert resources.group.calls == ([("end_hung", HANG)] if ended else [])
-
-
-@pytest.mark.parametrize(("at", "ended"), [(5, True), (4, False)], ids=["it is where it was", "it has gone on"])
-def test_a_rank_that_hangs_while_others_go_on_is_ended(at: int, ended: bool) -> None:
-    resources: Any = SimpleNamespace(config=config(hang_timeout=5.0), group=Called(9))
-    found: object = Resources.end_hung(resources, replace(HANG, still=False, step=at), 3)
-    assert (found == "end_hung") is ended
 
 
 @pytest.mark.parametrize(

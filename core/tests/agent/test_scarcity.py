@@ -18,8 +18,9 @@ from views import info, offer
 from elastic_core.agent.output import Output
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
+from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import RunConfig, Stream, StreamMap
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins.manager import Plugins, core_plugins
@@ -111,7 +112,7 @@ def test_a_log_file_that_is_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
         "import signal, sys\n"
         "from pathlib import Path\n"
         "from elastic_core.agent.output import Output\n"
-        "from elastic_core.config.run import Stream, StreamMap\n"
+        "from elastic_core.config.parse import Stream, StreamMap\n"
         "signal.alarm(30)\n"
         "output = Output(redirects=StreamMap(Stream.ERR), tee=StreamMap(), report=print)\n"
         "output.open(rank=0, local_rank=0, directory=Path(sys.argv[1]))\n"

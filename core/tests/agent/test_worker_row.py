@@ -27,6 +27,7 @@ def look(rows: WorkerRows, now: float = 100.0, **changed: Any) -> LocalWorkers |
         "progress": {4: (Progress(step=7), 2.0)},
         "checkpoint": None,
         "held": (),
+        "notes": {},
         "heartbeat": 9,
         "store": 0.00123,
     }

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,22 @@ from views import info, offer
 
 from elastic_core.agent import workers
 from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
-from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_reader import LossBroken, StepSeen
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.workers import WorkerGroup
+from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import RunConfig, Stream, StreamMap
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Explanation, FailureClass, Incident, IncidentKind
+from elastic_core.monitors import RankFailed, RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.progress import Progress
-from elastic_core.protocol.entries import Member, Round, Stacks
+from elastic_core.progress_table import StepSeen
+from elastic_core.protocol.entries import Member, Round
 from elastic_core.protocol.node_events import (
     NodeEvent,
     Notice,
@@ -235,64 +236,92 @@ def test_steps_are_progress_of_the_round_as_long_as_it_runs(node: Node) -> None:
     assert node.group.handle(StepSeen(1)) is None
 
 
-def test_a_broken_loss_fails_a_worker_that_lives(node: Node) -> None:
+def test_a_monitor_fails_a_worker_that_lives(node: Node) -> None:
     node.start("exec sleep 1000", TWO)
     node.run()
     node.group.progress.observe(2, Progress(step=9, loss=math.nan))
-    assert node.group.handle(LossBroken(2, 2, "of another round")) is None
-    news = node.group.handle(LossBroken(1, 2, "NanLoss: the loss is nan since step 9"))
+    assert node.group.handle(RankFailed(2, 2, "NanLoss", "of another round", kill=False)) is None
+    assert node.group.handle(RankFailed(1, 0, "NanLoss", "on another node", kill=False)) is None
+    assert node.group.alive()
+    news = node.group.handle(RankFailed(1, 2, "NanLoss", "the loss is nan since step 9", kill=False))
     assert isinstance(news, WorkerFailed)
     assert (news.incident.rank, news.incident.step, news.incident.exit_code) == (2, 9, None)
-    assert news.incident.exception == "NanLoss"
-    assert node.group.handle(LossBroken(1, 1, "NanLoss: later")) is None
+    assert (news.incident.exception, news.incident.message) == ("NanLoss", "NanLoss: the loss is nan since step 9")
+    assert node.group.handle(RankFailed(1, 1, "NanLoss", "later", kill=False)) is None, "the round has failed"
+    assert node.group.alive(), "it is stopped as all others"
     node.group.stop(0.0)
 
 
-HANG = Stacks(round=1, why="", window=300.0, answers=3, report="rank 2 is in f\nrank 1 is in g", hang=True, culprit=2)
-
-
-def test_a_rank_that_hangs_is_killed_and_that_is_its_failure(node: Node) -> None:
-    node.start("exec sleep 3600", TWO)
+def test_a_monitor_kills_a_worker(node: Node) -> None:
+    node.start("trap '' TERM; while :; do sleep 1; done", TWO)
     node.run()
-    news = node.group.end_hung(HANG)
+    news = node.group.handle(RankFailed(1, 2, "", "does nothing", kill=True))
     assert isinstance(news, WorkerFailed)
-    assert (news.incident.rank, news.incident.exception, news.incident.exit_code) == (2, "Hang", None)
-    assert news.incident.message == "Hang: no progress for 300 s; rank 2 is in f"
-    assert node.group.end_hung(replace(HANG, culprit=1)) is None, "the round has failed"
-    node.group.stop(0.0)
-    assert node.next() is None
-    ended = [event for event in node.heard if isinstance(event, Exited)]
-    assert {event.returncode for event in ended} == {-signal.SIGKILL}
-
-
-def test_a_rank_that_hangs_elsewhere_is_not_killed_here(node: Node) -> None:
-    node.start("exec sleep 3600", TWO)
-    node.run()
-    assert node.group.end_hung(replace(HANG, culprit=0)) is None
-    assert node.group.alive()
-    node.group.stop(0.0)
-
-
-def test_only_workers_that_run_can_make_no_progress(node: Node) -> None:
-    node.start("[ $LOCAL_RANK = 0 ] || exec sleep 3600", TWO)
-    looked_at: list[list[int]] = []
-
-    class Watch(HangWatch):
-        def look(self, workers: Iterable[Worker]) -> float:
-            looked_at.append([worker.assignment.local_rank for worker in workers])
-            return 300.0
-
-    assert node.group.seconds_without_progress() == 0.0, "hangs are not looked for"
-    node.group.hangs = Watch(300.0, node.group.progress)
-    while not (any(isinstance(e, Exited) for e in node.heard) and all(worker.pid for worker in node.group.workers)):
+    assert (news.incident.rank, news.incident.exception, news.incident.message) == (2, "", "does nothing")
+    while not (ended := [event for event in node.warden.receive() if isinstance(event, Exited)]):
         assert select.select([node.warden], [], [], PATIENCE)[0]
-        node.heard += (events := [*node.warden.receive()])
-        for event in events:
-            node.group.handle(event)
-    assert node.group.seconds_without_progress() == 300.0
-    assert looked_at == [[1]]
+    assert [event.returncode for event in ended] == [-signal.SIGKILL]
+    assert [worker.is_running for worker in node.group.workers] == [True, True], "that of the other is not ended"
     node.group.stop(0.0)
-    assert node.group.seconds_without_progress() == 0.0, "they are being stopped"
+
+
+class Monitor:
+    """Registers what a test wants in each round."""
+
+    def __init__(self, watch: Callable[[RunningRound], object]) -> None:
+        self.watch = watch
+        self.rounds: list[RunningRound] = []
+
+    @hookimpl
+    def elastic_round_starts(self, round: RunningRound) -> None:
+        self.rounds.append(round)
+        self.watch(round)
+
+
+def test_a_monitor_sees_a_round_from_before_its_workers_start_until_they_are_gone(node: Node) -> None:
+    seen: list[object] = []
+    monitor = Monitor(lambda round: seen.append((round.number, round.members, round.workers, round.directory.name)))
+    node.plugins.register("monitor", monitor)
+    node.start("exec sleep 1000", TWO)
+    assert seen == [(1, ["b", "a"], (), "round_1")]
+    node.run()
+    [running] = monitor.rounds
+    assert [(one.rank, one.local_rank, one.is_running) for one in running.workers] == [(1, 0, True), (2, 1, True)]
+    running.note("loss", "2.5")
+    told = node.group.describe_workers(1, 0.0)
+    assert told is not None
+    assert told.notes == {"loss": "2.5"}
+    node.group.stop(0.0)
+    node.group.finish_round()
+    assert running.closed.is_set()
+    assert running.workers == ()
+
+
+def test_the_explanation_of_a_monitor_is_part_of_the_failure(node: Node) -> None:
+    node.plugins.register("monitor", Monitor(lambda round: round.explain("the disk is full\nthe loss was 3")))
+    node.start("echo boom >&2; exit 3")
+    assert node.failure().detail == "boom\nthe disk is full\nthe loss was 3"
+
+
+def test_a_signal_that_a_monitor_sends_explains_the_end_of_its_worker(node: Node) -> None:
+    monitor = Monitor(lambda round: None)
+    node.plugins.register("monitor", monitor)
+    node.start("exec sleep 1000")
+    node.run()
+    [running] = monitor.rounds
+    [worker] = running.workers
+    assert worker.pid is not None
+    running.signal(worker.pid, signal.SIGUSR1, "it used too much memory")
+    assert node.failure().message == "was sent SIGUSR1 because it used too much memory"
+
+
+def test_a_monitor_that_raises_is_told_and_the_round_starts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.plugins.register("monitor", Monitor(lambda round: round.note("x", "y" * 1000)))
+    told: list[Event] = []
+    monkeypatch.setattr(node.plugins, "publish", told.append)
+    node.start("exit 0")
+    assert node.next() == WorkersDone()
+    assert [event.name for event in told if event.level is Level.WARNING] == ["plugin_failed"]
 
 
 # How they end --------------------------------------------------------------------------------------------------------
@@ -994,7 +1023,7 @@ def test_signals_and_processes_that_do_not_die_are_told(node: Node, event: Warde
 def test_a_worker_whose_interpreter_does_not_end_after_its_program_is_named(node: Node) -> None:
     node.start("exec sleep 1000", TWO)
     node.run()
-    first, second = node.group._workers
+    first, second = node.group._round.workers
     assert node.group.handle(Lingers(second)) is None
     [said] = node.said_of("worker_lingers")
     pid = said.fields["pid"]

@@ -93,6 +93,7 @@ def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsy
         ("exec", "elastic-torchrun"),
         ("logs", "elastic-operate"),
         ("release", "elastic-operate"),
+        ("stacks", "elastic-hangs"),
         ("render", "elastic-kubernetes"),
         ("status", "elastic-operate"),
     ],

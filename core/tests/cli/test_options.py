@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import fields
+from typing import Any
 
 import click
 import pytest
@@ -9,12 +10,15 @@ from click.testing import CliRunner
 
 from elastic_core.cli.commands import Elastic
 from elastic_core.cli.errors import run
-from elastic_core.cli.options import FLAGS, Flags
+from elastic_core.cli.option import FlagOption
 from elastic_core.cli.run_command import RunCommand
-from elastic_core.config.parse import NodeRange
-from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap
-from elastic_core.errors import UsageError
+from elastic_core.cli.settle import FLAGS, Flags
+from elastic_core.config.flag import Flag
+from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap
+from elastic_core.errors import UsageError, how_to_install
 from elastic_core.exit_codes import ExitCode
+from elastic_core.plugins.entry_points import Catalogue, Group
+from elastic_core.plugins.flags import declared_flags
 
 
 def read(*line: str) -> Flags:
@@ -34,18 +38,17 @@ def test_a_line_without_flags_has_every_default() -> None:
 
 
 def test_every_field_but_the_program_declares_a_flag() -> None:
-    assert {item.name for item in fields(Flags)} == {flag.name for flag in FLAGS} | {"script", "arguments"}
-
-
-def test_a_flag_that_fills_a_field_of_the_run_has_its_default() -> None:
-    defaults = {item.name: item.default for item in fields(RunConfig) if item.default is not MISSING}
-    filled = {name: value for name, value in Flags().run_fields().items() if not isinstance(value, StreamMap)}
-    assert filled == {name: defaults[name] for name in filled}
-    assert len(filled) == len([flag for flag in FLAGS if flag.fills]) - 2, "redirects and tee"
+    others = {"script", "arguments", "settings", "own_limit"}
+    assert {item.name for item in fields(Flags)} == {flag.name for flag in FLAGS} | others
 
 
 def test_every_flag_is_also_read_from_the_variable_that_torchrun_reads() -> None:
-    assert [flag.envvar for flag in FLAGS] == [f"PET_{flag.name.upper()}" for flag in FLAGS]
+    assert [FlagOption(flag).envvar for flag in FLAGS] == [f"PET_{flag.name.upper()}" for flag in FLAGS]
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_the_default_of_every_flag_is_accepted_from_python(flag: Flag[Any]) -> None:
+    assert flag.accept(flag.value) == flag.value
 
 
 @pytest.mark.parametrize("spelling", ["--nproc_per_node", "--nproc-per-node"])
@@ -60,15 +63,14 @@ WORDS = {
     "signals_to_handle": "SIGUSR1",
     "event_log_handler": "console",
     "start_method": "fork",
-    "progress_pattern": r"(?P<step>\d+)",
 }
 """Values of the flags that do not take ``2``."""
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name and "_" in flag.name], ids=lambda flag: flag.name)
-def test_every_flag_has_both_spellings(flag: click.Option) -> None:
-    value = [] if flag.is_flag else [WORDS.get(str(flag.name), "2")]
-    spelling = flag.secondary_opts[0] if flag.secondary_opts else f"--{flag.name}"
+def test_every_flag_has_both_spellings(flag: Flag[Any]) -> None:
+    value = [] if flag.is_switch else [WORDS.get(flag.name, "2")]
+    spelling = f"--{flag.off or flag.name}"
     under, dashed = (read(name, *value, "x") for name in (spelling, spelling.replace("_", "-")))
     assert under == dashed != Flags(script="x")
 
@@ -185,7 +187,7 @@ def test_the_help_shows_every_flag_in_its_section_within_80_columns() -> None:
             "Program",
             "Placement",
             "Failure",
-            "Health",
+            *(["Health"] if is_installed("health") else []),
             "Output",
             "Progress",
             "Plugins",
@@ -195,6 +197,10 @@ def test_the_help_shows_every_flag_in_its_section_within_80_columns() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     assert [flag.name for flag in FLAGS if f"--{flag.name}" not in shown] == []
     assert "[default: 30]" in shown
+
+
+def is_installed(name: str) -> bool:
+    return name in Catalogue.read().names(Group.FLAGS)
 
 
 def shown(flag: str, capsys: pytest.CaptureFixture[str], columns: int = 80) -> str:
@@ -231,9 +237,31 @@ def test_the_whole_help_has_every_flag_and_exit_code_and_fits_the_terminal(
     capsys: pytest.CaptureFixture[str], columns: int
 ) -> None:
     text = shown("--help", capsys, columns)
-    assert {*re.findall(r"^  (?:-\w, )?--(\w+)", text, re.MULTILINE)} == {flag.name for flag in FLAGS}
+    assert {*re.findall(r"^  (?:-\w, )?--(\w+)", text, re.MULTILINE)} == {
+        *(flag.name for flag in FLAGS),
+        *declared_flags(Catalogue.read()),
+    }
     codes = " ".join(text[text.index("The exit code is") :].split())
     assert {*re.findall(r"\d+", codes)} == {str(code.value) for code in ExitCode} | {"128"}
     assert "docs/" not in text, "a wheel has none"
     examples = text[text.index("Examples:") : text.index("Job size:")]
     assert max(len(line) for line in text.replace(examples, "").splitlines()) < columns
+
+
+@pytest.mark.parametrize("spelling", ["--failure_policy=budget=1/1h", "--failure-pol=x", "PET_FAILURE_POLICY"])
+def test_a_flag_of_a_distribution_that_is_not_installed_names_it(
+    monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
+    if spelling.startswith("PET_"):
+        monkeypatch.setenv(spelling, "budget=1/1h")
+    with pytest.raises(UsageError) as refused:
+        read(*([] if spelling.startswith("PET_") else [spelling]), "train.py")
+    assert refused.value.message == "--failure_policy needs elastic-policies, which is not installed."
+    assert refused.value.hint == how_to_install("elastic-policies")
+
+
+def test_entry_points_are_read_only_for_names_that_core_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Catalogue, "read", lambda: pytest.fail("read"))
+    line = ["--nnodes=2", "--max-restarts", "7", "-m", "-t", "3", "train.py", "--failure_policy=x"]
+    assert read(*line).max_restarts == 7

@@ -13,12 +13,12 @@ import pytest
 
 import elastic_core.agent
 from elastic_core.agent.report import Ending
-from elastic_core.cli import run
-from elastic_core.cli.options import FLAGS, Flags
+from elastic_core.cli import run, settle
 from elastic_core.cli.run_command import RunCommand
-from elastic_core.config.parse import NodeRange
+from elastic_core.cli.settle import FLAGS, Flags
+from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import OnNodeLoss, RunConfig, Stream, StreamMap, Timing
+from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
 from elastic_core.events import Event, Level
 from elastic_core.plugins.local_backend import elastic_rendezvous_options
@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def configure(environ: Mapping[str, str] | None = None, /, **flags: object) -> RunConfig:
     line = replace(Flags(script="train.py"), **flags)  # type: ignore[arg-type] # what a test sets is its own affair
-    return run.configure(run.outline(line, environ or {}), line, environ or {}, OPTIONS.__getitem__)
+    return settle.configure(settle.outline(line, environ or {}), line, environ or {}, OPTIONS.__getitem__)
 
 
 def test_nothing_said_is_one_worker_on_one_node() -> None:
@@ -85,38 +85,31 @@ FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "module": ("", "--module", {"program": Program(ProgramKind.MODULE, "this")}),
     "no_python": ("", "--no_python", {"program": Program(ProgramKind.EXECUTABLE, "./this")}),
     "run_path": ("", "--run_path", {"program": Program(ProgramKind.RUN_PATH, "this")}),
-    "use_env": ("", "--pass_local_rank", {"program": Program(ProgramKind.SCRIPT, "this", (run.LOCAL_RANK_ARGUMENT,))}),
+    "use_env": (
+        "",
+        "--pass_local_rank",
+        {"program": Program(ProgramKind.SCRIPT, "this", (settle.LOCAL_RANK_ARGUMENT,))},
+    ),
     "warm_start": ("", "--no_warm_start", {"warm_start": False}),
     "preload": ("", "--preload=numpy", {"preload": ("numpy",)}),
     "numa_binding": ("", "--numa_binding=node", {"numa_binding": "node"}),
     "max_restarts": ("", "--max_restarts=7", {"max_restarts": 7}),
-    "failure_policy": ("", "--failure_policy=backoff=1s", {"failure_policy": "backoff=1s"}),
-    "set_aside_torn_checkpoints": ("", "--set_aside_torn_checkpoints", {"set_aside_torn_checkpoints": True}),
-    "notices": ("", "--notices=aws", {"notices": "aws"}),
     "on_node_loss": ("", "--on_node_loss=fail", {"on_node_loss": OnNodeLoss.FAIL}),
     "shutdown_timeout": ("", "--shutdown_timeout=7", {"shutdown_timeout": 7.0}),
     "failure_grace": ("", "--failure_grace=7", {"failure_grace": 7.0}),
     "preemption_grace": ("", "--preemption_grace=7", {"preemption_grace": 7.0}),
-    "hang_window": ("", "--hang_window=7", {"hang_window": 7.0}),
-    "hang_timeout": ("", "--hang_timeout=7", {"hang_timeout": 7.0}),
-    "signals_to_handle": ("", "--signals_to_handle=SIGUSR1", {"signals": (signal.SIGUSR1,)}),
-    "health_check": ("", "--health_check=gpu --health_check=matmul", {"health_checks": ("gpu", "matmul")}),
-    "health_timeout": ("", "--health_timeout=7", {"health_timeout": 7.0}),
-    "health_retry": ("", "--health_retry=7", {"health_retry": 7.0}),
+    "signals_to_handle": ("", "--signals_to_handle=SIGUSR1", {"signals_to_handle": (signal.SIGUSR1,)}),
     "log_dir": ("", "--log_dir=logs", {"log_dir": Path("logs")}),
     "redirects": ("", "--redirects=3", {"redirects": StreamMap(default=Stream.ALL)}),
     "tee": ("", "--tee=0:1", {"tee": StreamMap(by_rank={0: Stream.OUT})}),
     "local_ranks_filter": ("", "--local_ranks_filter=0", {"local_ranks_filter": frozenset({0})}),
-    "duplicate_stdout_filters": ("", "--duplicate_stdout_filters=a,b", {"stdout_filters": ("a", "b")}),
-    "duplicate_stderr_filters": ("", "--duplicate_stderr_filters=a", {"stderr_filters": ("a",)}),
-    "event_log_handler": ("", "--event_log_handler=console", {"event_log": True}),
-    "verbose": ("", "--verbose", {"least_level": Level.DEBUG}),
-    "progress_pattern": ("", r"--progress_pattern=(?P<step>\d+)", {"progress_pattern": r"(?P<step>\d+)"}),
-    "checkpoint_pattern": ("", "--checkpoint_pattern=saved", {"checkpoint_pattern": "saved"}),
+    "duplicate_stdout_filters": ("", "--duplicate_stdout_filters=a,b", {"duplicate_stdout_filters": ("a", "b")}),
+    "duplicate_stderr_filters": ("", "--duplicate_stderr_filters=a", {"duplicate_stderr_filters": ("a",)}),
+    "event_log_handler": ("", "--event_log_handler=console", {"event_log_handler": "console"}),
+    "verbose": ("", "--verbose", {"verbose": True, "least_level": Level.DEBUG}),
     "checkpoint_path": ("", "--checkpoint_path=saved", {"checkpoint_path": "saved"}),
-    "nan_stop": ("", "--nan_stop=7", {"nan_stop": 7}),
     "plugin": ("", "--plugin=mine --plugin=ours", {"plugins": ("mine", "ours")}),
-    "no_plugin": ("", "--no_plugin=theirs", {"no_plugins": ("theirs",)}),
+    "no_plugin": ("", "--no_plugin=theirs", {"no_plugin": ("theirs",)}),
     "monitor_interval": ("", "--monitor_interval=7", {"monitor_interval": 7.0}),
 }
 """For each flag, the flags beside it, itself, and the fields of the run that it changes."""
@@ -141,7 +134,7 @@ def read(line: str) -> Flags:
 
 def configured(line: str) -> RunConfig:
     flags = read(line)
-    return run.configure(run.outline(flags, {}), flags, {}, OPTIONS.__getitem__)
+    return settle.configure(settle.outline(flags, {}), flags, {}, OPTIONS.__getitem__)
 
 
 def test_every_declared_flag_is_tried() -> None:
@@ -158,13 +151,13 @@ def test_a_flag_reaches_the_config(flag: str) -> None:
 @pytest.mark.parametrize("flag", ["start_method=fork", "logs_specs=mine"])
 def test_a_flag_without_effect_is_said_to_have_none(flag: str) -> None:
     name = flag.partition("=")[0]
-    [said] = run.without_effect(read(f"--{flag}"), "local")
+    [said] = settle.without_effect(read(f"--{flag}"), "local")
     assert said.startswith(f"--{name}")
     assert name in ELSEWHERE
 
 
 def test_the_outline_of_the_run_has_virtual_local_rank() -> None:
-    assert run.outline(read("--virtual_local_rank"), {}).virtual_local_rank
+    assert settle.outline(read("--virtual_local_rank"), {}).virtual_local_rank
 
 
 @pytest.mark.parametrize(
@@ -208,7 +201,7 @@ def test_a_standalone_run_does_without_a_backend_that_is_not_installed() -> None
         return OPTIONS[name]
 
     line = Flags(script="train.py", standalone=True, rdzv_backend="redis")
-    config = run.configure(run.outline(line, {}), line, {}, options_of)
+    config = settle.configure(settle.outline(line, {}), line, {}, options_of)
     assert config.rdzv_backend == "local"
 
 
@@ -246,7 +239,7 @@ def test_where_torchrun_gives_no_id_a_run_has_torchruns_default(flags: dict[str,
 def test_options_of_c10d_are_taken_where_one_node_does_without_it() -> None:
     said: list[str] = []
     line = Flags(script="train.py", rdzv_backend="c10d", rdzv_conf="use_libuv=0,read_timeout=9,connect_timeout=9")
-    run.configure(run.outline(line, {}), line, {}, OPTIONS.__getitem__, said.append)
+    settle.configure(settle.outline(line, {}), line, {}, OPTIONS.__getitem__, said.append)
     assert [text.partition(" has no effect")[0] for text in said] == [
         "--rdzv_conf use_libuv=0",
         "--rdzv_conf read_timeout=9",
@@ -274,7 +267,7 @@ def test_options_of_c10d_are_taken_where_one_node_does_without_it() -> None:
 def test_numbers_given_by_hand_are_said_to_have_no_effect_only_where_they_have_none(
     given: dict[str, Any], backend: str, said: list[str]
 ) -> None:
-    assert run.without_effect(Flags(**given), backend) == said
+    assert settle.without_effect(Flags(**given), backend) == said
 
 
 @pytest.mark.parametrize(("conf", "uid"), [("", "slurm-77.0"), ("run_uid=mine", "mine")])
@@ -407,7 +400,7 @@ def test_the_agent_gets_config_and_plugins_and_its_code_is_the_runs(
         return Ending(75, "too few")
 
     supervise(job)
-    assert run.run(WARDEN, script="train.py", log_dir="logs") == 75
+    assert run.run(WARDEN, script="train.py", log_dir=Path("logs")) == 75
     assert capsys.readouterr().err.endswith("running train.py\n"), "what was published is told before the run ends"
 
 
@@ -427,5 +420,5 @@ def test_what_was_published_is_told_even_if_the_run_fails(
 def test_nothing_is_made_when_something_is_wrong(tmp_path: Path, supervise: Callable[[Supervise], None]) -> None:
     supervise(lambda config, plugins: pytest.fail("started"))
     with pytest.raises(PluginError):
-        run.run(WARDEN, script="train.py", log_dir="logs", plugin=("nosuch",))
+        run.run(WARDEN, script="train.py", log_dir=Path("logs"), plugin=("nosuch",))
     assert not (tmp_path / "logs").exists()

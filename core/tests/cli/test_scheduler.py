@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from elastic_core.cli.options import Flags
 from elastic_core.cli.run import hints_with_sources
 from elastic_core.cli.run_command import RunCommand
 from elastic_core.cli.scheduler import with_defaults
+from elastic_core.cli.settle import Flags
 from elastic_core.config.parse import NodeRange
 from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_core.hookspecs import hookimpl

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from elastic_core.config import parse as values
-from elastic_core.config.parse import NodeRange, Wrong
-from elastic_core.config.run import OnNodeLoss, Stream, StreamMap
+from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap, Wrong
 
 NO_NODES = "is not a number of nodes, N, a range of them, MIN:MAX or MIN:MAX:STEP, or a list of sizes, 4,6,8"
 
@@ -42,8 +41,6 @@ NO_NODES = "is not a number of nodes, N, a range of them, MIN:MAX or MIN:MAX:STE
         (values.address, "[::1]", "::1"),
         (values.names, "one, two three,", ("one", "two", "three")),
         (values.names, "", ()),
-        (values.progress_pattern, r"at (?P<step>\d+)", r"at (?P<step>\d+)"),
-        (values.checkpoint_pattern, "saved", "saved"),
         (values.on_node_loss, "fail", OnNodeLoss.FAIL),
         (values.stream_map, "3", StreamMap(default=Stream.ALL)),
         (values.stream_map, "0:3,12:1", StreamMap(by_rank={0: Stream.ALL, 12: Stream.OUT})),
@@ -75,19 +72,6 @@ def test_a_value_is_read(parse: Callable[[str], object], text: str, value: objec
         (values.node_range, "2:1024:2", "has 512 sizes; 256 are allowed", ""),
         (values.workers, "x", "is neither a whole number nor one of auto, cpu, gpu, xpu", ""),
         (values.workers, "gpus", "is neither a whole number nor one of auto, cpu, gpu, xpu", " Did you mean 'gpu'?"),
-        (
-            values.progress_pattern,
-            r"(?P<steps>\d+)",
-            "has the group 'steps'; known are step, loss, samples, epoch. An example: "
-            r"step (?P<step>\d+) loss (?P<loss>\S+)",
-            "",
-        ),
-        (
-            values.checkpoint_pattern,
-            r"(?P<loss>\d+)",
-            r"has the group 'loss'; known are step, path. An example: saved (?P<path>\S+) at step (?P<step>\d+)",
-            "",
-        ),
         (values.port, "65536", "is greater than 65535, the last port", ""),
         (values.numa_binding, "nodes", "is none of node, socket, exclusive, core-complex", " Did you mean 'node'?"),
         (values.start_method, "thread", "is none of spawn, fork, forkserver", ""),

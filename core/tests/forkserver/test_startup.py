@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.stacks import collect
+from elastic_core.warden.linux import catches
 from elastic_core.warden.startup import PREPARE_WORKER, STAGE, STARTUP, prepare_worker
+from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 REPORT = """
 import json, os, sys
@@ -72,14 +73,14 @@ def test_a_worker_that_is_prepared_finds_no_trace_but_threading(before: dict[str
     assert rest == others
 
 
-def test_a_worker_that_prepares_answers_when_it_is_asked_for_its_stacks(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import sys\nprint('ready', flush=True)\nsys.stdin.read()")
-    command, env = [sys.executable, "-u", str(tmp_path / "train.py")], dict(os.environ)
+def test_a_worker_that_prepares_has_handlers_for_the_requests_for_its_stacks() -> None:
+    script = "import sys\nprint('ready', flush=True)\nsys.stdin.read()"
+    command, env = [sys.executable, "-c", script], dict(os.environ)
     prepare_worker(command, env)
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        assert "train.py" in collect([process.pid], seconds=60.0)[process.pid].place
+        assert catches(process.pid, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING)
         process.communicate(b"")
     assert process.returncode == 0
 

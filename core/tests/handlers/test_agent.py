@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -26,7 +27,10 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.handlers import agent
 from elastic_core.hookspecs import hookimpl
+from elastic_core.monitors import RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
+from elastic_core.protocol.node_events import Locate
+from elastic_core.protocol.roster import LocalStacks
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 from elastic_core.warden.linux import descendants
 
@@ -101,7 +105,9 @@ class Run:
         program = Program(ProgramKind.EXECUTABLE, "sh", ("-c", script))
         given = {"rdzv_id": "job7", "log_dir": self.folder / "logs", "monitor_interval": 0.01, **settings}
         try:
-            return polled(RunConfig(program=program, **given), self.plugins, handler)
+            config = RunConfig(program=program, **given)
+            self.plugins.configure(config)
+            return polled(config, self.plugins, handler)
         finally:
             assert self.plugins.close(PATIENCE) == ()
 
@@ -589,32 +595,98 @@ def test_a_node_whose_store_ends_with_the_others_has_finished_too(run: Run) -> N
 WAITS = f"exec {sys.executable} -c 'import threading; threading.Event().wait()'"
 
 
+class Silent:
+    """A monitor that finds the ranks of round 1 silent and at one place; ``ends``: it ends the one that hangs."""
+
+    rounds: tuple[int, ...] = (1,)
+
+    def __init__(self, *, ends: bool = False, seconds: float = 1.0) -> None:
+        self.ends, self.seconds, self.asked = ends, seconds, list[Locate]()
+
+    @hookimpl
+    def elastic_round_starts(self, round: RunningRound) -> None:
+        if round.number in self.rounds:
+            round.answer_where(lambda asked: self.locate(round, asked))
+            round.suspect_hang(self.seconds)
+            if self.ends:
+                round.follow_hangs(lambda found: round.fail(found.culprit, "hangs", name="Hang", kill=True))
+
+    def locate(self, round: RunningRound, asked: Locate) -> LocalStacks:
+        while not all(worker.is_running for worker in round.workers):
+            time.sleep(0.01)
+        self.asked.append(asked)
+        ranks = tuple(worker.rank for worker in round.workers)
+        return LocalStacks(answers=asked.index, places={"in f (train.py:3)": ranks})
+
+
 def test_a_hang_is_reported_with_the_places_of_this_nodes_ranks_and_ends_nothing(run: Run) -> None:
+    run.plugins.register("silent", Silent())
     run.on["hang"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    ending = run(Scripted(), WAITS, nproc_per_node=2, hang_window=1.0, max_restarts=0)
+    ending = run(Scripted(), WAITS, nproc_per_node=2, max_restarts=0)
     assert ending.exit_code == 128 + signal.SIGTERM, "it left only on the signal"
     assert not run.said("worker_failed")
     [hang] = run.said("hang")
-    assert hang.startswith("round 1: no progress for 1 s:\n  ranks 0-1")
+    assert hang == "round 1: no progress for 1 s:\n  ranks 0-1 are in f (train.py:3)"
 
 
-def test_with_hang_timeout_a_rank_is_ended_and_the_handler_is_asked_for_the_next_round(run: Run) -> None:
+def test_a_monitor_ends_a_rank_and_the_handler_is_asked_for_the_next_round(run: Run) -> None:
+    run.plugins.register("silent", Silent(ends=True))
     handler = Scripted()
-    ending = run(handler, ROUND + f"test $round = round_2 || {WAITS}", hang_timeout=1.0, max_restarts=1)
+    ending = run(handler, ROUND + f"test $round = round_2 || {WAITS}", max_restarts=1)
     assert ending.exit_code == ExitCode.SUCCESS
     assert handler.rounds == 2
     [failure] = [event for event in run.heard if event.name == "worker_failed"]
-    assert "Hang: no progress for 1 s; rank 0" in failure.message
+    assert "Hang: hangs" in failure.message
 
 
 def test_a_hang_that_ends_the_job_is_its_first_failure(run: Run) -> None:
-    ending = run(Scripted(), WAITS, hang_timeout=1.0, max_restarts=0)
+    run.plugins.register("silent", Silent(ends=True))
+    ending = run(Scripted(), WAITS, max_restarts=0)
     assert ending.exit_code == ExitCode.JOB_FAILED
     assert ending.incident is not None
-    assert "no progress for 1 s" in ending.incident.message
+    assert ending.incident.detail == "round 1: no progress for 1 s:\n  rank 0 is in f (train.py:3)"
 
 
-def test_no_hang_is_looked_for_with_a_window_of_none(run: Run) -> None:
-    run(Scripted(), "sleep 1", hang_window=0.0)
+def test_ranks_that_stay_silent_are_asked_again_and_are_reported_once(run: Run) -> None:
+    silent = Silent(seconds=0.1)
+    run.plugins.register("silent", silent)
+    run(Scripted(), "sleep 1")
+    assert len(silent.asked) > 1
+    assert len(run.said("hang")) == 1
+
+
+def test_an_answer_that_comes_after_the_silence_is_dropped(run: Run) -> None:
+    class Ends(Silent):
+        def locate(self, round: RunningRound, asked: Locate) -> LocalStacks:
+            round.suspect_hang(0.0)
+            return super().locate(round, asked)
+
+    ends = Ends()
+    run.plugins.register("silent", ends)
+    run(Scripted(), "sleep 1")
+    assert len(ends.asked) == 1
     assert not run.said("hang")
-    assert not run.said("stacks")
+
+
+def test_ranks_are_asked_in_the_next_round_though_an_answer_of_the_last_one_is_late(run: Run) -> None:
+    class Late(Silent):
+        rounds = 1, 2
+
+        def locate(self, round: RunningRound, asked: Locate) -> LocalStacks:
+            found = super().locate(round, asked)
+            if round.number == 1:
+                round.fail(0, "fails", kill=True)
+                assert second.wait(PATIENCE)
+            return found
+
+    def started() -> None:
+        if len(run.said("workers_started")) == 2:
+            second.set()
+
+    second, late = threading.Event(), Late()
+    run.plugins.register("silent", late)
+    run.on["workers_started"] = started
+    run.on["hang"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    run(Scripted(), WAITS, max_restarts=1)
+    assert [asked.index for asked in late.asked] == [1, 2]
+    assert run.said("hang")[0].startswith("round 2: ")

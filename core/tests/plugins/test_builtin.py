@@ -303,3 +303,9 @@ def test_every_variable_of_the_contract_is_listed() -> None:
 )
 def test_loglevel_names_the_least_level(text: str, level: Level | None) -> None:
     assert least_level(text) is level
+
+
+def test_without_a_limit_every_failure_is_restarted() -> None:
+    history = History(restarts=1_000_000, max_restarts=None, rounds_without_progress=0)
+    told = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="a", host="a", message="boom")
+    assert MaxRestartsPolicy().elastic_judge_failure(told, history) == Verdict(Action.RESTART, "restart 1000001")

@@ -4,8 +4,9 @@ from importlib import metadata
 
 import pytest
 
+from elastic_core.distributions import brought
 from elastic_core.errors import PluginError, how_to_install
-from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, InstalledPlugin, load
+from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin, load
 
 
 def offer(
@@ -28,9 +29,7 @@ CATALOGUE = Catalogue(
 
 
 NOT_INSTALLED = ", ".join(
-    f"{name} ({distribution})"
-    for (group, name), distribution in BROUGHT_BY.items()
-    if group is Group.RENDEZVOUS and name != "file"
+    f"{name} ({distribution})" for name, distribution in sorted(brought("rendezvous").items()) if name != "file"
 )
 
 
@@ -74,9 +73,11 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             [Group.PLUGINS, Group.AUTOLOAD],
             "There is no plugin 'prom'.",
             "Installed: both, watcher. "
-            "Not installed: events (elastic-metrics), flight-recorder (elastic-torch), health (elastic-health), "
+            "Not installed: events (elastic-metrics), flight-recorder (elastic-torch), hangs (elastic-hangs), "
+            "health (elastic-health), "
             "host-jobs (elastic-operate), notices (elastic-notices), policies (elastic-policies), "
-            "prometheus (elastic-metrics), trainjob (elastic-kubernetes).",
+            "progress (elastic-progress), prometheus (elastic-metrics), torch-timers (elastic-torchrun), "
+            "trainjob (elastic-kubernetes).",
             id="unheard of",
         ),
         pytest.param(

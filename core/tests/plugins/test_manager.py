@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins import builtin
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
+from elastic_core.plugins.flags import declared_flags
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, hooks_of, load, load_backend
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -99,7 +101,7 @@ def test_a_backend_that_declares_nothing_takes_nothing(install: Install) -> None
 def test_what_asks_for_autoload_is_on_until_it_is_switched_off(install: Install) -> None:
     install("dist", {"elastic.autoload": {"watcher": "watching"}}, {"watching": OBSERVER})
     assert "watcher" in {impl.plugin for impl in load(config()).implementations("elastic_observe")}
-    off = load(config(no_plugins=("watcher",)))
+    off = load(config(no_plugin=("watcher",)))
     assert "watcher" not in {impl.plugin for impl in off.implementations("elastic_observe")}
 
 
@@ -112,7 +114,7 @@ def test_what_is_for_workers_is_named_like_a_plugin_and_imported_by_nobody_here(
     plugins = load(config(plugins=("both", "library")))
     assert plugins.in_workers == ("both", "library")
     assert "both" in {impl.plugin for impl in plugins.implementations("elastic_observe")}
-    assert load(config(plugins=("both", "library"), no_plugins=("library", "both"))).in_workers == ()
+    assert load(config(plugins=("both", "library"), no_plugin=("library", "both"))).in_workers == ()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_a_broken_plugin_that_was_named_ends_the_run(install: Install, group: st
         ({"rdzv_backend": "locl"}, "There is no rendezvous backend 'locl'. Did you mean 'local'?"),
         ({"plugins": ("watchr",)}, "There is no plugin 'watchr'. Did you mean 'watcher'?"),
         (
-            {"no_plugins": ("watchr",)},
+            {"no_plugin": ("watchr",)},
             "--no_plugin 'watchr' switches nothing off: no such plugin is installed. Did you mean 'watcher'?",
         ),
     ],
@@ -227,9 +229,9 @@ def wrapping() -> SimpleNamespace:
             "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_explain_failure, "
             "elastic_judge_failure, elastic_node_gone, elastic_explain_hang, elastic_observe, elastic_run_starts, "
             "elastic_run_ends, elastic_train_state, elastic_init_process_group, "
-            "elastic_round_starts, elastic_worker_command, elastic_worker_environment, "
-            "elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
-            "elastic_node_checks, elastic_workers_wait.",
+            "elastic_worker_command, elastic_worker_environment, "
+            "elastic_flags, elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
+            "elastic_round_starts, elastic_node_checks, elastic_choose_checks, elastic_workers_wait.",
         ),
         pytest.param(
             plugin(elastic_judge_failure=lambda incident, histry: None),
@@ -369,7 +371,7 @@ def test_policies_are_judged_together_and_failures_are_told_to_observers() -> No
     assert heard == ["policy_failed", "policy_failed_traceback"]
 
 
-def test_observers_hear_of_events_and_rounds_and_of_the_runs_end_last() -> None:
+def test_observers_hear_of_events_and_of_the_runs_end_last() -> None:
     heard: list[object] = []
     plugins = Plugins()
     plugins.register(
@@ -378,16 +380,14 @@ def test_observers_hear_of_events_and_rounds_and_of_the_runs_end_last() -> None:
             elastic_observe=lambda event: heard.append(event.name),
             elastic_run_starts=lambda config, run_uid, node, log_dir: heard.append((config, run_uid, node, log_dir)),
             elastic_run_ends=lambda: heard.append("end"),
-            elastic_round_starts=lambda round, run_uid, members: heard.append((round, run_uid, members)),
         ),
     )
     plugins.publish(Event("joined", ""))
     run, node, leave = config(), info("a"), lambda why, seconds: None
     plugins.run_starts(run, "uid", node, Path("/logs"), leave, plugins.publish, str, None)
-    plugins.round_starts(1, "uid", ["a", "b"])
     assert plugins.close(PATIENCE) == ()
     starts = (run, "uid", node, Path("/logs"))
-    assert heard == ["joined", starts, (1, "uid", ["a", "b"]), "end"]
+    assert heard == ["joined", starts, "end"]
 
 
 # Settings ------------------------------------------------------------------------------------------------------------
@@ -413,22 +413,57 @@ def test_a_plugin_reads_its_settings_in_the_run_s_configuration(install: Install
         load(config(plugins=("reader",), rdzv_id="wrong"))
 
 
-def test_a_failure_policy_needs_the_plugin_that_reads_it() -> None:
-    with pytest.raises(PluginError) as missing:
-        load(config(failure_policy="budget=1/1h"), Catalogue([*_local()]))
-    assert missing.value.message == "The plugin 'policies' is not installed."
+FLAGS = """
+    from elastic_core import hookimpl
+    from elastic_core.config.flag import Flag
+
+    @hookimpl
+    def elastic_flags():
+        return [Flag(name="shade", text="", parse=str, default="", agreed=True)]
+"""
+
+
+def test_a_flag_of_a_distribution_that_is_not_installed_names_it() -> None:
+    with pytest.raises(UsageError) as missing:
+        load(config(settings={"failure_policy": "budget=1/1h"}), Catalogue([*_local()]))
+    assert missing.value.message == "--failure_policy needs elastic-policies, which is not installed."
     assert missing.value.hint == how_to_install("elastic-policies")
 
 
-def test_a_failure_policy_whose_plugin_is_off_or_broken_is_refused(install: Install) -> None:
-    install("dist", {"elastic.autoload": {"policies": "no_such_module_of_policies"}})
-    offers = [offer for offer in Catalogue.read().offers(Group.AUTOLOAD) if offer.distribution == "dist"]
-    catalogue = Catalogue([*_local(), *offers])
+def test_a_flag_whose_plugin_is_off_or_broken_is_refused(install: Install) -> None:
+    install(
+        "dist",
+        {"elastic.autoload": {"paint": "no_such_module"}, "elastic.flags": {"paint": "paint_flags"}},
+        {"paint_flags": FLAGS},
+    )
+    offers = [*Catalogue.read().offers(Group.AUTOLOAD), *Catalogue.read().offers(Group.FLAGS)]
+    catalogue = Catalogue([*_local(), *(offer for offer in offers if offer.distribution == "dist")])
     assert load(config(), catalogue).problems, "without the flag the run goes on without the plugin"
     with pytest.raises(PluginError, match="fails to load: ModuleNotFoundError"):
-        load(config(failure_policy="budget=1/1h"), catalogue)
-    with pytest.raises(UsageError, match="needs the plugin 'policies', which --no_plugin switches off"):
-        load(config(failure_policy="budget=1/1h", no_plugins=("policies",)), catalogue)
+        load(config(settings={"shade": "red"}), catalogue)
+    with pytest.raises(UsageError, match="needs the plugin 'paint', which --no_plugin switches off"):
+        load(config(settings={"shade": "red"}, no_plugin=("paint",)), catalogue)
+    assert load(config(settings={"shade": ""}, no_plugin=("paint",)), catalogue).agreed_flags == ("--shade=",)
+    with pytest.raises(UsageError, match="--shade has 501 characters; 500 are allowed"):
+        load(config(settings={"shade": "x" * 501}), Catalogue([*_local(), *catalogue.offers(Group.FLAGS)]))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("", "has no function elastic_flags that is marked with @hookimpl"),
+        ("def elastic_flags(): return []", "has no function elastic_flags that is marked with @hookimpl"),
+        (FLAGS.replace("return [", "raise OSError("), "SyntaxError"),
+        (FLAGS.replace("return [Flag", "return [1, Flag"), "declares 1, which is not a Flag"),
+        (FLAGS.replace('"shade"', '"nnodes"'), "declares --nnodes, which exists already"),
+        (FLAGS.replace("return [", "return 1 / 0, ["), "raised in elastic_flags: ZeroDivisionError"),
+    ],
+)
+def test_flags_that_cannot_be_read_are_the_distributions_fault(install: Install, code: str, message: str) -> None:
+    install("dist", {"elastic.flags": {"paint": "paint_flags"}}, {"paint_flags": code})
+    offers = [offer for offer in Catalogue.read().offers(Group.FLAGS) if offer.distribution == "dist"]
+    with pytest.raises(PluginError, match=re.escape(message)):
+        declared_flags(Catalogue(offers), {"nnodes"})
 
 
 def _local() -> list[InstalledPlugin]:

@@ -9,7 +9,7 @@ import pytest
 from test_leader import NOW, RESTART, body, running, view
 from views import RUN, incident, info, live, offer, seen, settings, then
 
-from elastic_core.config.run import OnNodeLoss
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.protocol.entries import Drain, Halt, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.graceful_stop import find_drain

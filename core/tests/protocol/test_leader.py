@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from views import halted, incident, info, live, members, offer, seen, settings, start, then, watch, with_counters
 
-from elastic_core.config.run import OnNodeLoss
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.counters import as_record

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from views import RUN, VERSIONS, entry, incident, live, settings, start, then
 
+from elastic_core.config.parse import MAX_ROLE, OnNodeLoss
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import MAX_ROLE, OnNodeLoss, RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Explanation, Failure, FailureClass, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import OversizedError, decode_entry, encode_entry

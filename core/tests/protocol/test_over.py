@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from views import entry, halted, incident, live, members, offer, seen, settings, start, then, watch
 
-from elastic_core.config.run import OnNodeLoss
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.entries import HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from views import halted, incident, info, live, seen, settings, watch
 
-from elastic_core.config.run import OnNodeLoss
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.incidents import Action, Verdict
 from elastic_core.protocol.entries import Closed, Exclusion, HaltReason, Round
 from elastic_core.protocol.failure_detector import NodeView

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.config.parse import node_range
-from elastic_core.config.run import OnNodeLoss, Timing
+from elastic_core.config.parse import OnNodeLoss, node_range
+from elastic_core.config.run import Timing
 from elastic_core.incidents import History, Incident, IncidentKind, is_peer_loss
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Join, OpenNext, Report, admit

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elastic_core.config.run import OnNodeLoss, Timing
+from elastic_core.config.parse import OnNodeLoss
+from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import Body, Counters, Entry, Halt, HaltReason, Member, Offer, Open, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch

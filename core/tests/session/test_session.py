@@ -57,7 +57,7 @@ def quick(min_nodes: int = 2, max_nodes: int = 2, **more: float) -> Settings:
 
 
 def restart(_incident: Incident, history: History) -> Verdict:
-    if history.restarts < history.max_restarts:
+    if history.max_restarts is None or history.restarts < history.max_restarts:
         return Verdict(Action.RESTART, "restarts are left")
     return Verdict(Action.GIVE_UP, "no restart is left")
 

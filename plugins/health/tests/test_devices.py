@@ -25,9 +25,12 @@ def ran(*command: str) -> tuple[int, object]:
 
 
 def test_elastic_plugins_lists_the_plugin() -> None:
-    (row,) = [row for row in inventory(Catalogue.read()) if row.distribution == "elastic-health"]
-    assert (row.group, row.name, row.error) == ("elastic.autoload", "health", None)
-    assert row.hooks == ("elastic_node_checks", "elastic_run_starts", "elastic_workers_wait")
+    rows = [row for row in inventory(Catalogue.read()) if row.distribution == "elastic-health"]
+    hooks = ("elastic_choose_checks", "elastic_node_checks", "elastic_run_starts", "elastic_workers_wait")
+    assert [(row.group, row.name, row.hooks, row.error) for row in rows] == [
+        ("elastic.autoload", "health", hooks, None),
+        ("elastic.flags", "health", ("elastic_flags",), None),
+    ]
 
 
 def test_the_plugin_imports_nothing_else_of_its_distribution() -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,7 +165,7 @@ def observer(environ: dict[str, str], clock: Clock, members: tuple[str, ...] = (
     """The plugin on the node of rank 0, unless members say otherwise."""
     status = TrainJobStatus(environ, monotonic=clock, wall=lambda: 1_769_862_896.7)
     status.elastic_run_starts(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py")), "run", NODE, None)
-    status.elastic_round_starts(1, "run", members)
+    status.elastic_round_starts(SimpleNamespace(members=members))  # type: ignore[arg-type]  # all that it reads
     return status
 
 
@@ -215,7 +216,7 @@ def test_only_the_node_of_rank_0_sends(environ: dict[str, str], trainer: Trainer
     status = observer(environ, clock, members=("other", "me"))
     status.elastic_observe(progress(1))
     assert trainer.taken == []
-    status.elastic_round_starts(2, "run", ["me"])
+    status.elastic_round_starts(SimpleNamespace(members=["me"]))  # type: ignore[arg-type]
     status.elastic_observe(progress(2))
     assert len(trainer.taken) == 1, "after the other one is lost"
 

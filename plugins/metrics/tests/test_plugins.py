@@ -51,7 +51,7 @@ def test_elastic_plugins_lists_both_and_their_hooks() -> None:
     ],
 )
 def test_both_are_on_once_installed_and_each_is_off_with_no_plugin(off: tuple[str, ...], on: set[str]) -> None:
-    config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), no_plugins=off)
+    config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), no_plugin=off)
     ours = {impl.plugin for impl in elastic_core.plugins.manager.load(config).implementations(HOOK)}
     assert ours & {"events", "prometheus"} == on
 

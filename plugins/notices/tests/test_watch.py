@@ -120,7 +120,7 @@ def test_a_named_service_that_the_environment_switches_off_is_a_warning(
     monkeypatch.setenv(aws.DISABLED_VARIABLE, "true")
     monkeypatch.setattr("elastic_notices.plugin.chosen", lambda wanted: "aws")
     plugin, events = Notices(), list[Event]()
-    plugin.elastic_configure(replace(CONFIG, notices=notices))
+    plugin.elastic_configure(replace(CONFIG, settings={"notices": notices}))
     plugin.elastic_run_starts(lambda why, seconds: None, events.append)
     assert ([event.level for event in events], plugin._watches) == (levels, [])
 
@@ -141,7 +141,7 @@ def test_an_interval_that_is_none_is_refused(text: str, monkeypatch: pytest.Monk
 
 def test_a_machine_of_no_cloud_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = Notices()
-    plugin.elastic_configure(replace(CONFIG, notices="none"))
+    plugin.elastic_configure(replace(CONFIG, settings={"notices": ""}))
     plugin.elastic_run_starts(lambda why, seconds: None, lambda event: pytest.fail(str(event)))
     plugin.elastic_run_ends()
     assert plugin._watches == []
@@ -162,8 +162,8 @@ def test_the_environment_names_other_endpoints_and_says_that_there_is_none() -> 
 
 def test_the_plugin_is_on_once_it_is_installed_and_can_be_switched_off() -> None:
     assert load(CONFIG).has("notices")
-    off = replace(CONFIG, no_plugins=("notices",))
+    off = replace(CONFIG, no_plugin=("notices",))
     assert not load(off).has("notices")
-    load(replace(off, notices="none"))
+    load(replace(off, settings={"notices": ""}))
     with pytest.raises(UsageError, match="--notices 'aws' needs the plugin 'notices', which --no_plugin switches off"):
-        load(replace(off, notices="aws"))
+        load(replace(off, settings={"notices": "aws"}))

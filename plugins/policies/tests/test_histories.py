@@ -19,11 +19,12 @@ import pytest
 
 import elastic_core.plugins.manager
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import MAX_RESTARTS, UNLIMITED_RESTARTS, RunConfig, has_budget
+from elastic_core.config.run import MAX_RESTARTS, RunConfig
 from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, is_peer_loss
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
+from elastic_policies.flags import has_budget
 from elastic_policies.known_failures import explain
 from elastic_policies.options import parse_policies
 from elastic_policies.replay import Judged, replay
@@ -39,18 +40,20 @@ class Flags:
     """What the user has given."""
 
     failure_policy: str = ""
-    max_restarts: int = MAX_RESTARTS
+    max_restarts: int | None = MAX_RESTARTS
 
     @classmethod
     def parse(cls, flags: list[str]) -> Flags:
         given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         policy = given.get("failure_policy", "")
-        limit = UNLIMITED_RESTARTS if has_budget(policy) else MAX_RESTARTS
-        return cls(policy, int(given.get("max_restarts", limit)))
+        if "max_restarts" in given:
+            return cls(policy, int(given["max_restarts"]))
+        return cls(policy, None if has_budget(policy) else MAX_RESTARTS)
 
     def plugins(self) -> Plugins:
         program = Program(ProgramKind.SCRIPT, "train.py")
-        config = RunConfig(program=program, failure_policy=self.failure_policy, max_restarts=self.max_restarts)
+        settings = {"failure_policy": self.failure_policy} if self.failure_policy else {}
+        config = RunConfig(program=program, settings=settings, max_restarts=self.max_restarts)
         return elastic_core.plugins.manager.load(config)
 
 

@@ -372,7 +372,7 @@ SAMPLES = [
         "failed finding central directory\n",
     ),
     Sample(
-        "a checkpoint is of another model",
+        "a model or a checkpoint could not be loaded",
         GITHUB + "songbingze/MLFF-GAN/issues/6",
         "RuntimeError: Error(s) in loading state_dict for CombinFeatureGenerator:\n"
         '\tMissing key(s) in state_dict: "LSNet.conv1.0.weight", "LSNet.conv1.0.bias"\n',

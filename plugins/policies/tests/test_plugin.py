@@ -48,17 +48,18 @@ def test_elastic_plugins_lists_the_plugin_and_its_command() -> None:
             None,
         ),
         ("elastic.commands", "policy", (), None),
+        ("elastic.flags", "policies", ("elastic_flags",), None),
     }
 
 
 def test_it_is_on_once_installed_and_off_with_no_plugin() -> None:
     load = elastic_core.plugins.manager.load
     assert "policies" in load(config()).failure_policies()
-    assert "policies" not in load(config(no_plugins=("policies",))).failure_policies()
+    assert "policies" not in load(config(no_plugin=("policies",))).failure_policies()
 
 
 def test_its_verdict_is_the_run_s_and_names_the_policy() -> None:
-    plugins = elastic_core.plugins.manager.load(config(failure_policy="no_progress=2"))
+    plugins = elastic_core.plugins.manager.load(config(settings={"failure_policy": "no_progress=2"}))
     verdict = plugins.judge(incident(), history(failure(5)))
     assert (verdict.action, verdict.policy) == (Action.GIVE_UP, "no_progress")
     verdict = plugins.judge(incident(), history())
@@ -67,7 +68,7 @@ def test_its_verdict_is_the_run_s_and_names_the_policy() -> None:
 
 def test_a_text_that_is_wrong_is_refused_when_plugins_are_loaded() -> None:
     with pytest.raises(UsageError, match="there is no policy 'x'"):
-        elastic_core.plugins.manager.load(config(failure_policy="x=1"))
+        elastic_core.plugins.manager.load(config(settings={"failure_policy": "x=1"}))
 
 
 @pytest.mark.parametrize("event", ["workers_started", "initialized"])

@@ -114,6 +114,15 @@ HEALTHY: Mapping[str, tuple[Callable[[Path], Incident], tuple[Failure, ...], dic
         (earlier(exception="torch.OutOfMemoryError"),),
         {},
     ),
+    "it is of another model": (
+        lambda torn: newest(
+            torn,
+            message="RuntimeError: Error(s) in loading state_dict for Net: size mismatch for a.weight",
+            exception="RuntimeError",
+        ),
+        (earlier(exception="RuntimeError"),),
+        {},
+    ),
     "no right to read it": (
         lambda torn: newest(torn, message="PermissionError: x", exception="PermissionError"),
         (earlier(exception="PermissionError"),),
@@ -187,3 +196,10 @@ def test_a_longer_row_is_wanted_where_the_user_says_so(torn: Path) -> None:
     patient = replace(given(torn), failures=3)
     assert judge(newest(torn), history(earlier()), patient) is None
     assert judge(newest(torn), history(earlier(6.0), earlier()), patient) is not None
+
+
+def test_a_reader_that_says_in_words_that_a_file_is_cut_off_counts(torn: Path) -> None:
+    cut = newest(torn, message="RuntimeError: PytorchStreamReader failed reading zip archive", exception="RuntimeError")
+    verdict = judge(cut, history(earlier(exception="RuntimeError")), given(torn))
+    assert verdict is not None
+    assert verdict.action is Action.GIVE_UP

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.config.run import Stream
+from elastic_core.config.parse import Stream
 from elastic_core.errors import ElasticError, UsageError
 from elastic_torchrun.multiprocessing import PContext, start_processes
 

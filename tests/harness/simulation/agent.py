@@ -15,11 +15,13 @@ from elastic_core.agent.resources import Resources
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.start_gate import StartGate
 from elastic_core.agent.supervisor import Supervisor
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import OnNodeLoss, RunConfig, Timing
+from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.node_checks import ChosenChecks
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.entries import Closed, Offer
 from elastic_core.protocol.node import NodeState
@@ -30,7 +32,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.join import Applicant, arrive
 from elastic_core.session.runtime import Runtime
-from simulation import checks, forgetting, peers, programs, questions, runtime, strangers, verdicts
+from simulation import checks, forgetting, peers, programs, runtime, strangers, verdicts
 from simulation.engine import TICK, Hub, Process, expire_after
 from simulation.hands import Hands
 from simulation.inbox import Inbox
@@ -247,8 +249,7 @@ class SimAgent:
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
-            round_starts=lambda *_: None,
-            node_checks=lambda _config: (checks.SLOW,) if plan.check else (),
+            node_checks=lambda _config: ChosenChecks((checks.SLOW,) if plan.check else ()),
         )
         resources = SimpleNamespace(
             config=config,
@@ -259,9 +260,8 @@ class SimAgent:
             warden=self.hands,
             group=self.hands,
             unreachable=partial(peers.unreachable, self.host),
-            locate=partial(questions.locate, self),
             explain_hang=lambda *_: False,
-            end_hung=lambda *_: None,
+            tell_hang=lambda *_: None,
             fence=lambda seconds, _now: self.hands.fence(seconds),
             start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._hear),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
@@ -315,7 +315,7 @@ class SimAgent:
             world.truth.judged[self.node_id, current.offer.id] = incident
         if world.plan.thinking:
             self._sleep(world.plan.thinking * world.hub.random.random())
-        if history.restarts < history.max_restarts:
+        if history.max_restarts is None or history.restarts < history.max_restarts:
             return verdicts.verdict(world, incident, history)
         return Verdict(Action.GIVE_UP, "no restart is left")
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from elastic_core.agent.progress_reader import ProgressReader
 from elastic_core.incidents import Incident
+from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, TakesNotices, WorkerFailed
 from elastic_core.protocol.roster import LocalWorkers
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
+from simulation import questions
 from simulation.steps import Stepper
 from simulation.workers import Gang, State
 
@@ -36,15 +39,15 @@ class Hands:
     """The agent's worker group and its warden. The warden outlives the agent, until the last worker is gone."""
 
     run_uid = ""
-    progress = ProgressReader()
+    progress = ProgressTable()
     """Nothing is read from output: what the ranks report is in :attr:`step`."""
-    hangs = None
-    """The supervisor does not look for hangs: a fault says that there is one (``questions``)."""
     workers = ()
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
         self.gang: Gang | None = None
+        self.round = SimpleNamespace(locate=partial(questions.locate, agent))
+        """No monitor looks for hangs: a fault says that there is one (``questions``)."""
         self.step: int | None = None
         """What the rank has reported last."""
         self.offer = ""

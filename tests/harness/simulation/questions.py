@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elastic_core.agent.stacks import LocalRank
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.protocol.entries import Entry, Halt, Open, Resume, Round, Stacks
 from elastic_core.protocol.node_events import Hung, Locate
@@ -24,8 +23,9 @@ WINDOW = 4.0
 """Seconds without progress."""
 
 
-def locate(agent: SimAgent, asked: Locate, _ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+def locate(agent: SimAgent, asked: Locate) -> LocalStacks:
     """Answer in place of the agent's, after a while, as if nothing moved."""
+    step = agent.hands.newest_step()
     agent._sleep(6.0 * agent.host.world.hub.random.random())
     texts = {agent.node_id: "stack"} if asked.full else {}
     return LocalStacks(answers=asked.index, places={f"in {agent.node_id}": (0,)}, step=step, texts=texts)

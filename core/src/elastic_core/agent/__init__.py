@@ -14,14 +14,11 @@ General layout:
   ``worker_row``: the part of the node's row about its workers.
 * ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why it failed: from what the
   worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` and
-  ``python_traceback`` read these texts. ``watchdog``: the two limits of torch's agent for a hung worker.
+  ``python_traceback`` read these texts.
 * ``isolation``: whether the job has gone on without this node.
-* ``hangs``: notices workers without progress. ``stacks``: where the workers are, which they say themselves, or
-  ``py_spy`` reads from outside.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines,
   ``traceback_fold`` leaves out tracebacks of ranks that have only lost a peer, ``console``
-  writes to the terminal, and ``pseudo_terminal`` gives the workers one. ``progress_reader`` reads from them how far the
-  workers are, and ``checkpoint_files`` looks for their newest checkpoint.
+  writes to the terminal, and ``pseudo_terminal`` gives the workers one.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in
   memory to disk, by means of ``snapshot_files``. ``probing``: which peers can be reached after a failure.
   ``time_to_save``: whether the workers of a planned stop had time to save their state.

@@ -62,7 +62,8 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
     name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
     if config.log_dir is not None:
         return config.log_dir / name, False
-    filtered = config.local_ranks_filter is not None or config.stdout_filters or config.stderr_filters
+    copied = config.duplicate_stdout_filters or config.duplicate_stderr_filters
+    filtered = copied or config.local_ranks_filter is not None
     wanted = config.redirects.any or config.tee.any or filtered
     try:
         return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted

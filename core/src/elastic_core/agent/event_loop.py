@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from elastic_core.protocol.entries import Stacks
+
 SELECT_MAX_SECONDS = 86400.0  # the kernel limits the timeout of one ``select``
 
 
@@ -69,6 +71,14 @@ class HostEnds:
 @dataclass(frozen=True, slots=True)
 class Overdue:
     """The warden should have killed all processes by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangExplained:
+    """The plugins have said what they know of a hang; its lines are '' for nothing."""
+
+    report: Stacks
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 from elastic_core.agent.error_files import last_abort_line, last_lines, one_line
 from elastic_core.agent.python_traceback import Frame, crashed_thread, innermost, parse_frames, printed_exception
 from elastic_core.incidents import is_peer_loss
-from elastic_core.progress_lines import STYLE, step_of_path
+from elastic_core.progress import step_of_path
 from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD
 
 MESSAGE_MAX_CHARACTERS = 500
@@ -27,6 +27,7 @@ TEXT_MAX_CHARACTERS = 1500
 DETAIL_MAX_CHARACTERS = 4096
 EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CPP_EXCEPTION = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']{1,200})'")
 _QUOTING = re.compile(
     r"Caught \S{1,200} in [^\n]{1,200}\nOriginal Traceback \(most recent call last\):"  # torch: a DataLoader's worker
@@ -258,7 +259,7 @@ def _last_line(text: str) -> str:
 
 def headline(text: str) -> str:
     """Return the first line of a text that is not blank; after a colon also the next, or the last of a traceback."""
-    lines = [line for line in STYLE.sub("", text).splitlines() if line.strip()]
+    lines = [line for line in _STYLE.sub("", text).splitlines() if line.strip()]
     first = one_line(lines[0]) if lines else ""
     if first.endswith(":") and len(lines) > 1:
         first = f"{first} {one_line(lines[-1 if lines[1].startswith('Traceback (') else 1])}"

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError, UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Field, Level
-from elastic_core.node_checks import ChosenCheck, Finding, judge_output
+from elastic_core.node_checks import ChosenCheck, ChosenChecks, Finding
 
 if TYPE_CHECKING:
     from elastic_core.agent.interruption import Interruption
     from elastic_core.agent.report import Publish
-    from elastic_core.config.run import RunConfig
     from elastic_core.warden.client import Warden
     from elastic_core.warden.messages import WardenEvent
 
@@ -44,9 +43,9 @@ class HealthChecks:
 
     _interruption: Interruption  # of the run under way
 
-    def __init__(self, config: RunConfig, checks: tuple[ChosenCheck, ...], warden: Warden, publish: Publish) -> None:
-        self._checks, self._warden, self._publish = checks, warden, publish
-        self._limit, self._retry, self._job = config.health_timeout, config.health_retry, config.rdzv_id
+    def __init__(self, job: str, chosen: ChosenChecks, warden: Warden, publish: Publish) -> None:
+        self._job, self._chosen, self._warden, self._publish = job, chosen, warden, publish
+        self._checks, self._limit, self._retry = chosen.checks, chosen.timeout, chosen.retry
         self.heard: list[WardenEvent] = []  # what the warden has reported of other processes meanwhile
 
     @property
@@ -55,7 +54,7 @@ class HealthChecks:
         return self._retry is not None or any(one.check.look is None for one in self._checks)
 
     def run(self, interruption: Interruption, *, patience: float = math.inf) -> None:
-        """Run all checks, again after each pause of ``--health_retry``; end them at the ``interruption``.
+        """Run all checks, again after each pause; end them at the ``interruption``.
 
         Args:
             interruption: Is due if the node is not to enter.
@@ -153,8 +152,8 @@ class HealthChecks:
             return Finding(f"could not be started: {ended}", one.check.advice)
         if ended is None:
             what = f"did not end within {self._limit:g} s, and was killed with all its processes"
-            return Finding(what, "Run it by hand on this host, or give it more time: --health_timeout=SECONDS.")
-        fault = judge_output(ended, stdout, stderr)
+            return Finding(what, self._chosen.too_slow)
+        fault = self._chosen.judge(ended, stdout, stderr)
         return None if fault is None else Finding(fault, one.check.advice)
 
     def _follow(self, reading: dict[int, bytearray]) -> int | str | None:

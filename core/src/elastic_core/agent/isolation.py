@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from elastic_core.agent.probing import Unreachable, neighbours, probe, targets
-from elastic_core.config.run import OnNodeLoss
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Probed

@@ -95,7 +95,7 @@ def join_and_run(
             awaited = partial(store_awaited, config.rdzv_endpoint, patience)
             return persist(store, attempt, lambda exc: publish(awaited(exc)), timeout=patience)
 
-        arrival, health = None, HealthChecks(config, plugins.node_checks(config), warden, publish)
+        arrival, health = None, HealthChecks(config.rdzv_id, plugins.node_checks(config), warden, publish)
         if former is not None:
             applicant = replace(applicant, former=(former,))
         if warm or former is not None or health.take_time:

@@ -22,11 +22,11 @@ from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import Console, DirectConsole
 from elastic_core.agent.directories import make_directories
 from elastic_core.agent.error_files import telling_lines
-from elastic_core.agent.progress_reader import ProgressReader, StreamReader
 from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.agent.traceback_fold import FoldedTracebacks
-from elastic_core.config.run import Stream, StreamMap
+from elastic_core.config.parse import Stream, StreamMap
+from elastic_core.monitors import OutputReader, RunningRound
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
 LINES_WITHIN = 5.0  # seconds that a file, and a stream with a prefix, wait for the rest of a line
@@ -79,8 +79,6 @@ class Output:
         console_err: The descriptor that shows their stderr.
         several: Whether these show more than one worker: then in whole lines. A single worker has the agent's own
             stdout, unless that is kept as well.
-        progress: Reads how far the workers have come, from the streams that the agent reads.
-        reads_all: Whether the agent reads all streams, so that no worker has the agent's own stdout.
     """
 
     def __init__(
@@ -95,19 +93,20 @@ class Output:
         console_out: int = 1,
         console_err: int = 2,
         several: bool = False,
-        progress: ProgressReader | None = None,
-        reads_all: bool = False,
     ) -> None:
         self._redirects, self._tee, self._keep, self._report = redirects, tee, keep, report
         self._shown, self._filters, self._several = shown, filters, several
-        self._progress = progress
-        self._reads_all = reads_all
+        self._round: RunningRound | None = None
         self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
         self._one_terminal = _same_terminal(console_out, console_err)
         self._consoles = {Stream.OUT: Console(console_out, report), Stream.ERR: Console(console_err, report)}
         self._direct = DirectConsole(console_out, report)
         self._thread = PumpThread("elastic-output")
         self._direct_thread: PumpThread | None = None  # waits for the console
+
+    def begin(self, round: RunningRound) -> None:
+        """Have the monitors of a round read the streams that are opened next."""
+        self._round = round
 
     def open(self, *, rank: int, local_rank: int, directory: Path, prefix: str | None = None) -> WorkerStreams:
         """Make the streams of a worker, which is started next; its files will be in ``directory``.
@@ -149,8 +148,8 @@ class Output:
         path, shape = directory / _FILES[Stream.ERR], Shape()
         if self._several:
             shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None)
-        progress = self._progress_of(rank)
-        pump = Pump(reading, None, path, self._direct, shape, self._report, rank=local_rank, progress=progress)
+        readers = self._readers(rank)
+        pump = Pump(reading, None, path, self._direct, shape, self._report, rank=local_rank, readers=readers)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
     def _open_each(
@@ -163,9 +162,8 @@ class Output:
         before = (prefix or f"[rank{rank}]:").encode()
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and self._is_plain(stream, local_rank)
-            if direct and not (
-                self._several or self._one_terminal or self._reads_all
-            ):  # a terminal may have hung up by now
+            every = self._round is not None and self._round.every_stream
+            if direct and not (self._several or self._one_terminal or every):  # a terminal may have hung up by now
                 given[stream] = None
                 continue
             teed = shown and stream in self._tee[local_rank]
@@ -192,12 +190,12 @@ class Output:
                 shape = FoldedTracebacks(shape, path if file is not None else None)
             console = None if redirected else self._direct if direct else self._consoles[stream]
             pumps[stream] = Pump(
-                reading, file, path, console, shape, self._report, filtered, local_rank, self._progress_of(rank)
+                reading, file, path, console, shape, self._report, filtered, local_rank, self._readers(rank)
             )
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
 
-    def _progress_of(self, rank: int) -> StreamReader | None:
-        return None if self._progress is None else self._progress.stream(rank)
+    def _readers(self, rank: int) -> Sequence[OutputReader]:
+        return () if self._round is None else self._round.open_readers(rank)
 
     def _is_shown(self, local_rank: int) -> bool:
         return self._shown is None or local_rank in self._shown

@@ -82,8 +82,9 @@ def applicant_for(
         spares=config.spares,
         max_restarts=config.max_restarts,
         on_node_loss=config.on_node_loss,
-        failure_policies=(*plugins.failure_policies(), *([config.failure_policy] if config.failure_policy else [])),
+        failure_policies=plugins.failure_policies(),
         worker_plugins=plugins.in_workers,
+        flags=plugins.agreed_flags,
     )
     settings = Settings(
         agreement=agreement,

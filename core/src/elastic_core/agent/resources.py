@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from elastic_core.agent import probing, stacks
+from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
-from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
+from elastic_core.agent.event_loop import EventLoop, HangExplained, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
-from elastic_core.agent.hangs import HangExplained, HangWatch, uses_of
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_reader import ProgressReader
-from elastic_core.agent.py_spy import PySpy
 from elastic_core.agent.report import Publish, hang_explained, warden_silent
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartGate
 from elastic_core.agent.status import Status
-from elastic_core.agent.watchdog import Watchdog, kernel_limit, pipe_path
 from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
+from elastic_core.config.parse import Stream
 from elastic_core.config.program import ProgramKind
-from elastic_core.config.run import SIGNALS, RunConfig, Stream
+from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
-from elastic_core.progress import BUILT_IN
+from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Stacks
 from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
-from elastic_core.protocol.roster import LocalStacks, NodeInfo
-from elastic_core.protocol.stacks import LOOKS, is_news
+from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.stacks import is_news
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.threads import keep_a_starter
 from elastic_core.warden.client import CLOSING, Warden
@@ -86,7 +81,6 @@ class Resources:
     group: WorkerGroup
     fd_store: FdStore  # memory files that outlive the workers
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
-    locate: stacks.Answer = stacks.locate  # finds out where its workers are
     warden_watch: WardenWatch = field(default_factory=WardenWatch)
 
     def announce(self, describe: Callable[[], str], connect: Callable[[], RendezvousBackend] | None) -> None:
@@ -109,26 +103,11 @@ class Resources:
         return StartGate(asked, self.loop, now, self.publish)
 
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
-        """Find out where the workers are, on another thread, which posts a Located."""
-        step, watch = self.group.newest_step(), self.group.hangs
-        quiet, moved = ({}, False) if watch is None else (watch.quiet, watch.advances())
-        positions = {} if watch is None else watch.positions()
-        ranks = [stacks.LocalRank.of(worker, watch) for worker in self.group.workers]
+        """Have a monitor find out where the workers are, on another thread, which posts a Located."""
+        round = self.group.round
 
         def run() -> None:
-            try:
-                before = uses_of(set(quiet)) if quiet else {}
-                found = self.locate(asked, ranks, step)
-                now = {} if watch is None else watch.positions()
-                gone_on = {rank for rank, position in now.items() if position != positions.get(rank)}
-                behind = {rank: step for rank, step in found.behind.items() if int(rank) not in gone_on}
-                found = replace(found, moved=found.moved or moved or bool(gone_on), behind=behind)
-                for pid, use in (uses_of(set(before)) if before else {}).items():
-                    if pid in quiet:
-                        quiet[pid] = quiet[pid].without(before[pid], use)
-            except OSError:  # no descriptor is left
-                found = LocalStacks(answers=asked.index, places={})
-            self.loop.post(Located(found))
+            self.loop.post(Located(round.locate(asked)))
 
         start(target=run, name="elastic-stacks", daemon=True).start()
 
@@ -154,16 +133,12 @@ class Resources:
         """Report what the plugins have said, and have the next failure of the round tell it too."""
         if explained.text:
             self.publish(hang_explained(explained.report, explained.text))
-            self.group.note_explanation(explained.report.round, explained.text)
+            if self.group.round.number == explained.report.round:
+                self.group.round.explain(explained.text)
 
-    def end_hung(self, found: Stacks, number: int) -> WorkerFailed | None:
-        """End the rank for which the others wait, if nothing moves in that round, the user wants it, and it is here."""
-        if not found.hang or found.looks < LOOKS or found.round != number or self.config.hang_timeout is None:
-            return None
-        step = self.group.newest_step() if found.still else self.group.progress.step(found.culprit)[0]
-        if found.step is not None and step is not None and step > found.step:
-            return None  # the report was read late, and the workers have gone on
-        return self.group.end_hung(found)
+    def tell_hang(self, found: Stacks) -> None:
+        """Tell the monitors of a report that the round hangs: one may end a rank."""
+        self.group.round.tell_hang(found)
 
     def status(self, now: float, since: float, incident: Incident | None) -> Status:
         """Return what is known of the workers; arguments are fields of a Status."""
@@ -276,17 +251,13 @@ def open_resources(
         if config.program.kind is ProgramKind.FUNCTION:
             stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
             warden.sweep(config.program.target)
-        progress = stack.enter_context(_progress_reader(config, publish, loop))
-        window = config.hang_window if config.hang_timeout is None else config.hang_timeout
         output = Output(
             redirects=config.redirects,
             tee=config.tee,
             keep=config.log_dir is not None,
             shown=config.local_ranks_filter,
             several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
-            filters={Stream.OUT: config.stdout_filters, Stream.ERR: config.stderr_filters},
-            progress=progress,
-            reads_all=progress.wants_all_output or bool(window),
+            filters={Stream.OUT: config.duplicate_stdout_filters, Stream.ERR: config.duplicate_stderr_filters},
             report=lambda message: publish(Event("output", message, Level.WARNING)),
         )
         stack.callback(output.close)
@@ -299,42 +270,10 @@ def open_resources(
         group = WorkerGroup(
             config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
         )
-        group.progress = progress
-        group.hangs = None if window == 0 else HangWatch(window, progress)
-        pipe, limit = pipe_path(os.environ, directory), kernel_limit(os.environ)
-        if pipe is not None or limit is not None:
-            group.watchdog = stack.enter_context(closing(Watchdog(pipe, limit, loop.at, warden.pid)))
-            if pipe is not None:
-                loop.watch(group.watchdog, group.watchdog.receive)
+        group.post, group.progress = loop.post, ProgressTable(publish, loop.post)
+        stack.callback(group.close)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
-        spy = PySpy(lambda message: publish(Event("py_spy", message, Level.WARNING)))
-        locate = partial(stacks.locate, spy=spy)
-        yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store, locate=locate)
-
-
-@contextmanager
-def _progress_reader(config: RunConfig, publish: Publish, loop: EventLoop) -> Iterator[ProgressReader]:
-    """Make what reads the workers' progress; it also looks for their checkpoints, if it is known where they are."""
-    expressions = BUILT_IN
-    if config.progress_pattern is not None or config.checkpoint_pattern is not None:
-        from elastic_core.progress_expressions import compile_expressions  # few runs have any
-
-        expressions = compile_expressions(config.progress_pattern, config.checkpoint_pattern)
-    reader = ProgressReader(
-        expressions,
-        notices_checkpoints=config.checkpoint_pattern is not None or config.checkpoint_path is not None,
-        nan_stop=config.nan_stop,
-        publish=publish,
-        post=loop.post,
-    )
-    if config.checkpoint_path is None:
-        yield reader
-        return
-    from elastic_core.agent.checkpoint_files import CheckpointFiles  # nor this
-
-    with closing(CheckpointFiles(config.checkpoint_path, reader.note_checkpoint)) as files:
-        reader.look_for_checkpoint = partial(files.look, settled=True)
-        yield reader
+        yield Resources(config, plugins, publish, info, loop, signals, warden, group, reports.fd_store)
 
 
 @contextmanager
@@ -359,6 +298,6 @@ def _window_changes(follow: Callable[[], None]) -> Iterator[None]:
 
 def leave_signals(config: RunConfig) -> frozenset[int]:
     """Return the signals on which the node leaves: by default not on ignored ones, such as SIGHUP under ``nohup``."""
-    if config.signals is not None:
-        return frozenset(config.signals)
+    if config.signals_to_handle is not None:
+        return frozenset(config.signals_to_handle)
     return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)

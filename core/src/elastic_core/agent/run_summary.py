@@ -40,7 +40,7 @@ class RunSummary:
         node: The name of this node.
         rounds: How many rounds began.
         restarts: Restarts spent.
-        max_restarts: Of how many.
+        max_restarts: Of how many; None for no limit.
         nodes_lost: How often nodes were lost.
         seconds: Since the run was opened.
         interrupted_seconds: Of these, how long the workers of this node did not run between two rounds.
@@ -54,7 +54,7 @@ class RunSummary:
     node: str
     rounds: int
     restarts: int
-    max_restarts: int
+    max_restarts: int | None
     nodes_lost: int
     seconds: float
     interrupted_seconds: float

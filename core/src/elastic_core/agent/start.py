@@ -111,13 +111,12 @@ def connect_and_run(
 
     Arguments and errors are those of :func:`elastic_core.agent.membership.join_and_run`.
     """
-    from elastic_core.agent import membership, watchdog
+    from elastic_core.agent import membership
     from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection
     from elastic_core.events import Event, Level
     from elastic_core.rendezvous.backend import RendezvousBackend
 
-    watchdog.check(os.environ)
     cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from elastic_core.agent import pseudo_terminal
 from elastic_core.agent.console import Console, DirectConsole, write_all
-from elastic_core.agent.progress_reader import StreamReader
 from elastic_core.agent.stream_lines import Filtered, Shape
+from elastic_core.monitors import OutputReader
 
 TAIL = 4096  # bytes of stderr that an incident may show
 REMEMBERED = 16384  # bytes of stderr that are remembered: faulthandler's stacks follow what native code wrote
@@ -34,7 +34,7 @@ class Pump:
         shape: What the stream becomes before it is shown.
         report: Called with a message, once for each file that cannot take all bytes.
         filtered: Takes the lines for which the user has set a filter; closed with this object.
-        progress: Reads how far the worker has come.
+        readers: The monitors' readers of this stream.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Pump:
         report: Callable[[str], None],
         filtered: Filtered | None = None,
         rank: int = 0,
-        progress: StreamReader | None = None,
+        readers: Sequence[OutputReader] = (),
     ) -> None:
         self.pipe, self.console, self.shape = pipe, console, shape
-        self._progress = progress
+        self._readers = readers
         self.tail = b""
         """The last ``REMEMBERED`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
         self.ended = threading.Event()
@@ -67,8 +67,8 @@ class Pump:
             data = b""
         if data:
             self.tail = (self.tail + data)[-REMEMBERED - 1 :]
-            if self._progress is not None:
-                self._progress.feed(data)
+            for reader in self._readers:
+                reader.feed(data)
             self._keep(data)
         return self.show(self.shape.feed(data)) and bool(data)
 
@@ -79,8 +79,8 @@ class Pump:
     def close(self) -> None:
         """Show the rest of the shape, and close: the stream is over, or its rest is not needed."""
         self.show(self.shape.finish())
-        if self._progress is not None:
-            self._progress.finish()
+        for reader in self._readers:
+            reader.finish()
         os.close(self.pipe)
         if self._file is not None:
             os.close(self._file)

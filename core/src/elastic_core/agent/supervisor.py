@@ -12,8 +12,17 @@ from contextlib import suppress
 from dataclasses import replace
 
 from elastic_core.agent import report
-from elastic_core.agent.event_loop import AliveFor, Crashed, Depart, HostEnds, Overdue, SignalReceived, StopDue, Tick
-from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
+from elastic_core.agent.event_loop import (
+    AliveFor,
+    Crashed,
+    Depart,
+    HangExplained,
+    HostEnds,
+    Overdue,
+    SignalReceived,
+    StopDue,
+    Tick,
+)
 from elastic_core.agent.isolation import Isolation
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import ASK_SECONDS, Resources, finish_helpers, handle_warden_death, stop_workers
@@ -151,13 +160,11 @@ class Supervisor:
             case AliveFor(number):
                 if self._group.alive() and number == self._state.round:
                     self._step(node_events.Progressed(number))
-            case HangCheck(number):
-                self._check_progress(number)
             case DescribeWorkers(number):
                 self._describe_workers(number)
             case HangExplained(found):
                 self._resources.note_explained(event)
-                self._step(self._resources.end_hung(found, self._state.round))
+                self._resources.tell_hang(found)
             case Overdue():
                 if self._state.work is Work.STOPPING:
                     self._warden.kill()
@@ -241,15 +248,6 @@ class Supervisor:
         wait = seconds_to_workers_row(self._state.ledger.age(now), members, self._state.info.node_id)
         self._loop.at(now + wait, DescribeWorkers(current.number))
 
-    def _check_progress(self, number: int) -> None:
-        """Look whether the workers of a round make progress (rule L14), and look again later."""
-        watch = self._group.hangs
-        if watch is None or number != self._state.round or self._state.work is not Work.RUNNING:
-            return
-        if (seconds := self._group.seconds_without_progress()) != self._state.hung:
-            self._step(node_events.Hung(number, seconds))
-        check_later(self._loop, self._runtime.now(), watch.window, number)
-
     def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
 
@@ -287,7 +285,7 @@ class Supervisor:
         if (found := self._state.ledger.stacks) is not None and found is not before.ledger.stacks:
             wait, last = found.round == self._state.round and self._state.work is Work.RUNNING, before.ledger.hang
             if not (wait and self._resources.explain_hang(found, last, self._runtime.thread)):
-                self._step(self._resources.end_hung(found, self._state.round))
+                self._resources.tell_hang(found)
         if failed is not None:  # last, because probes are not urgent
             self._isolation.probe(failed, self._loop.post)
 
@@ -315,7 +313,6 @@ class Supervisor:
                 self._exit = effect
 
     def _start(self, current: Round, restart_count: int) -> None:
-        self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
         self._arm_fence()
         self._workers = None
         try:
@@ -336,7 +333,6 @@ class Supervisor:
         except (ElasticError, OSError) as exc:
             self._step(self._group.fail_start(current, exc))
         self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
-        self._loop.at(self._runtime.now(), HangCheck(current.number))
         self._describe_later(current)
 
     def _notify(self, notice: node_events.Notice | None) -> None:
@@ -386,7 +382,7 @@ class Supervisor:
         """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""
         if not is_newly_excluded(before, self._state, self._runtime.now()):
             return
-        if any(one.check.look is None for one in self._plugins.node_checks(self._config)):
+        if any(one.check.look is None for one in self._plugins.node_checks(self._config).checks):
             # A check is a process: only such a check says anything of a host that has failed.
             why = "this host was excluded: this node leaves, and enters again through its health checks"
             self._say("checked_again", why)

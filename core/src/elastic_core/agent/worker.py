@@ -105,4 +105,4 @@ def ignored_signals(config: RunConfig) -> frozenset[int]:
     signal that was ignored when it started, so an executable keeps the default disposition.
     """
     python = config.program.kind is not ProgramKind.EXECUTABLE
-    return frozenset({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals or ()) if python else ())
+    return frozenset({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals_to_handle or ()) if python else ())

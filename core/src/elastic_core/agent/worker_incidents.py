@@ -1,4 +1,4 @@
-"""Makes incidents of this node's workers, out of exit codes, error files, stderr and expired timers."""
+"""Makes incidents of this node's workers, out of exit codes, error files, stderr and signals that monitors sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from elastic_core.agent.failure_cause import (
     find_cause,
     named_checkpoint,
 )
-from elastic_core.agent.watchdog import Timer
 from elastic_core.agent.worker import Worker
 from elastic_core.assignment import Assignment
 from elastic_core.errors import ElasticError
@@ -37,6 +36,7 @@ from elastic_core.incidents import (
     describe_early_exit,
     has_wrong_arguments,
 )
+from elastic_core.monitors import Signal
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
@@ -97,7 +97,7 @@ def exit_incident(
     worker: Worker,
     after: float,
     exit_code: int,
-    timer: Timer | None,
+    sent: Signal | None,
     *,
     oom: OomCounter | None = None,
     checkpoint_path: str | None = None,
@@ -107,7 +107,7 @@ def exit_incident(
     Args:
         after: Seconds since the start of the round.
         exit_code: As of :class:`subprocess.Popen`.
-        timer: The timer that expired in it, if one did.
+        sent: The signal that a monitor has sent it, if one did.
         oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
     """
     cause = cause_of(worker, exit_code)
@@ -122,10 +122,10 @@ def exit_incident(
         with contextlib.suppress(TimeoutError):  # a large directory on a slow disk: recovery does not wait for it
             if dump := bounded(partial(describe_core_dump, worker.pid, ".", began), CORE_DUMP_MAX_SECONDS):
                 cause = replace(cause, detail=f"{cause.detail.rstrip()}\n{dump}".lstrip("\n"))
-    if timer is not None and exit_code == -timer.signum:
-        message = f"was sent {signal_name(timer.signum)} because its timer {timer.scope[:200]!r} expired"
-        timed_out = replace(cause, message=message, exception="")
-        return worker_incident(info, worker, after, cause=timed_out), cause.text
+    if sent is not None and exit_code == -sent.signum:
+        message = f"was sent {signal_name(sent.signum)} because {sent.why}"
+        ended = replace(cause, message=message, exception="")
+        return worker_incident(info, worker, after, cause=ended), cause.text
     kind = IncidentKind.WORKER_FAILED
     if worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS:
         port = re.compile(rf"\b{worker.assignment.master_port}\b")

@@ -31,6 +31,7 @@ class WorkerRows:
         progress: Mapping[int, tuple[Progress, float]],
         checkpoint: tuple[int | None, float] | None,
         held: Collection[int],
+        notes: Mapping[str, str],
         *,
         now: float,
         heartbeat: int,
@@ -42,6 +43,7 @@ class WorkerRows:
             progress: How far each rank has come, and how many seconds ago it last moved.
             checkpoint: The step of the last one, as far as it is known, and its age in seconds.
             held: The memory files in which workers keep snapshots.
+            notes: What monitors have noted, by name.
             store: The seconds that the store took to answer it.
         """
         known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in workers]
@@ -54,10 +56,11 @@ class WorkerRows:
             snapshot=snapshot,
             checkpoint=None if checkpoint is None else SavedStep(checkpoint[0], round(checkpoint[1], 1)),
             store=round(store, 4),
+            notes={**notes},
         )
         moved = [None if ago is None else round(now - ago) for _, ago in known]
         saved = None if checkpoint is None else round(now - checkpoint[1])
-        told = (found.pids, found.steps, moved, self._snapshot, saved)
+        told = (found.pids, found.steps, moved, self._snapshot, saved, found.notes)
         if told == self._told:
             return None
         self._told = told

@@ -16,14 +16,11 @@ from elastic_core.agent import preload, worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
-from elastic_core.agent.hangs import HangWatch
 from elastic_core.agent.output import Output
-from elastic_core.agent.progress_reader import LossBroken, ProgressEvent, ProgressReader, StepSeen
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
 from elastic_core.agent.snapshot_files import newest_kept
 from elastic_core.agent.time_to_save import TimeToSave, saved_event, time_to_save
-from elastic_core.agent.watchdog import Timer, Watchdog, WatchdogEvent
 from elastic_core.agent.worker import Worker, assignments, error_file, ignored_signals, line_prefix
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import (
@@ -46,21 +43,40 @@ from elastic_core.exit_codes import signal_name
 from elastic_core.host.addresses import collective_interfaces
 from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
+from elastic_core.monitors import RankFailed, RunningRound, WorkerView
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Round, Stacks
+from elastic_core.protocol.entries import Round
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo
 from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
-from elastic_core.warden.linux import waits_in
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
 LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the fork server, after which a line says so
+
+
+@dataclass
+class LocalRound:
+    """One round on this node: its workers, and what is known of them."""
+
+    started_at: float = 0.0
+    oom_kills: int = 0  # those that the kernel had counted when the round began
+    fresh: str = ""  # why a worker started fresh; '' if none has
+    unlearned: int = 0  # how many modules the workers import that the fork server has not
+    workers: dict[int, Worker] = field(default_factory=dict)  # by tag
+    running: RunningRound = field(default_factory=lambda: RunningRound(0, "", (), Path()))  # as monitors see it
+    recovered: Recovery | None = None  # the timing of the interruption before
+    initialized: bool = False  # whether it was reported that the process group is ready
+    over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
+    cause_wanted: bool = False  # whether no failure so far has its cause here for certain
+    killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
+    notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
 
 
 @dataclass
@@ -82,51 +98,31 @@ class WorkerGroup:
     cpus: Sequence[frozenset[int]] = ()  # the CPUs of each local rank; empty if workers are not bound
     warm: bool = False  # whether the fork server forks them
     temporary: bool = False  # whether ``directory`` is removed at the end, because no logs were requested
-    watchdog: Watchdog | None = None  # none if no limit was requested
-    progress: ProgressReader = field(default_factory=ProgressReader)
-    hangs: HangWatch | None = None  # none if hangs are not looked for
+    post: Callable[[object], None] = lambda event: None  # gives the agent's loop an event
+    progress: ProgressTable = field(default_factory=ProgressTable)
     now: Callable[[], float] = time.monotonic
     prepare_after: float = PREPARE_AFTER_SECONDS  # seconds from the process group to the preparation for a failure
-    started_at: float = 0.0
     interrupted_seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
     oom: OomCounter = field(default_factory=find_counter)
-    _oom_kills: int = 0  # those that the kernel had counted when the round began
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    _workers: dict[int, Worker] = field(default_factory=dict)
     _recovery: Recovery | None = None  # the timing of the current interruption
-    _recovered: Recovery | None = None  # the timing of the interruption before the current round
-    _initialized: bool = False  # whether it was reported that the process group of the current round is ready
-    _fresh: str = ""  # why a worker of the current round started fresh; '' if none has
-    _unlearned: int = 0  # how many modules its workers import that the fork server has not
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
-    _over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
-    _cause_wanted: bool = False  # whether no failure so far has its cause here for certain
-    _killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
-    _expired: dict[int, Timer] = field(default_factory=dict)  # the expired timers for which a signal was sent, by pid
-    _explanation: tuple[int, str] = 0, ""  # a round, and what plugins have said of its hang
     long_import: float = LONG_IMPORT_SECONDS  # seconds from the first round to the line about an import that goes on
     idle_after: float = IDLE_AFTER_SECONDS  # seconds from the first start until what a failure needs is imported
     _prepared: bool = False  # whether that import was scheduled
     time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
     _rows: WorkerRows = field(default_factory=WorkerRows)
-    _notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
+    _round: LocalRound = field(default_factory=LocalRound)  # the current one, or the last
     _directory_of: int = 0  # the round before the current one; 0 for none
 
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. Failures come later, as events."""
-        self.started_at, self._over, self._cause_wanted = self.now(), False, False
-        self._oom_kills = self.oom.read()
-        self._killed.clear()
-        self._expired.clear()
-        self._notice = None
-        self._recovered, self._initialized = None, False
-        self._fresh, self._unlearned = "" if self.warm else "the warm start is off", 0
-        self._workers.clear()
+        fresh = "" if self.warm else "the warm start is off"
+        self._round = LocalRound(started_at=self.now(), oom_kills=self.oom.read(), fresh=fresh)
         self.reports.clear()
         self.progress.begin(current.number)
-        if self.hangs is not None:
-            self.hangs.begin()
         ignored = ignored_signals(self.config)
+        self._begin_monitors(current)
         for assignment in assignments(
             self.config, self.run_uid, self.info.node_id, current, restart_count, self.directory
         ):
@@ -141,7 +137,7 @@ class WorkerGroup:
                 directory=directory,
                 prefix=line_prefix(self.config.line_prefix, assignment),
             )
-            self._workers[tag] = worker = Worker(assignment, streams, tag=tag)
+            self._round.workers[tag] = worker = Worker(assignment, streams, tag=tag)
             cpus = self.cpus[assignment.local_rank] if self.cpus else None
             with contextlib.closing(streams), self.reports.open(tag, worker.reported) as control:
                 out, err = streams.stdout, streams.stderr
@@ -162,26 +158,25 @@ class WorkerGroup:
         self._directory_of = current.number
 
     @property
+    def round(self) -> RunningRound:
+        """The current round, or the last, as monitors see it. Any thread may read this."""
+        return self._round.running
+
+    @property
+    def started_at(self) -> float:
+        """When the current round started, or the last."""
+        return self._round.started_at
+
+    @property
     def workers(self) -> tuple[Worker, ...]:
         """The local ranks of the current round, in order. Any thread may read this."""
-        return tuple(self._workers.values())
+        return tuple(self._round.workers.values())
 
     def alive(self) -> bool:
         """Whether every local rank has been started and none has ended."""
-        return bool(self._workers) and all(w.pid is not None and w.exit_code is None for w in self._workers.values())
-
-    def seconds_without_progress(self) -> float:
-        """Return for how long a worker has made no progress, once that is longer than it should be; else 0.
-
-        A worker that has ended, or whose program has, makes none; nor do workers that are being stopped.
-        """
-        if self.hangs is None or self._over:
-            return 0.0
-        living = [worker for worker in self.workers if worker.is_running and not worker.reported.over]
-        try:
-            return self.hangs.look(living)
-        except OSError:  # no descriptor is left
-            return 0.0
+        return bool(self._round.workers) and all(
+            w.pid is not None and w.exit_code is None for w in self._round.workers.values()
+        )
 
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
         """Return what the node's row says of its workers; arguments as of :class:`WorkerRows`. None for nothing new."""
@@ -190,6 +185,7 @@ class WorkerGroup:
             self.progress.newest(),
             self.progress.last_checkpoint(),
             self.reports.fd_store.held.values(),
+            self._round.running.notes,
             now=self.now(),
             heartbeat=heartbeat,
             store=store,
@@ -200,69 +196,54 @@ class WorkerGroup:
         steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         return max(steps, default=None)
 
-    def note_explanation(self, number: int, text: str) -> None:
-        """Have the first failure of a round tell why the round hung before."""
-        self._explanation = number, text
-
-    def end_hung(self, report: Stacks) -> node_events.WorkerFailed | None:
-        """Kill the rank for which the others wait, if it is here, and report that as its failure."""
-        for tag, worker in self._workers.items():
-            if worker.assignment.rank == report.culprit and worker.is_running and worker.pid and not self._over:
-                where = report.report.partition("\n")[0].rstrip(":")
-                cause = named_cause("Hang", f"no progress for {report.window:g} s; {where}")
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(worker.pid, signal.SIGKILL)
-                return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
-        return None
-
     def handle(
-        self, event: messages.WardenEvent | worker_channels.Report | WatchdogEvent | ProgressEvent
+        self, event: messages.WardenEvent | worker_channels.Report | RankFailed | ProgressEvent
     ) -> node_events.NodeEvent | None:
-        """Handle an event of the warden, a worker or the watchdog; return the node event that follows, if any."""
+        """Handle an event of the warden, a worker or a monitor; return the node event that follows, if any."""
         match event:
-            case messages.Spawned(tag, pid, _, unlearned) if worker := self._workers.get(tag):
+            case messages.Spawned(tag, pid, _, unlearned) if worker := self._round.workers.get(tag):
                 worker.pid = pid
-                self._unlearned = max(self._unlearned, unlearned)
-                if not self._over and all(other.pid is not None for other in self._workers.values()):
+                self._round.unlearned = max(self._round.unlearned, unlearned)
+                if not self._round.over and all(other.pid is not None for other in self._round.workers.values()):
                     self._say_started(worker.assignment.round)
                 if worker.failed_early and worker.exit_code is None:
                     return self._fail_raised(tag, worker)
                 return self._progress(worker.assignment.round)
-            case worker_channels.Initialized(tag) if worker := self._workers.get(tag):
+            case worker_channels.Initialized(tag) if worker := self._round.workers.get(tag):
                 worker.initialized = True
                 return self._progress(worker.assignment.round)
-            case worker_channels.Failed(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
+            case worker_channels.Failed(tag) if (worker := self._round.workers.get(tag)) and worker.exit_code is None:
                 if worker.pid is not None:
                     return self._fail_raised(tag, worker)
                 worker.failed_early = True  # the warden reports the start over another channel
-            case worker_channels.Lingers(tag) if (worker := self._workers.get(tag)) and worker.exit_code is None:
+            case worker_channels.Lingers(tag) if (worker := self._round.workers.get(tag)) and worker.exit_code is None:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
-            case worker_channels.Stepped(tag, step, leaves) if worker := self._workers.get(tag):
+            case worker_channels.Stepped(tag, step, leaves) if worker := self._round.workers.get(tag):
                 return self._stepped(worker, step, leaves)
-            case worker_channels.Advanced(tag, progress) if worker := self._workers.get(tag):
+            case worker_channels.Advanced(tag, progress) if worker := self._round.workers.get(tag):
                 self.progress.observe(worker.assignment.rank, progress)
-            case StepSeen(number) if not self._over and self.alive():
+            case StepSeen(number) if not self._round.over and self.alive():
                 return node_events.Progressed(number)
-            case LossBroken(number, rank, message):
-                return self._fail_broken(number, rank, message)
-            case worker_channels.NotUnderstood(tag, why) if worker := self._workers.get(tag):
+            case RankFailed():
+                return self._fail_rank(event)
+            case worker_channels.NotUnderstood(tag, why) if worker := self._round.workers.get(tag):
                 rank = worker.assignment.rank
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
                 self.publish(Event("report_ignored", message, Level.DEBUG, {"rank": rank, "why": why}))
             case worker_channels.ListenAgain():
                 self.reports.listen_again(event)
-            case messages.StartedFresh(tag, why) if worker := self._workers.get(tag):
-                self._fresh = why
+            case messages.StartedFresh(tag, why) if worker := self._round.workers.get(tag):
+                self._round.fresh = why
                 if why not in self._reasons:
                     self._reasons.add(why)
                     message = f"rank {worker.assignment.rank} starts fresh, without the warm start: {why}"
                     self.publish(Event("started_fresh", message, fields={"rank": worker.assignment.rank, "why": why}))
-            case messages.SpawnFailed(tag, error) if worker := self._workers.get(tag):
+            case messages.SpawnFailed(tag, error) if worker := self._round.workers.get(tag):
                 incident = worker_incident(
                     self.info, worker, self._after(), IncidentKind.START_FAILED, cause=Cause(message=error)
                 )
                 return self._fail(tag, incident)
-            case messages.Exited(tag, pid, code, at) if worker := self._workers.get(tag):
+            case messages.Exited(tag, pid, code, at) if worker := self._round.workers.get(tag):
                 worker.pid, worker.exit_code, worker.ended_at = pid, code, at
                 if code != 0 and self._recovery is None:
                     self._recovery = Recovery(began=at, detected=self.now())
@@ -270,25 +251,25 @@ class WorkerGroup:
                     self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
                     return self._fail(tag, *self._exit_incident(worker, code))
                 self._read_steps()  # the worker's end may be known before its last report is read
-                told = self._over or self._notice is not None
+                told = self._round.over or self._round.notice is not None
                 if not told and worker.reported.terminated:
                     worker.terminated = True
                     self.reports.note_terminated(tag)
-                if all(other.exit_code == 0 and not other.terminated for other in self._workers.values()):
+                if all(other.exit_code == 0 and not other.terminated for other in self._round.workers.values()):
                     self._drain_streams()
-                    left = any(other.leaves for other in self._workers.values())
+                    left = any(other.leaves for other in self._round.workers.values())
                     return node_events.SteppedDown() if left else node_events.WorkersDone()
             case worker_channels.Terminated(tag) if (
-                (worker := self._workers.get(tag)) and worker.pid and not self._over
+                (worker := self._round.workers.get(tag)) and worker.pid and not self._round.over
             ):
-                if self._notice is not None:
+                if self._round.notice is not None:
                     return self.handle(messages.Exited(tag, worker.pid, 0, worker.ended_at))
                 self._recovery = self._recovery or Recovery(began=worker.ended_at, detected=self.now())
-                after = round(worker.ended_at - self.started_at, 6)
+                after = round(worker.ended_at - self._round.started_at, 6)
                 return self._fail(tag, worker_incident(self.info, worker, after, cause=Cause(), exit_code=0))
             case messages.Signalled(signum, pids, names):
-                self._killed.update(pids if signum == signal.SIGKILL else ())
-                for worker in self._workers.values():
+                self._round.killed.update(pids if signum == signal.SIGKILL else ())
+                for worker in self._round.workers.values():
                     worker.told_to_end |= worker.pid in pids
                 name, named = signal_name(signum), itertools.zip_longest(pids, names)
                 who = ", ".join(f"{pid} ({program})" if program else str(pid) for pid, program in named)
@@ -297,11 +278,6 @@ class WorkerGroup:
                 started = "" if own else ", which the workers had started"
                 fields = {"signal": name, "pids": who}
                 self.publish(Event("workers_signalled", f"sent {name} to {who}{started}", level, fields))
-            case WatchdogEvent.TIMERS_DUE if self.watchdog is not None:
-                for timer in self.watchdog.take_expired():
-                    self._end_for(timer)
-            case WatchdogEvent.STATES_DUE if self.watchdog is not None:
-                return self._fail_stuck(self.watchdog)
             case messages.Stuck(pid, name, wchan):
                 message = (
                     f"process {pid} ({name}) does not die: it waits in the kernel, in {wchan or 'an unknown place'}"
@@ -314,13 +290,13 @@ class WorkerGroup:
 
         None if a rank's step is unknown, or if the notice has a step. The notice None lets waiting workers go on.
         """
-        living = [tag for tag, worker in self._workers.items() if worker.exit_code is None]
+        living = [tag for tag, worker in self._round.workers.items() if worker.exit_code is None]
         self._note_notice(None if notice is None else notice.deadline)
         reached = [tag for tag in living if self.reports.tell(tag, worker_channels.packet(notice))]
         if notice is None or notice.step is not None or len(reached) < len(living) or not self._read_steps():
             return None
-        steps = tuple(worker.step for worker in self._workers.values() if worker.step is not None)
-        return steps if len(steps) == len(self._workers) else None
+        steps = tuple(worker.step for worker in self._round.workers.values() if worker.step is not None)
+        return steps if len(steps) == len(self._round.workers) else None
 
     def stop(
         self, grace: float, *, broken: bool = False, failure: Incident | None = None, signum: int = signal.SIGTERM
@@ -331,19 +307,19 @@ class WorkerGroup:
         failure follows from the loss of a peer, a worker whose program has ended gets no SIGTERM: it may be that peer,
         and its exit code tells.
         """
-        if broken and not self._over:
+        if broken and not self._round.over:
             self._want_cause()
         ending = self._note_ended() if failure is not None and failure.follows_peer else ()
-        if not broken and not self._over:
+        if not broken and not self._round.over:
             self._note_notice(grace)
-        self._over = True
+        self._round.over = True
         if self._recovery is None:
             self._recovery = Recovery(began=self.now(), detected=self.now())
         self.warden.stop(grace=grace, signum=signum, ending=ending)
 
     def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
         """Return the first local worker that has left early, if that explains the round's failure."""
-        early = early_exit_incident(self.info, self.workers, failure, self.started_at)
+        early = early_exit_incident(self.info, self.workers, failure, self._round.started_at)
         return None if early is None else self._publish_failure(early)
 
     def note_next_round(self) -> None:
@@ -360,23 +336,28 @@ class WorkerGroup:
             self._recovery.stopped = self.now()
         self._drain_streams()
         self._tell_saved()
+        self.close()
         alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self.workers)
-        self._workers.clear()
+        self._round.workers.clear()
         self.reports.clear()
         return alike
 
+    def close(self) -> None:
+        """Have the monitors of the last round end: the agent ends."""
+        self._round.running.closed.set()
+
     def _note_notice(self, seconds: float | None) -> None:
         """Note from when on the workers have ``seconds`` to save; None if the notice is withdrawn."""
-        if seconds is None or self._notice is None:
-            self._notice = None if seconds is None else (self.now(), seconds)
+        if seconds is None or self._round.notice is None:
+            self._round.notice = None if seconds is None else (self.now(), seconds)
 
     def _tell_saved(self) -> None:
         """Publish what became of the state of workers that had a notice, and have ended."""
-        if self._notice is None or not self._workers:
+        if self._round.notice is None or not self._round.workers:
             return
-        (began, had), took = self._notice, self.now() - self._notice[0]
+        (began, had), took = self._round.notice, self.now() - self._round.notice[0]
         self._read_steps()
-        if (look := self.progress.look_for_checkpoint) is not None:
+        for look in self._round.running.last_looks:
             with contextlib.suppress(TimeoutError):
                 bounded(look, CHECKPOINT_MAX_SECONDS)
         kept = newest_kept(self.reports.fd_store.held.values())
@@ -384,7 +365,7 @@ class WorkerGroup:
         if checkpoint is not None:
             checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.now() - began - took))
         self.time_to_save = time_to_save(
-            next(iter(self._workers.values())).assignment.round,
+            next(iter(self._round.workers.values())).assignment.round,
             had=had,
             took=took,
             step=self.newest_step(),
@@ -410,25 +391,25 @@ class WorkerGroup:
 
     def _after(self) -> float:
         """Return the seconds since the start of the round."""
-        return round(self.now() - self.started_at, 6)
+        return round(self.now() - self._round.started_at, 6)
 
     def _exit_incident(self, worker: Worker, exit_code: int) -> tuple[Incident, str]:
         self._read_steps()  # the worker's end may be known before its last report is read
-        timer = None if worker.pid is None else self._expired.get(worker.pid)
-        killed_for_memory = worker.pid not in self._killed and self.oom.read() > self._oom_kills
+        sent = self._round.running.signals.get(worker.pid or 0)
+        killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
         oom = self.oom if killed_for_memory else None
         place = self.config.checkpoint_path
-        return exit_incident(self.info, worker, self._after(), exit_code, timer, oom=oom, checkpoint_path=place)
+        return exit_incident(self.info, worker, self._after(), exit_code, sent, oom=oom, checkpoint_path=place)
 
     def _say_import(self, number: int) -> None:
         """Publish that the workers of a round wait for the fork server, if none has started. For any thread."""
-        if not self._over and {w.pid for w in self.workers if w.assignment.round == number} == {None}:
+        if not self._round.over and {w.pid for w in self.workers if w.assignment.round == number} == {None}:
             names = ", ".join(preload.modules(self.config))
             message = f"the workers wait for the import of {names} ({self._after():.0f} s so far)"
             self.publish(Event("importing", message))
 
     def _say_started(self, number: int) -> None:
-        count, took = len(self._workers), self._after()
+        count, took = len(self._round.workers), self._after()
         fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
         message = f"{count} local worker(s) of round {number} run"
         self.publish(Event("workers_started", message, Level.DEBUG, fields))
@@ -438,16 +419,16 @@ class WorkerGroup:
             self._recovery.running = self.now()
             self.interrupted_seconds += self._recovery.running - self._recovery.began
             self.publish(recovered(number, self._recovery))
-            self.publish(restarted(number, self._recovery, self._fresh, self._unlearned))
-            self._recovered, self._recovery = self._recovery, None
+            self.publish(restarted(number, self._recovery, self._round.fresh, self._round.unlearned))
+            self._round.recovered, self._recovery = self._recovery, None
 
     def _progress(self, number: int) -> node_events.Progressed | None:
         """Return Progressed once all local workers run and are in the process group."""
-        ready = all(worker.pid is not None and worker.initialized for worker in self._workers.values())
-        if self._initialized or self._over or not ready:
+        ready = all(worker.pid is not None and worker.initialized for worker in self._round.workers.values())
+        if self._round.initialized or self._round.over or not ready:
             return None
-        self._initialized = True
-        self.publish(initialized(number, len(self._workers), self._after(), self._recovered, self.now()))
+        self._round.initialized = True
+        self.publish(initialized(number, len(self._round.workers), self._after(), self._round.recovered, self.now()))
         if not self._prepared:
             self._prepared = True
             prepare_later(self.prepare_after, import_failure_path, name="elastic-prepare")
@@ -458,7 +439,7 @@ class WorkerGroup:
         if (reports := self.reports.drain()) is None:
             return False
         for told in reports:
-            if worker := self._workers.get(told.tag):
+            if worker := self._round.workers.get(told.tag):
                 if isinstance(told, worker_channels.Advanced):
                     self.progress.observe(worker.assignment.rank, told.progress)
                 else:
@@ -471,7 +452,7 @@ class WorkerGroup:
         worker.step = step if worker.step is None else max(step, worker.step)
         worker.leaves = worker.leaves or leaves
         self.progress.observe(worker.assignment.rank, Progress(step=worker.step))
-        known = first and all(other.step is not None for other in self._workers.values())
+        known = first and all(other.step is not None for other in self._round.workers.values())
         return node_events.TakesNotices(worker.assignment.round) if known else None
 
     def _fail(self, tag: int, incident: Incident, text: str = "") -> node_events.WorkerFailed | None:
@@ -480,14 +461,14 @@ class WorkerGroup:
             self._read_steps()  # the worker's end may be known before its last report is read
             step, counts_on = self.progress.step(incident.rank)
             incident = replace(incident, step=step, counts_on=counts_on)
-        if self._over:
+        if self._round.over:
             return self._publish_failure(incident, text) if self._is_cause(tag, incident) else None
-        self._over, self._notice = True, None
+        self._round.over, self._round.notice = True, None
         if distance_to_cause(incident):
             self._want_cause()
-        if self._explanation[0] == incident.round and self._explanation[1] not in incident.detail:
-            parts = filter(None, [incident.detail.rstrip(), self._explanation[1]])
-            incident = replace(incident, detail="\n".join(parts))
+        for lines in self._round.running.explanations:
+            if lines not in incident.detail:
+                incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), lines])))
         return self._publish_failure(incident, text)
 
     def _fail_raised(self, tag: int, worker: Worker) -> node_events.WorkerFailed | None:
@@ -496,38 +477,49 @@ class WorkerGroup:
         self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
         return self._fail(tag, *self._exit_incident(worker, EXCEPTION_EXIT_CODE))
 
-    def _end_for(self, timer: Timer) -> None:
-        """Send a process the signal that its expired timer names."""
-        name = signal_name(timer.signum) if timer.signum else "no signal"
-        message = f"the timer {timer.scope[:200]!r} of process {timer.pid} has expired: it is sent {name}"
-        fields: dict[str, Field] = {"pid": timer.pid, "scope": timer.scope[:200], "signal": timer.signum}
-        self.publish(Event("timer_expired", message, Level.WARNING, fields))
-        if timer.signum:
-            self._expired[timer.pid] = timer
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(timer.pid, timer.signum)
-
-    def _fail_stuck(self, watchdog: Watchdog) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker that has waited in the kernel for too long, where SIGKILL does not reach it."""
-        living = {worker.pid: tag for tag, worker in self._workers.items() if worker.pid and worker.is_running}
-        for pid, seconds in watchdog.stuck(living).items():
-            tag = living[pid]
-            message = f"has waited in the kernel, in {waits_in(pid) or 'an unknown place'}, for {seconds:.0f} s"
-            failure = self._fail(
-                tag, worker_incident(self.info, self._workers[tag], self._after(), cause=Cause(message=message))
-            )
-            if failure is not None:
-                return failure
-        return None
-
-    def _fail_broken(self, number: int, rank: int, message: str) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker whose loss is nan, which lives."""
-        for tag, worker in self._workers.items():
+    def _fail_rank(self, failed: RankFailed) -> node_events.WorkerFailed | None:
+        """Fail the round for a living worker, as a monitor wants it."""
+        for tag, worker in self._round.workers.items():
             place = worker.assignment
-            if (place.round, place.rank) == (number, rank) and worker.exit_code is None and not self._over:
-                cause = named_cause("NanLoss", message)
-                return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
+            if (place.round, place.rank) != (failed.round, failed.rank) or not worker.is_running or self._round.over:
+                continue
+            if failed.kill and worker.pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(worker.pid, signal.SIGKILL)
+            cause = named_cause(failed.name, failed.message) if failed.name else Cause(message=failed.message)
+            return self._fail(tag, worker_incident(self.info, worker, self._after(), cause=cause))
         return None
+
+    def _begin_monitors(self, current: Round) -> None:
+        """Show the round to the monitors, before its workers start."""
+        self._round.running = running = RunningRound(
+            current.number,
+            self.run_uid,
+            [*current.group_ranks],
+            self.directory / f"round_{current.number}",
+            progress=self.progress,
+            post=self.post,
+            publish=self.publish,
+            look=self._views,
+        )
+        self.progress.catch_up = running.catch_up
+        self.plugins.round_starts(running)
+        self.output.begin(running)
+
+    def _views(self) -> tuple[WorkerView, ...]:
+        """Return the workers as monitors see them. Any thread may call this."""
+        return tuple(
+            WorkerView(
+                worker.assignment.rank,
+                worker.assignment.local_rank,
+                worker.pid,
+                worker.exit_code,
+                worker.reported.over,
+                tuple(pump.tail for pump in worker.streams.pumps.values()),
+                worker.streams.has_own_stdout,
+            )
+            for worker in self.workers
+        )
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
@@ -539,7 +531,7 @@ class WorkerGroup:
 
     def _want_cause(self) -> None:
         """From now on, look for a failure here that has its cause in the worker."""
-        self._cause_wanted = True
+        self._round.cause_wanted = True
         living = [worker for worker in self.workers if worker.exit_code is None]
         self.output.catch_up([worker.streams for worker in living], DRAIN_MAX_SECONDS)
         for worker in living:
@@ -551,12 +543,12 @@ class WorkerGroup:
         A killed process may be reaped long after its peers have seen its connections close, because of a device or a
         core dump. A program may take seconds to end after an exception.
         """
-        if not self._cause_wanted or incident.exit_code is None or distance_to_cause(incident):
+        if not self._round.cause_wanted or incident.exit_code is None or distance_to_cause(incident):
             return False
-        worker = self._workers[tag]
-        own = incident.pid not in self._killed if incident.exit_code < 0 else worker.raised or worker.over
-        self._cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
-        return not self._cause_wanted
+        worker = self._round.workers[tag]
+        own = incident.pid not in self._round.killed if incident.exit_code < 0 else worker.raised or worker.over
+        self._round.cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
+        return not self._round.cause_wanted
 
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""
@@ -582,12 +574,11 @@ class WorkerGroup:
         return node_events.WorkerFailed(incident)
 
     def _environment(self, assignment: Assignment) -> Mapping[str, str]:
-        told = {} if self.watchdog is None else self.watchdog.environment
         environment = self.plugins.worker_environment(self.config.program, assignment)
         defaults = collective_interfaces(self.info.address) if assignment.group_world_size > 1 else {}
-        return {**defaults, **inheritable(os.environ), **told, **environment}
+        return {**defaults, **inheritable(os.environ), **environment}
 
     def _drain_streams(self) -> None:
         """Read what is left in the pipes of the ended workers."""
-        for worker in self._workers.values():
+        for worker in self._round.workers.values():
             self.output.drain(worker.streams, DRAIN_MAX_SECONDS)

@@ -18,22 +18,9 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {
     "run": ("run:command", "Start a program on this node as part of a job."),
-    "stacks": ("stacks:command", "Show which line each rank of a job is at, for example when it hangs."),
     "plugins": ("plugins:command", "List the plugins that are installed."),
 }
 """Core's own commands: the module in this package with the name there, and the help in one line."""
-OF_PLUGINS: Mapping[str, str] = {
-    "audit-data": "Prove from a sampler's audit log that no sample was skipped or repeated.",
-    "doctor": "Check whether the nodes can reach each other, and name the obstacle if not.",
-    "drain": "Make the agents of a host leave their job.",
-    "exec": "Run a command in which `elastic run` replaces torchrun.",
-    "logs": "Print the workers' output from a log directory.",
-    "policy": "Replay the failures of a run under other failure policies.",
-    "release": "Confirm that a host is gone for good, which ends its job's wait.",
-    "render": "Print the Kubernetes manifests for an ElasticJob.",
-    "status": "Show what a job does: its nodes, its ranks, and the cause of each restart.",
-}
-"""The help, in one line, of the commands that our own plugins bring: they are not imported for it."""
 HELP = ("-h", "--help")
 MAX_WIDTH = 120  # columns of help; a narrower terminal has its own width
 
@@ -72,14 +59,16 @@ class Elastic(click.Group):
             command = getattr(import_module(f"elastic_core.cli.{module}"), name)
             assert isinstance(command, click.Command)
             return command
-        from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
+        from elastic_core.distributions import brought
+        from elastic_core.plugins.entry_points import Catalogue, Group, load
 
-        others = {name for group, name in BROUGHT_BY if group is Group.COMMANDS}
-        if cmd_name not in (known := {*self.list_commands(ctx), *others}):
+        catalogue = Catalogue.read()
+        if cmd_name not in catalogue.names(Group.COMMANDS) and cmd_name not in (others := brought(Group.COMMANDS.kind)):
+            known = {*self.list_commands(ctx), *others}
             is_program = cmd_name.endswith(".py") or os.path.exists(cmd_name)
             meant = f" Did you mean: elastic run {cmd_name}?" if is_program else did_you_mean(cmd_name, {*known, *HELP})
             raise UsageError(f"There is no command {cmd_name!r}.{meant}", hint="See elastic --help.")
-        offer = Catalogue.read().find(cmd_name, Group.COMMANDS)
+        offer = catalogue.find(cmd_name, Group.COMMANDS)
         command = load(offer)
         if not isinstance(command, click.Command):
             raise PluginError(f"The {offer} is no click command.")
@@ -114,7 +103,9 @@ class Elastic(click.Group):
             formatter.write_dl(self._texts(ctx))
 
     def _texts(self, ctx: click.Context) -> list[tuple[str, str]]:
-        texts = {**OF_PLUGINS, **{name: text for name, (_, text) in BUILT_IN.items()}}
+        from elastic_core.distributions import described
+
+        texts = {**described("commands"), **{name: text for name, (_, text) in BUILT_IN.items()}}
         return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
 
 

@@ -87,9 +87,10 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
         known = [spelling for param in context.command.get_params(context) for spelling in param.opts]
         if isinstance(context.command, click.Group):
             from elastic_core.cli.option import candidates
-            from elastic_core.cli.options import FLAGS
+            from elastic_core.cli.settle import FLAGS
+            from elastic_core.distributions import brought
 
-            if candidates(exc.option_name.lstrip("-"), {flag.name for flag in FLAGS}):
+            if candidates(exc.option_name.lstrip("-"), {*(flag.name for flag in FLAGS), *brought("flags")}):
                 return f"{exc.option_name} is a flag of `elastic run`.", "See elastic run -h."
         return f"There is no option {exc.option_name!r}.{did_you_mean(exc.option_name, known)}", hint
     if isinstance(exc, click.BadParameter) and context and exc.param and exc.param.name:

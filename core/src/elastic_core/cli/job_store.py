@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from elastic_core.cli.options import FLAGS, Flags
-from elastic_core.cli.run import hints_with_sources, meeting_place, plugins_named
+from elastic_core.cli.option import FlagOption
+from elastic_core.cli.run import hints_with_sources
+from elastic_core.cli.settle import FLAGS, Flags, meeting_place, plugins_named
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import UsageError, how_to_install
 from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
 
 _NAMES = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "plugin")
-STORE_FLAGS = tuple(flag for flag in FLAGS if flag.name in _NAMES)  # those of ``elastic run`` that name the job
+STORE_FLAGS = tuple(FlagOption(flag) for flag in FLAGS if flag.name in _NAMES)  # those that name a job's store
 _SEVERAL = NodeRange(1, 2)
 
 
@@ -78,8 +79,9 @@ def is_store_named(given: Mapping[str, Any]) -> bool:
 
 def _find(job: str | None) -> FoundJob:
     """Return the job that a plugin of the group ``elastic.jobs`` knows."""
+    from elastic_core.distributions import brought
     from elastic_core.plugins import manager
-    from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
+    from elastic_core.plugins.entry_points import Catalogue, Group, load
 
     plugins, offers = manager.Plugins(), Catalogue.read().offers(Group.JOBS)
     for offer in offers:
@@ -90,5 +92,5 @@ def _find(job: str | None) -> FoundJob:
     which = "running job" if job is None else f"running job {job!r}"
     hint = "Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
     if not offers:
-        hint += f" Or have it found: {how_to_install(BROUGHT_BY[Group.JOBS, 'host-jobs'])}"
+        hint += f" Or have it found: {how_to_install(next(iter(brought(Group.JOBS.kind).values())))}"
     raise NoStoreError(f"No {which} of this user was found on this host.", hint=hint)

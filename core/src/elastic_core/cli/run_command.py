@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
+from typing import Any
 
 import click
 
-from elastic_core.cli.option import FlagCommand
-from elastic_core.cli.options import FLAGS
+from elastic_core.cli.option import FlagCommand, FlagOption, candidates
+from elastic_core.cli.settle import FLAGS
+from elastic_core.config.environment import FLAG_PREFIX
+from elastic_core.config.flag import Flag, arrange
+from elastic_core.distributions import brought
+from elastic_core.errors import PluginError
+
+_NAMES = frozenset(flag.name for flag in FLAGS)
+CATALOGUE, _DECLARED, _OPTIONS = (f"elastic_core.cli.run_command.{name}" for name in ("catalogue", "flags", "options"))
 
 SHORT_HELP = "nnodes nproc_per_node standalone rdzv_backend rdzv_endpoint rdzv_id max_restarts log_dir"
 """The flags that ``-h`` shows; ``--help`` shows all."""
@@ -39,7 +48,7 @@ class RunCommand(FlagCommand):
             "run",
             callback=callback,
             params=[
-                *FLAGS,
+                *map(FlagOption, FLAGS),
                 click.Option(["-h"], is_flag=True, is_eager=True, expose_value=False, callback=self._short_help),
                 click.Argument(["script"], required=False, type=click.Path()),
                 click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
@@ -50,6 +59,54 @@ class RunCommand(FlagCommand):
             f"PET_NPROC_PER_NODE.\n\n{EXIT_CODES}",
             context_settings={"allow_interspersed_args": False, "help_option_names": ["--help"]},
         )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; plugins' flags are read only if it, or a variable, has a name that core does not know.
+
+        Their values are in ``ctx.params["settings"]``, as far as they are not the defaults.
+        """
+        variables = {name.removeprefix(FLAG_PREFIX).lower() for name in os.environ if name.startswith(FLAG_PREFIX)}
+        if others := variables - _NAMES or ctx.resilient_parsing or self._has_other_flags(ctx, args):
+            self._read_plugins_flags(ctx, args)
+        declared = plugins_flags(ctx)
+        try:
+            left = super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            _refuse_missing(candidates(exc.option_name.lstrip("-"), brought("flags").keys() - declared.keys()))
+            raise
+        if others and not ctx.resilient_parsing:
+            _refuse_missing(variables & (brought("flags").keys() - declared.keys()))
+        values = {name: ctx.params.pop(name, flag.value) for name, flag in declared.items()}
+        if settings := {name: value for name, value in values.items() if value != declared[name].value}:
+            ctx.params["settings"] = settings
+            ctx.params["own_limit"] = any(declared[name].limits_restarts(settings[name]) for name in settings)
+        return left
+
+    def _has_other_flags(self, ctx: click.Context, args: list[str]) -> bool:
+        """Return whether the command line has flags that are not core's, or abbreviations, or asks for help."""
+        ctx.token_normalize_func = lambda token: token.replace("-", "_")
+        try:
+            given, *_ = self.make_parser(ctx).parse_args([*args])
+        except click.UsageError:
+            return True
+        return (option := self.get_help_option(ctx)) is not None and option.name in given
+
+    def _read_plugins_flags(self, ctx: click.Context, args: list[str]) -> None:
+        from elastic_core.plugins.entry_points import Catalogue
+        from elastic_core.plugins.flags import declared_flags
+
+        catalogue = ctx.meta[CATALOGUE] = Catalogue.read()
+        try:
+            declared = ctx.meta[_DECLARED] = declared_flags(catalogue, _NAMES)
+        except PluginError:
+            if not ctx.resilient_parsing and "--help" not in args:
+                raise
+        else:
+            ctx.meta[_OPTIONS] = [FlagOption(flag) for flag in declared.values()]
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the options of core's flags and, where they have been read, of plugins' flags."""
+        return [*ctx.meta.get(_OPTIONS, ()), *super().get_params(ctx)]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the words after the command's name in the usage line."""
@@ -67,14 +124,33 @@ class RunCommand(FlagCommand):
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        flags = [flag for flag in FLAGS if flag.name in SHORT_HELP.split()]
         with formatter.section("Options (--help shows all)"):
-            formatter.write_dl([record for flag in flags if (record := flag.get_help_record(ctx))], col_max=27)
+            self._write(ctx, formatter, [flag for flag in FLAGS if flag.name in SHORT_HELP.split()])
         click.echo(formatter.getvalue(), nl=False)
         ctx.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags into the help, section by section."""
-        for title, flags in groupby(FLAGS, key=lambda flag: flag.section):
+        flags = arrange(FLAGS, plugins_flags(ctx).values())
+        for title, members in groupby(flags, key=lambda flag: flag.section):
             with formatter.section(title):
-                formatter.write_dl([record for flag in flags if (record := flag.get_help_record(ctx))], col_max=27)
+                self._write(ctx, formatter, members)
+
+    def _write(self, ctx: click.Context, formatter: click.HelpFormatter, flags: Iterable[Flag[Any]]) -> None:
+        options = {option.name: option for option in self.get_params(ctx)}
+        records = [options[flag.name].get_help_record(ctx) for flag in flags]
+        formatter.write_dl([record for record in records if record], col_max=27)
+
+
+def plugins_flags(ctx: click.Context) -> Mapping[str, Flag[Any]]:
+    """Return the plugins' flags that were read for a command line, by name."""
+    found: Mapping[str, Flag[Any]] = ctx.meta.get(_DECLARED, {})
+    return found
+
+
+def _refuse_missing(names: Iterable[str]) -> None:
+    """Raise UsageError for the first of these flags, whose distribution is not installed."""
+    from elastic_core.plugins.flags import not_declared
+
+    for name in sorted(names):
+        raise not_declared(name) from None

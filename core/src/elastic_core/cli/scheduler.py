@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from elastic_core.cli.options import FLAGS, Flags
+from elastic_core.cli.settle import FLAGS, Flags
+from elastic_core.distributions import brought, described, may_bring
 from elastic_core.errors import PluginError, did_you_mean, how_to_install
 
 if TYPE_CHECKING:
     from elastic_core.plugins.entry_points import Catalogue
 
-KNOWN: Mapping[str, str] = {"SLURM_JOB_ID": "slurm"}
-"""Variables of schedulers whose plugins are distributions of this project, which may not be installed."""
 CONF = "rdzv_conf"
 PLACE = ("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr")
 """With one of these flags a command says how nodes meet, and needs no scheduler's plugin."""
@@ -41,27 +40,21 @@ def with_defaults(
     if context is None:
         return flags
     from elastic_core.plugins import manager
-    from elastic_core.plugins.entry_points import BROUGHT_BY, Catalogue, Group, load
+    from elastic_core.plugins.entry_points import Catalogue, Group, load
 
     catalogue = catalogue or Catalogue.read()
     offers = catalogue.offers(Group.SCHEDULERS)
     offer = next((each for each in offers if any(environ.get(name) for name in each.entry_point.extras)), None)
-    missing = next(((variable, name) for variable, name in KNOWN.items() if environ.get(variable)), None)
-    if offer is None and missing is None:
+    if offer is None and not may_bring(environ):
         return flags
     given = {
         flag.name: getattr(flags, flag.name)
         for flag in FLAGS
         if context.get_parameter_source(flag.name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    }
+    } | dict(flags.settings)
     if offer is None:
-        if missing is not None and not given.keys() & {*PLACE}:
-            variable, name = missing
-            distribution = BROUGHT_BY[Group.SCHEDULERS, name]
-            warn(
-                f"This is job {environ[variable]} of {name}, and {distribution} is not installed, so this node runs by "
-                f"itself. Say where the nodes meet (--nnodes, --rdzv_endpoint), or: {how_to_install(distribution)}"
-            )
+        if not given.keys() & {*PLACE}:
+            _warn_of_missing(environ, warn)
         return flags
     plugins = manager.Plugins()
     plugins.register(offer.name, load(offer), described=str(offer))
@@ -76,7 +69,18 @@ def with_defaults(
         text, origin = used[CONF]
         used[CONF] = ",".join(filter(None, [*_pairs_left(text, flags.rdzv_conf), flags.rdzv_conf])), origin
     context.meta[_ORIGINS] = {flag: origin for flag, (_, origin) in used.items()}
-    return replace(flags, **{flag: known[flag].value_of(context, text) for flag, (text, _) in used.items()})
+    return replace(flags, **{flag: known[flag].read(text) for flag, (text, _) in used.items()})
+
+
+def _warn_of_missing(environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
+    """Warn in the job of a scheduler whose plugin exists and is not installed."""
+    for name, variable in described("schedulers").items():
+        if job := environ.get(variable):
+            distribution = brought("schedulers")[name]
+            warn(
+                f"This is job {job} of {name}, and {distribution} is not installed, so this node runs by itself. "
+                f"Say where the nodes meet (--nnodes, --rdzv_endpoint), or: {how_to_install(distribution)}"
+            )
 
 
 def _pairs_left(text: str, given: str) -> list[str]:

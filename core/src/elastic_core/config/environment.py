@@ -87,11 +87,6 @@ VARIABLES = (
         FORCE_COLOR="Any value but the empty one: colours even if the output is not a terminal, or TERM is dumb.",
         TERM="dumb: no colours on a terminal.",
         LOGLEVEL="The minimum level of the events that the agent prints: DEBUG, INFO, WARNING or ERROR.",
-        TORCHELASTIC_ENABLE_FILE_TIMER="1: the agent ends a process whose torch.distributed.elastic.timer expires.",
-        TORCHELASTIC_TIMER_FILE="The named pipe for these timers. By default the agent creates one.",
-        TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=(
-            "Seconds that a worker may stay in kernel state D before its round ends. Default: 0, no limit."
-        ),
         CUDA_VISIBLE_DEVICES="The GPUs that --nproc_per_node=gpu counts and --virtual_local_rank assigns.",
         HIP_VISIBLE_DEVICES="Same as CUDA_VISIBLE_DEVICES for AMD GPUs, where it takes precedence.",
         ROCR_VISIBLE_DEVICES="The AMD GPUs from which HIP_VISIBLE_DEVICES selects.",

@@ -5,14 +5,50 @@ Each is a pure function that returns the value of a text, or raises :class:`Wron
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
-from elastic_core.config.run import DEVICES, NUMA_BINDINGS, OnNodeLoss, Stream, StreamMap
+DEVICES = ("auto", "cpu", "gpu", "xpu")  # the kinds of device that ``--nproc_per_node`` can count
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")  # the modes of ``--numa_binding``
+MAX_ROLE = 64  # characters, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)
+
+
+class OnNodeLoss(str, enum.Enum):
+    """The consequence of a lost node (``--on_node_loss``)."""
+
+    REPLACE = "replace"
+    FAIL = "fail"
+
+
+class Stream(enum.IntFlag):
+    """Standard streams of a worker, as in ``--redirects`` and ``--tee``: 0 none, 1 stdout, 2 stderr, 3 both."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMap:
+    """The streams of each local rank; ranks that ``by_rank`` does not name have ``default``."""
+
+    default: Stream = Stream.NONE
+    by_rank: Mapping[int, Stream] = field(default_factory=dict)
+
+    def __getitem__(self, local_rank: int) -> Stream:
+        return self.by_rank.get(local_rank, self.default)
+
+    @property
+    def any(self) -> bool:
+        """Whether it names any stream of any rank."""
+        return bool(self.default or any(self.by_rank.values()))
 
 
 class Wrong(ValueError):
@@ -79,7 +115,6 @@ def node_sizes(numbers: Iterable[int]) -> NodeRange:
 MOST_WORKERS = 4096
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
-NOTICES = ("auto", "aws", "gcp", "azure", "none")
 NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled", "SIGCHLD": "comes with every worker"}
 
 
@@ -176,6 +211,25 @@ def not_empty(text: str) -> str:
     return text
 
 
+def directory(text: str) -> Path:
+    """Parse the path of a directory."""
+    return Path(not_empty(text))
+
+
+def switch(text: str) -> bool:
+    """Parse the value of a flag that takes none: 1 for yes, 0 for no."""
+    if text not in ("0", "1"):
+        raise Wrong("is neither 1 (yes) nor 0 (no)")
+    return text == "1"
+
+
+def role(text: str) -> str:
+    """Parse the name of a role."""
+    if len(text) > MAX_ROLE:
+        raise Wrong(f"has {len(text)} characters; {MAX_ROLE} are allowed")
+    return text
+
+
 def address(text: str) -> str:
     """Parse a host's name or numeric address, without a port; an IPv6 address may stand in brackets."""
     bare = text[1:-1] if re.fullmatch(r"\[.*\]", text) else not_empty(text)
@@ -193,40 +247,9 @@ def address(text: str) -> str:
     return bare
 
 
-def progress_pattern(text: str) -> str:
-    """Parse a regular expression with at least one of the groups step, loss, samples and epoch."""
-    return _expression(text, "progress")
-
-
-def checkpoint_pattern(text: str) -> str:
-    """Parse a regular expression, which may have the groups step and path."""
-    return _expression(text, "checkpoint")
-
-
-def _expression(text: str, kind: str) -> str:
-    from elastic_core import progress_expressions as expressions  # few runs have one
-
-    example = expressions.PROGRESS_EXAMPLE if kind == "progress" else expressions.CHECKPOINT_EXAMPLE
-    try:
-        expressions.compile_expressions(**{f"{kind}_pattern": text})
-    except expressions.WrongExpression as wrong:
-        raise Wrong(f"{wrong}. An example: {example}") from None
-    return text
-
-
 def names(text: str) -> tuple[str, ...]:
     """Parse names, separated by commas or blanks."""
     return tuple(text.replace(",", " ").split())
-
-
-def health_checks(text: str) -> tuple[str, ...]:
-    """Parse names of checks, separated by commas; a text with a blank or a slash is one command."""
-    text = text.strip()
-    parts = (text,) if re.search(r"[\s/]", text) else tuple(part for part in text.split(",") if part)
-    for part in parts:
-        if part.startswith("-"):
-            raise Wrong(f"has {part!r}, which is neither the name of a check nor a command")
-    return parts
 
 
 def modules(text: str) -> tuple[str, ...]:
@@ -240,20 +263,20 @@ def modules(text: str) -> tuple[str, ...]:
 
 def on_node_loss(text: str) -> OnNodeLoss:
     """Parse ``replace`` or ``fail``."""
-    return OnNodeLoss(_one_of([choice.value for choice in OnNodeLoss], text))
+    return OnNodeLoss(one_of([choice.value for choice in OnNodeLoss], text))
 
 
-def _one_of(known: Sequence[str], text: str) -> str:
+def one_of(known: Sequence[str], text: str) -> str:
+    """Parse one of the words that are known."""
     if text in known:
         return text
     wrong = f"is neither {' nor '.join(known)}" if len(known) == 2 else f"is none of {', '.join(known)}"
     raise Wrong(wrong, _nearest(text, list(known)))
 
 
-numa_binding = partial(_one_of, NUMA_BINDINGS)
-start_method = partial(_one_of, START_METHODS)
-notices = partial(_one_of, NOTICES)
-event_log_handler = partial(_one_of, EVENT_LOGS)
+numa_binding = partial(one_of, NUMA_BINDINGS)
+start_method = partial(one_of, START_METHODS)
+event_log_handler = partial(one_of, EVENT_LOGS)
 
 
 def _nearest(text: str, known: list[str]) -> str:

@@ -2,79 +2,38 @@
 
 from __future__ import annotations
 
-import enum
-import math
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from elastic_core.config import parse
+from elastic_core.config.flag import FAILURE, JOB, OUTPUT, PLACEMENT, PLUGINS, PROGRAM, PROGRESS, RENDEZVOUS, flags_in
+from elastic_core.config.parse import OnNodeLoss, StreamMap
 from elastic_core.config.program import Program
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
 from elastic_core.rendezvous.options import check_node_limit
 
 if TYPE_CHECKING:
+    from elastic_core.config.flag import Flag
     from elastic_core.rendezvous.job_token import JobToken
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # on which a node leaves by default, unless ignored
 DEFAULT_ID = "none"  # the job id of a run without ``--rdzv_id``, as in torchrun
 MAX_RESTARTS = 3  # failures of workers that a job survives by default
-UNLIMITED_RESTARTS = 1_000_000  # the limit where a budget of ``--failure_policy`` stands in its place
-MAX_FAILURE_POLICY = 500  # characters of ``--failure_policy``, at most: an OPEN carries it (``protocol/limits.py``)
 SHUTDOWN_TIMEOUT = 30.0
 MONITOR_INTERVAL = 0.1
-HEALTH_TIMEOUT = 60.0  # seconds
 EXIT_BARRIER = 300.0
 LINE_PREFIX = "[rank${rank}]:"
-MAX_ROLE = 64  # characters, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)
-DEVICES = ("auto", "cpu", "gpu", "xpu")  # the kinds of device that ``--nproc_per_node`` can count
-NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")  # the modes of ``--numa_binding``
 
 
-def has_budget(failure_policy: str) -> bool:
-    """Whether the text of ``--failure_policy`` names a budget of restarts."""
-    parts = ["".join(part.split()) for part in failure_policy.split(",")]
-    return any(part.startswith("budget=") and part != "budget=off" for part in parts)
-
-
-def describe_limit(max_restarts: int) -> str:
-    """Return ``" of 3"``; '' where a budget of ``--failure_policy`` stands in the limit's place."""
-    return "" if max_restarts >= UNLIMITED_RESTARTS else f" of {max_restarts}"
-
-
-class OnNodeLoss(str, enum.Enum):
-    """The consequence of a lost node (``--on_node_loss``)."""
-
-    REPLACE = "replace"
-    FAIL = "fail"
-
-
-class Stream(enum.IntFlag):
-    """Standard streams of a worker, as in ``--redirects`` and ``--tee``: 0 none, 1 stdout, 2 stderr, 3 both."""
-
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = 3
-
-
-@dataclass(frozen=True, slots=True)
-class StreamMap:
-    """The streams of each local rank; ranks that ``by_rank`` does not name have ``default``."""
-
-    default: Stream = Stream.NONE
-    by_rank: Mapping[int, Stream] = field(default_factory=dict)
-
-    def __getitem__(self, local_rank: int) -> Stream:
-        return self.by_rank.get(local_rank, self.default)
-
-    @property
-    def any(self) -> bool:
-        """Whether it names any stream of any rank."""
-        return bool(self.default or any(self.by_rank.values()))
+def describe_limit(max_restarts: int | None) -> str:
+    """Return ``" of 3"``; '' without a limit."""
+    return "" if max_restarts is None else f" of {max_restarts}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +72,118 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class PlainSettings:
+    """The settings that a command line has as the run has them; each field declares its flag, in the help's order."""
+
+    spares: int = JOB.flag(
+        "The number of nodes beyond the maximum that the job should have. A spare has done its imports, and takes the "
+        "place of a lost node. Further nodes wait as well.",
+        ("N", parse.count_from_zero, "0"),
+    )
+    nproc_per_node: int | str = JOB.flag(
+        "Workers on this node; nodes may differ. A word counts devices: auto takes GPUs, else cores.",
+        ("N|auto|cpu|gpu|xpu", parse.workers, "1"),
+    )
+    role: str = JOB.flag("The role of the workers, which they find in ROLE_NAME.", ("NAME", parse.role, "default"))
+    allow_version_mismatch: bool = RENDEZVOUS.switch("Let nodes with different versions of Python or torch in.")
+    warm_start: bool = PROGRAM.switch(
+        "Fork workers from a process that has imported --preload, or start an interpreter for each.",
+        default="1",
+        off="no_warm_start",
+    )
+    preload: tuple[str, ...] | None = PROGRAM.flag(
+        "The modules that the process of --warm_start imports, such as torch,transformers. With an empty list every "
+        "worker starts fresh.",
+        ("MODULES", parse.modules),
+        unset="torch, where it is installed; after the start also torch._dynamo, which every optimizer needs, and "
+        "libraries that workers have imported",
+    )
+    virtual_local_rank: bool = PLACEMENT.switch(
+        "Every worker sees only its own GPU, as device 0, and has LOCAL_RANK=0."
+    )
+    numa_binding: str | None = PLACEMENT.flag(
+        "Bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex.", ("MODE", parse.numa_binding)
+    )
+    max_restarts: int | None = FAILURE.flag(
+        "How many failures of workers the job survives. The loss of a node is no failure of a worker. With 0 the first "
+        "failure ends the job, as under torchrun. A script that cannot be imported, or refuses its arguments, gets one "
+        "restart. An installed failure policy may end a job earlier: see --failure_policy.",
+        ("N", parse.count_from_zero),
+        unset=f"{MAX_RESTARTS}, or without a limit where --failure_policy has a budget",
+    )
+    on_node_loss: OnNodeLoss = FAILURE.flag(
+        "After the loss of a node, go on without it or with its replacement (replace), or fail the job (fail).",
+        ("replace|fail", parse.on_node_loss, OnNodeLoss.REPLACE.value),
+    )
+    shutdown_timeout: float | None = FAILURE.flag(
+        "How long workers get to end when the job is told to stop, before SIGKILL.",
+        ("SECONDS", parse.seconds),
+        unset="30",
+    )
+    failure_grace: float = FAILURE.flag(
+        "How long workers get to end after a failure, when most of them hang in a collective.",
+        ("SECONDS", parse.seconds, "3"),
+    )
+    preemption_grace: float = FAILURE.flag(
+        "How much notice this node gets before its end, by SIGTERM or by a signal of --signals_to_handle other than "
+        "SIGINT, SIGHUP and SIGQUIT, which people send. In that time all workers of the job that call "
+        "should_checkpoint() stop together at one step, and no step is lost.",
+        ("SECONDS", parse.seconds, "0"),
+    )
+    signals_to_handle: tuple[signal.Signals, ...] | None = FAILURE.flag(
+        "The signals on which this node leaves. Its workers get the same signal; if none of them handles a SIGURG, "
+        "SIGUSR1 or SIGUSR2, they get SIGTERM. Workers that still run get SIGTERM 5 s before the end of "
+        "--shutdown_timeout (in its last fifth, if that is shorter), and SIGKILL at its end. On SIGQUIT, unless it is "
+        "named here, the agent writes its state to stderr and goes on.",
+        ("NAMES", parse.signals),
+        unset="SIGTERM,SIGINT,SIGHUP, as far as they are not ignored",
+    )
+    log_dir: Path | None = OUTPUT.flag(
+        "Keep workers' output there, by round and rank; nothing is ever deleted.", ("DIRECTORY", parse.directory)
+    )
+    redirects: StreamMap = OUTPUT.flag(
+        "Write to files instead of the console: 1 stdout, 2 stderr, 3 both, or by local rank, 0:3,12:1.",
+        ("STREAMS", parse.stream_map, "0"),
+        short="-r",
+    )
+    tee: StreamMap = OUTPUT.flag(
+        "Write to both, in the same form; lines on the console begin with [rank3]:.",
+        ("STREAMS", parse.stream_map, "0"),
+        short="-t",
+    )
+    local_ranks_filter: frozenset[int] | None = OUTPUT.flag(
+        "Show only these local ranks on the console, as 0,2; the others' output goes to files.", ("RANKS", parse.ranks)
+    )
+    duplicate_stdout_filters: tuple[str, ...] = OUTPUT.flag(
+        "Also write lines of stdout that contain one of these to filtered_stdout.log; ,, is a comma.",
+        ("TEXTS", parse.needles, ""),
+    )
+    duplicate_stderr_filters: tuple[str, ...] = OUTPUT.flag(
+        "Also write lines of stderr that contain one of these to filtered_stderr.log.", ("TEXTS", parse.needles, "")
+    )
+    event_log_handler: str = OUTPUT.flag(
+        "Write each event as a JSON line to stderr, or do not.", ("null|console", parse.event_log_handler, "null")
+    )
+    verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
+    checkpoint_path: str | None = PROGRESS.flag(
+        "A directory, or a glob, in which the script saves checkpoints. The newest file that no longer changes is "
+        "the last checkpoint.",
+        ("PATH", parse.not_empty),
+    )
+    no_plugin: tuple[str, ...] = PLUGINS.flag(
+        "Leave off a plugin that would be loaded; may be repeated.", ("NAME", parse.names, ""), repeated=True
+    )
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The values of plugins' flags (``elastic_flags``), by name, as far as they are not the defaults."""
+
+    def of(self, flag: Flag[T]) -> T:
+        """Return the value of a plugin's flag."""
+        value: T = self.settings.get(flag.name, flag.value)
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(PlainSettings):
     """The configuration of one run, from the command line or from Python. Durations are in seconds.
 
     Raises:
@@ -125,21 +195,11 @@ class RunConfig:
     max_nodes: int = 1
     sizes: tuple[int, ...] = ()
     """The only numbers of nodes of a round (rule L15), in order; () for every number from ``min_nodes`` on."""
-    spares: int = 0  # nodes beyond ``max_nodes`` that are expected to wait for a place (rule L16)
     nproc_per_node: int = 1
-    role: str = "default"
     node_rank: int | None = None  # the number of this node, given by hand (static backend); None to have it assigned
     order: str = ""  # where this node stands among others when ranks are assigned, as ``sort_by_rank`` reads it
-    master_port: int | None = (
-        None  # the port of the workers' store in a job of one node; None for a free one each round
-    )
-    max_restarts: int = MAX_RESTARTS
-    failure_policy: str = ""
-    set_aside_torn_checkpoints: bool = False
-    """The failure policies, as typed; the plugin ``policies`` reads it. All nodes of a run must have the same."""
-    notices: str | None = None
-    """Whose notices of a preemption this node obeys; None for ``auto``. The plugin ``notices`` reads it."""
-    on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
+    master_port: int | None = None  # of the workers' store in a job of one node; None for a free one each round
+    max_restarts: int | None = MAX_RESTARTS  # None for no limit: failure policies decide alone
     rdzv_backend: str = "local"
     rdzv_endpoint: str = field(default="", repr=False)  # not shown: it may hold a password, as may ``rdzv_conf``
     rdzv_id: str = DEFAULT_ID
@@ -147,54 +207,23 @@ class RunConfig:
     job_token: JobToken | None = field(default=None, repr=False)  # the secret of all nodes; None for a job without one
     timing: Timing = field(default_factory=Timing)
     run_uid: str | None = None  # the scheduler's id of this run (rule S6), from ``run_uid=…`` or its environment
-    allow_version_mismatch: bool = False
     local_addr: str | None = None
-    signals: tuple[signal.Signals, ...] | None = None  # on which the node leaves; None for ``SIGNALS`` unless ignored
     shutdown_timeout: float = SHUTDOWN_TIMEOUT  # between the first signal and SIGKILL, for workers of a healthy round
-    failure_grace: float = 3.0  # between the first signal and SIGKILL, for workers of a broken round
-    preemption_grace: float = 0.0  # time after SIGTERM in which all workers stop together; 0 for no such stop
-    hang_window: float | None = None
-    """How long a worker makes no progress before it is found out whether the job hangs; 0 for never, None for 300 s, or
-    ten times the longest step if that is longer."""
-    hang_timeout: float | None = None  # the same, after which a job that hangs also loses the round; None for never
-    health_checks: tuple[str, ...] = ()  # the checks of ``--health_check``, besides those that are on by themselves
-    health_timeout: float = HEALTH_TIMEOUT  # seconds that each check may take
-    health_retry: float | None = None  # the pause after which failed checks are run again; None for an end of the agent
-    log_dir: Path | None = None
-    redirects: StreamMap = field(default_factory=StreamMap)
-    tee: StreamMap = field(default_factory=StreamMap)
-    local_ranks_filter: frozenset[int] | None = None  # the local ranks that the console shows; None for all
-    stdout_filters: tuple[str, ...] = ()  # lines with one of these are also written to ``filtered_stdout.log``
-    stderr_filters: tuple[str, ...] = ()
     line_prefix: str = LINE_PREFIX  # of a teed line; ``${rank}``, ``${local_rank}``, ``${role_name}`` are replaced
-    progress_pattern: str | None = None
-    """A regular expression whose groups step, loss, samples and epoch are read from output; None for the built-in."""
-    checkpoint_pattern: str | None = None  # a regular expression for lines which say that a checkpoint was saved
-    checkpoint_path: str | None = None  # a directory or a glob, whose newest file is the last checkpoint
-    nan_stop: int = 0  # after how many nan or infinite losses in a row a worker fails; 0 for never
-    event_log: bool = False  # whether each event is written to stderr as a JSON line
-    warm_start: bool = True  # whether workers are forked from a fork server, a process that has imported ``preload``
-    preload: tuple[str, ...] | None = None  # the modules that it imports; None for torch, if installed
-    virtual_local_rank: bool = False  # whether each worker sees only its own GPU, as device 0, and has LOCAL_RANK=0
-    numa_binding: str | None = None  # one of ``NUMA_BINDINGS``; None for no binding
     monitor_interval: float = MONITOR_INTERVAL  # seconds between two polls of a foreign rendezvous handler
     exit_barrier: float = EXIT_BARRIER  # how long a finished node waits for others, with a foreign rendezvous handler
     plugins: tuple[str, ...] = ()
-    no_plugins: tuple[str, ...] = ()
     least_level: Level = Level.INFO  # the least level of the events on the console
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("nproc_per_node", 1),
-            ("min_nodes", 1),
-            ("max_nodes", 1),
-            ("spares", 0),
-            ("max_restarts", 0),
-            ("nan_stop", 0),
-        ):
+        for declared in flags_in(PlainSettings):
+            value = getattr(self, declared.name)
+            if value != declared.value and declared.accept(value) != value:
+                raise UsageError(f"{declared.name}={value!r} is a text, not the value that it stands for.")
+        for name in ("min_nodes", "max_nodes"):
             value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise UsageError(f"{name} {value!r} is not a whole number of at least {least}.")
+            if type(value) is not int or value < 1:
+                raise UsageError(f"{name} {value!r} is not a whole number of at least 1.")
         if self.min_nodes > self.max_nodes:
             raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
         check_node_limit(self.max_nodes + self.spares)
@@ -202,44 +231,19 @@ class RunConfig:
             raise UsageError(
                 f"The sizes {self.sizes} are not in order from {self.min_nodes} to {self.max_nodes} nodes, each once."
             )
-        if (length := len(self.failure_policy)) > MAX_FAILURE_POLICY:
-            raise UsageError(f"--failure_policy has {length} characters; {MAX_FAILURE_POLICY} are allowed.")
-        if (length := len(self.role)) > MAX_ROLE:
-            raise UsageError(f"--role {self.role[:MAX_ROLE]!r}… has {length} characters; {MAX_ROLE} are allowed.")
-        for name in ("shutdown_timeout", "failure_grace", "preemption_grace", "monitor_interval", "exit_barrier"):
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-                raise UsageError(f"{name} {value!r} is not a number of seconds.")
-        positive = (("hang_timeout", 1e-9), ("health_timeout", 1e-9), ("health_retry", 1e-9))
-        for name, least_seconds in (("hang_window", 0), *positive):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, Real) and least_seconds <= float(value) < math.inf):
-                raise UsageError(f"{name} {value!r} is not a number of seconds.")
         if self.master_port is not None and (type(self.master_port) is not int or not 0 <= self.master_port <= 65535):
             raise UsageError(f"master_port {self.master_port!r} is not a port, a whole number up to 65535.")
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
-        self._check_patterns()
-        self._check_ranks("redirects", self.redirects.by_rank)
-        self._check_ranks("tee", self.tee.by_rank)
-        self._check_ranks("local_ranks_filter", self.local_ranks_filter or ())
-
-    def _check_patterns(self) -> None:
-        if self.progress_pattern is None and self.checkpoint_pattern is None:
-            return
-        from elastic_core.progress_expressions import WrongExpression, compile_expressions  # few runs have any
-
-        for name in ("progress_pattern", "checkpoint_pattern"):
-            try:
-                compile_expressions(**{name: getattr(self, name)})
-            except WrongExpression as wrong:
-                raise UsageError(f"{name} {getattr(self, name)!r} {wrong}.") from None
-
-    def _check_ranks(self, name: str, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            if rank >= self.nproc_per_node:
+        shown = self.local_ranks_filter or ()
+        for name, ranks in (
+            ("redirects", self.redirects.by_rank),
+            ("tee", self.tee.by_rank),
+            ("local_ranks_filter", shown),
+        ):
+            if (last := max(ranks, default=0)) >= self.nproc_per_node:
                 raise UsageError(
-                    f"--{name} names local rank {rank}, but with --nproc_per_node={self.nproc_per_node} the last one "
+                    f"--{name} names local rank {last}, but with --nproc_per_node={self.nproc_per_node} the last one "
                     f"is {self.nproc_per_node - 1}."
                 )

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
-from elastic_core.agent.event_loop import Crashed, HostEnds, Overdue, SignalReceived, StopDue
-from elastic_core.agent.hangs import HangCheck, HangExplained, check_later
+from elastic_core.agent.event_loop import Crashed, HangExplained, HostEnds, Overdue, SignalReceived, StopDue
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.registration import applicant_for
@@ -52,6 +51,7 @@ from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round, Stack
 from elastic_core.protocol.limits import MAX_FAILURES
 from elastic_core.protocol.node_events import (
     Exit,
+    Hung,
     Leaving,
     Locate,
     Located,
@@ -93,6 +93,11 @@ class _CountDue:
 
 
 @dataclass(frozen=True, slots=True)
+class _WhereDue:
+    """A timer: ask where the ranks are, if they still make no progress."""
+
+
+@dataclass(frozen=True, slots=True)
 class _HandlerBusy:
     """A timer: the handler may still be looking for a round."""
 
@@ -122,7 +127,7 @@ def run(
         publish(report.joining(config, info))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
-        health = HealthChecks(config, plugins.node_checks(config), warden, publish)
+        health = HealthChecks(config.rdzv_id, plugins.node_checks(config), warden, publish)
         with closing(Interruption(leave_signals(config), plugins.host_end)) as interruption:
             health.run(interruption, patience=_retry_patience(config))
         if (end := interruption.end) is not None:
@@ -168,11 +173,11 @@ class HandlerAgent:
         self._ending: Ending | None = None
         self.closed: Closed | None = None  # the verdict on the job, as far as this node knows
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=MAX_FAILURES)  # judged here, and when
-        self._suspected: Stacks | None = None  # the newest report of a suspicion that this round hangs
-        self._suspected_at = 0.0  # when that came
+        self._suspected: tuple[Stacks | None, float] = None, 0.0  # the newest report of a suspicion, and when it came
         self._hang: Stacks | None = None  # the newest of them that found a hang
         self._put_off: Stop | None = None  # while the workers are asked where they are
         self._locating = False  # whether it is being found out where the ranks are
+        self._silence = 0.0  # seconds for which a rank of this round makes no progress; 0 while all do
         self._over = False  # whether the handler is shut down too
         self._gate = resources.start_gate(runtime.now)
         self._handler_thread = HandlerThread(handler, resources.info, self._config, self._loop.post)
@@ -228,11 +233,11 @@ class HandlerAgent:
                 self._step(event)
             case Crashed(error):
                 raise RuntimeError("the failure could not be judged") from error
-            case HangCheck(number):
-                self._check_progress(number)
+            case Hung() | _WhereDue():
+                self._ask_where(event if isinstance(event, Hung) else None)
             case HangExplained(hung):
                 self._resources.note_explained(event)
-                self._end_hung(hung)
+                self._resources.tell_hang(hung)
             case Located(found) if found.answers < 0:  # before a stop
                 self._step(state_machine.Absent(describe_absent([found])))
                 self._stop(self._put_off)
@@ -273,7 +278,7 @@ class HandlerAgent:
     def _on_worker(self, event: object) -> None:
         news = self._group.handle(event)  # type: ignore[arg-type]  # all that is left is the warden's
         if isinstance(news, WorkerFailed):
-            news = WorkerFailed(with_report(news.incident, self._suspected))
+            news = WorkerFailed(with_report(news.incident, self._suspected[0]))
         if isinstance(news, WorkerFailed | WorkersDone):
             if self._state.work is HandlerWork.RUNNING:
                 self._port_taken = isinstance(news, WorkerFailed) and news.incident.kind is IncidentKind.PORT_TAKEN
@@ -361,32 +366,28 @@ class HandlerAgent:
             self._say("signal", f"{why}: leaving")
             self._step(Leaving(why, signalled(signal.SIGTERM)))
 
-    def _check_progress(self, number: int) -> None:
-        """Look whether the workers of a round make progress, as rule L14 has it, and look again later."""
-        watch, now = self._group.hangs, self._runtime.now()
-        if watch is None or number != self._round or self._state.work is not HandlerWork.RUNNING:
+    def _ask_where(self, news: Hung | None = None) -> None:
+        """Ask where the ranks of this node are if one makes no progress, as rule L14 has it, or ask later."""
+        if news is not None and news.round == self._round:
+            self._silence = news.seconds
+        if not self._silence or self._locating or self._state.work is not HandlerWork.RUNNING:
             return
-        window = self._group.seconds_without_progress()
-        if window and not self._locating and now >= next_question_at(self._suspected, self._suspected_at, window):
-            self._locating = True
-            self._resources.locate_workers(Locate(number, full=False, judge=True), self._runtime.thread)
-        check_later(self._loop, now, watch.window, number)
+        if (due := next_question_at(*self._suspected, self._silence)) > self._runtime.now():
+            self._loop.at(due, _WhereDue())
+            return
+        self._locating = True
+        self._resources.locate_workers(Locate(self._round, full=False, judge=True), self._runtime.thread)
 
     def _on_located(self, found: LocalStacks) -> None:
-        """Report where the ranks of this node are; end one of them if they hang and the user wants that."""
+        """Report where the ranks of this node are, unless they have gone on meanwhile; then perhaps ask again."""
         self._locating = False
-        running = found.answers == self._round and self._state.work is HandlerWork.RUNNING
-        if not running or not (window := self._group.seconds_without_progress()):  # they have gone on meanwhile
-            return
-        new, last = report_alone(found, self._round, window, self._suspected), self._hang
-        self._suspected, self._suspected_at, self._hang = new, self._runtime.now(), new if new.hang else last
-        self._publish(report.hang(new, last))
-        if not self._resources.explain_hang(new, last, self._runtime.thread):
-            self._end_hung(new)
-
-    def _end_hung(self, hung: Stacks) -> None:
-        if (failed := self._resources.end_hung(hung, self._round)) is not None:
-            self._step(WorkerFailed(with_report(failed.incident, hung)))
+        if found.answers == self._round and self._state.work is HandlerWork.RUNNING and self._silence:
+            new, last = report_alone(found, self._round, self._silence, self._suspected[0]), self._hang
+            self._suspected, self._hang = (new, self._runtime.now()), new if new.hang else last
+            self._publish(report.hang(new, last))
+            if not self._resources.explain_hang(new, last, self._runtime.thread):
+                self._resources.tell_hang(new)
+        self._ask_where()
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
@@ -439,7 +440,6 @@ class HandlerAgent:
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._publish(round_started(self._state, current, self._config.max_restarts))
-        self._plugins.round_starts(current.number, self._group.run_uid, list(current.group_ranks))
         self._gate.start(current.number, lambda: self._start_workers(current, restart_count))
 
     def _start_workers(self, current: Round, restart_count: int) -> None:
@@ -450,8 +450,7 @@ class HandlerAgent:
         except (ElasticError, OSError) as exc:
             self._step(self._group.fail_start(current, exc))
         self._count_later(self._config.monitor_interval)
-        self._suspected, self._hang, self._suspected_at = None, None, self._runtime.now()
-        self._loop.at(self._runtime.now(), HangCheck(current.number))
+        self._suspected, self._hang, self._silence = (None, self._runtime.now()), None, 0.0
 
     def _count_later(self, seconds: float) -> None:
         self._count_timer += 1

@@ -30,7 +30,7 @@ def describe_polled(state: HandlerState, info: NodeInfo, status: Status) -> str:
     return describe_member(info, members, status, rows)
 
 
-def round_started(state: HandlerState, current: Round, max_restarts: int) -> Event:
+def round_started(state: HandlerState, current: Round, max_restarts: int | None) -> Event:
     """Make the event of a new round of this node."""
     note = f", {state.restarts}{describe_limit(max_restarts)} restarts spent here" if state.restarts else ""
     return round_event(current, state.restarts, note, None if state.reason is None else state.reason.value)

@@ -4,5 +4,6 @@
 * ``verdicts``: asks the failure policies, and combines their verdicts. ``observers``: delivers events to plugins.
   ``host_end``: what plugins have said of the end of this host.
 * ``builtin``: core's own plugins. ``local_backend``: the backend for one node.
+* ``flags``: the flags that distributions declare.
 * ``handler_registry``: finds foreign rendezvous handlers by name.
 """

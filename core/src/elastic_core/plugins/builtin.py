@@ -12,7 +12,6 @@ from typing import TextIO
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import threads
 from elastic_core.config.program import Program, ProgramKind, function_command, interpreter, python_program
-from elastic_core.config.run import UNLIMITED_RESTARTS
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.identity import host_name
@@ -28,6 +27,8 @@ from elastic_core.incidents import (
     is_same_step,
     repeats_after_restart,
 )
+
+NO_LIMIT = 2**31 - 1  # for scripts, which read TORCHELASTIC_MAX_RESTARTS as a number
 
 
 def is_worth_requeueing(incident: Incident, past: Sequence[Failure] = ()) -> bool:
@@ -55,10 +56,10 @@ class MaxRestartsPolicy:
         """Return a verdict in every case, also when every other policy abstains."""
         if incident.kind not in SPENDS_A_RESTART:
             return Verdict(Action.RESTART, f"{incident.kind.value.replace('_', ' ')} spends no restart")
-        if history.restarts < history.max_restarts:
+        if history.max_restarts is None or history.restarts < history.max_restarts:
             if (why := repeats_after_restart(incident, history.failures)) is not None:
                 return Verdict(Action.GIVE_UP, f"a restart has not mended {why}")
-            limit = "" if history.max_restarts >= UNLIMITED_RESTARTS else f" of --max_restarts={history.max_restarts}"
+            limit = "" if history.max_restarts is None else f" of --max_restarts={history.max_restarts}"
             return Verdict(Action.RESTART, f"restart {history.restarts + 1}{limit}")
         why = f"all restarts of --max_restarts={history.max_restarts} are spent"
         if history.max_restarts == 0:
@@ -178,7 +179,7 @@ class PlainWorkerStart:
             "MASTER_ADDR": assignment.master_addr,
             "MASTER_PORT": assignment.master_port,
             "TORCHELASTIC_RESTART_COUNT": assignment.restart_count,
-            "TORCHELASTIC_MAX_RESTARTS": assignment.max_restarts,
+            "TORCHELASTIC_MAX_RESTARTS": NO_LIMIT if assignment.max_restarts is None else assignment.max_restarts,
             "TORCHELASTIC_RUN_ID": assignment.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": assignment.use_agent_store,
             "TORCHELASTIC_ERROR_FILE": assignment.error_file,

@@ -29,9 +29,15 @@ class Group(str, enum.Enum):
     AUTOLOAD = "elastic.autoload"  # observers, checks, policies: on once installed, off with ``--no_plugin``
     WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
+    FLAGS = "elastic.flags"  # flags of ``elastic run``, under the name of the plugin that reads them
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
     JOBS = "elastic.jobs"  # find a running job for commands that name no store; imported by these
     SCHEDULERS = "elastic.schedulers"  # defaults of flags; imported inside a job of the scheduler (``cli/scheduler``)
+
+    @property
+    def kind(self) -> str:
+        """The key of ``distributions.toml`` for the names of the group."""
+        return self.value.removeprefix("elastic.")
 
     @property
     def noun(self) -> str:
@@ -39,6 +45,7 @@ class Group(str, enum.Enum):
         nouns = {
             Group.RENDEZVOUS: "rendezvous backend",
             Group.HANDLERS: "rendezvous handler",
+            Group.FLAGS: "declaration of flags",
             Group.COMMANDS: "command",
             Group.JOBS: "finder of jobs",
             Group.SCHEDULERS: "scheduler",
@@ -50,36 +57,6 @@ _FLAGS: Mapping[Group, str] = {
     **dict.fromkeys((Group.RENDEZVOUS, Group.HANDLERS), "--rdzv_backend"),
     **dict.fromkeys((Group.PLUGINS, Group.AUTOLOAD, Group.WORKER), "--plugin"),
 }  # the flag by which a run names a member of the group
-
-BROUGHT_BY: Mapping[tuple[Group, str], str] = {
-    (Group.RENDEZVOUS, "c10d"): "elastic-rdzv-c10d",
-    (Group.RENDEZVOUS, "etcd"): "elastic-rdzv-etcd",
-    (Group.RENDEZVOUS, "etcd-v2"): "elastic-rdzv-etcd",
-    (Group.RENDEZVOUS, "file"): "elastic-rdzv-file",
-    (Group.RENDEZVOUS, "redis"): "elastic-rdzv-redis",
-    (Group.RENDEZVOUS, "static"): "elastic-rdzv-c10d",
-    (Group.AUTOLOAD, "events"): "elastic-metrics",
-    (Group.AUTOLOAD, "flight-recorder"): "elastic-torch",
-    (Group.AUTOLOAD, "health"): "elastic-health",
-    (Group.AUTOLOAD, "host-jobs"): "elastic-operate",
-    (Group.AUTOLOAD, "notices"): "elastic-notices",
-    (Group.AUTOLOAD, "policies"): "elastic-policies",
-    (Group.AUTOLOAD, "prometheus"): "elastic-metrics",
-    (Group.AUTOLOAD, "trainjob"): "elastic-kubernetes",
-    (Group.WORKER, "torch"): "elastic-torch",
-    (Group.COMMANDS, "audit-data"): "elastic-torch",
-    (Group.COMMANDS, "doctor"): "elastic-doctor",
-    (Group.COMMANDS, "drain"): "elastic-operate",
-    (Group.COMMANDS, "exec"): "elastic-torchrun",
-    (Group.COMMANDS, "logs"): "elastic-operate",
-    (Group.COMMANDS, "policy"): "elastic-policies",
-    (Group.COMMANDS, "release"): "elastic-operate",
-    (Group.COMMANDS, "render"): "elastic-kubernetes",
-    (Group.COMMANDS, "status"): "elastic-operate",
-    (Group.JOBS, "host-jobs"): "elastic-operate",
-    (Group.SCHEDULERS, "slurm"): "elastic-slurm",
-}
-"""Plugins that exist although they may not be installed here, and the distribution that brings each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +128,16 @@ class Catalogue:
         raise self._missing(name, groups)
 
     def _missing(self, name: str, groups: tuple[Group, ...]) -> PluginError:
-        noun = groups[0].noun
-        for group in groups:
-            if distribution := BROUGHT_BY.get((group, name)):
-                return PluginError(f"The {noun} {name!r} is not installed.", hint=how_to_install(distribution))
-        installed = self.names(*groups)
-        others = {
-            known: distribution
-            for (group, known), distribution in BROUGHT_BY.items()
-            if group in groups and known not in installed
-        }
+        from elastic_core.distributions import brought
+
+        noun, installed = groups[0].noun, self.names(*groups)
+        known = {name: source for group in groups for name, source in brought(group.kind).items()}
+        if name in known:
+            return PluginError(f"The {noun} {name!r} is not installed.", hint=how_to_install(known[name]))
+        others = {each: source for each, source in sorted(known.items()) if each not in installed}
         hint = f"Installed: {', '.join(installed) or 'none'}."
         if others:
-            hint += f" Not installed: {', '.join(f'{known} ({source})' for known, source in others.items())}."
+            hint += f" Not installed: {', '.join(f'{each} ({source})' for each, source in others.items())}."
         for group in Group:
             if name in self.names(group) and (flag := _FLAGS.get(group)) is not None:
                 hint = f"It is a {group.noun}: {flag}={name}."

@@ -20,11 +20,11 @@ from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.rdzv_conf import no_ledger
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean
+from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict
-from elastic_core.node_checks import ChosenCheck, NodeCheck, choose
+from elastic_core.node_checks import ChosenCheck, ChosenChecks, NodeCheck
 from elastic_core.plugins import builtin, entry_points, handler_registry
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.host_end import HostEnd
@@ -38,20 +38,17 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
 
 OBSERVING = (
     "elastic_observe",
     "elastic_run_starts",
     "elastic_run_ends",
-    "elastic_round_starts",
 )
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
-
-READERS = {"failure_policy": "policies", "set_aside_torn_checkpoints": "policies", "notices": "notices"}
-"""The plugin that reads a flag, by the flag's field of :class:`RunConfig`."""
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if name.startswith("elastic_") and inspect.isfunction(spec)
@@ -70,6 +67,7 @@ class Plugins:
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
+        self.agreed_flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, with their values
         self.host_end = HostEnd()
         self._unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
@@ -197,17 +195,20 @@ class Plugins:
 
     # Health ----------------------------------------------------------------------------------------------------------
 
-    def node_checks(self, config: RunConfig) -> tuple[ChosenCheck, ...]:
+    def node_checks(self, config: RunConfig) -> ChosenChecks:
         """Return the health checks of a run.
 
         Raises:
-            UsageError: ``--health_check`` names what is neither a check nor a command.
-            PluginError: A plugin failed to say what it offers.
+            UsageError: A setting of the checks is wrong.
+            PluginError: A plugin failed.
         """
         offered: dict[str, NodeCheck] = {}
         for impl in reversed(self.implementations("elastic_node_checks")):
             offered.update(self._ask(impl, config=config) or {})
-        return choose(config.health_checks, offered)
+        chosen = self.first_answer("elastic_choose_checks", config=config, offered=offered)
+        if isinstance(chosen, ChosenChecks):
+            return chosen
+        return ChosenChecks(tuple(ChosenCheck(name, check) for name, check in offered.items() if check.on))
 
     @property
     def workers_wait(self) -> Callable[[int, str, float], str] | None:
@@ -248,9 +249,14 @@ class Plugins:
         facts = {"config": config, "run_uid": run_uid, "node": node, "log_dir": log_dir, "leave": leave}
         self._observers.tell("elastic_run_starts", **facts, publish=publish, describe=describe, connect=connect)
 
-    def round_starts(self, round: int, run_uid: str, members: Sequence[str]) -> None:
-        """Queue the notice that a round is about to start workers on this node. Never blocks."""
-        self._observers.tell("elastic_round_starts", round=round, run_uid=run_uid, members=members)
+    def round_starts(self, round: RunningRound) -> None:
+        """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
+        for impl in self.implementations("elastic_round_starts"):
+            try:
+                impl(round=round)
+            except Exception as exc:
+                for event in failure_events("plugin_failed", impl, exc, "It does not watch this round."):
+                    self.publish(event)
 
     def close(self, timeout: float) -> tuple[str, ...]:
         """Wait up to ``timeout`` seconds until the observers have finished; return the names of those that have not."""
@@ -310,18 +316,18 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     """
     catalogue = catalogue or Catalogue.read()
     known = catalogue.names(Group.AUTOLOAD, Group.PLUGINS, Group.WORKER)
-    for name in config.no_plugins:
+    for name in config.no_plugin:
         if name not in known:
             raise PluginError(
                 f"--no_plugin {name!r} switches nothing off: no such plugin is installed.{did_you_mean(name, known)}"
             )
     plugins = Plugins()
-    named = [name for name in dict.fromkeys(config.plugins) if name not in config.no_plugins]
+    named = [name for name in dict.fromkeys(config.plugins) if name not in config.no_plugin]
     plugins.in_workers = tuple(name for name in named if name in catalogue.names(Group.WORKER))
     for name, plugin in core_plugins(config).items():
         plugins.register(name, plugin)
     for name in catalogue.names(Group.AUTOLOAD):
-        if name not in (*config.plugins, *config.no_plugins):
+        if name not in (*config.plugins, *config.no_plugin):
             try:
                 offer = catalogue.find(name, Group.AUTOLOAD)
                 plugins.register(name, entry_points.load(offer), described=str(offer))
@@ -331,23 +337,13 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
         for offer in _agents_side(name, catalogue):
             plugins.register(name, entry_points.load(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
-    for flag, reader in READERS.items():
-        if getattr(config, flag) not in ("", "none", None, False):
-            _check_reader(plugins, config, catalogue, flag, reader)
     plugins.configure(config)
-    if config.health_checks:
+    if config.settings:
+        from elastic_core.plugins.flags import check_given  # few runs have any
+
+        plugins.agreed_flags = check_given(config, catalogue, plugins.has, plugins.problems)
         plugins.node_checks(config)  # or an error, before anything is started
     return plugins
-
-
-def _check_reader(plugins: Plugins, config: RunConfig, catalogue: Catalogue, flag: str, reader: str) -> None:
-    """Refuse a flag where the plugin that reads it is off, or cannot be loaded."""
-    if reader in config.no_plugins:
-        value = getattr(config, flag)
-        raise UsageError(f"--{flag} {value!r} needs the plugin {reader!r}, which --no_plugin switches off.")
-    if not plugins.has(reader):
-        catalogue.find(reader, Group.AUTOLOAD)
-        raise next(iter(plugins.problems))
 
 
 def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()) -> Plugins:
@@ -370,15 +366,16 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Return core's own plugins for a run, by name; without a run, those that every run has."""
+
     plugins: dict[str, object] = {
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
         "plain-start": builtin.PlainWorkerStart(
             virtual_local_rank=config is not None and config.virtual_local_rank,
-            plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugins],
+            plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugin],
         ),
     }
-    if config is not None and config.event_log:
+    if config is not None and config.event_log_handler == "console":
         plugins["event-log"] = builtin.EventLog()
     return plugins
 

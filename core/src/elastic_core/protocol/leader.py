@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from elastic_core.config.run import OnNodeLoss
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, distance_to_cause
 from elastic_core.protocol import graceful_stop, leader_entries, stacks
 from elastic_core.protocol.counters import is_charged

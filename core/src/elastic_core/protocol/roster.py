@@ -115,6 +115,7 @@ class LocalWorkers:
     snapshot: SavedStep | None = None  # the newest in the node's memory
     checkpoint: SavedStep | None = None  # the newest that the node has noticed
     store: float = 0.0  # how many seconds the store took to answer the newest heartbeat
+    notes: Mapping[str, str] = field(default_factory=dict, metadata=SKIPPABLE)  # what monitors have noted, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

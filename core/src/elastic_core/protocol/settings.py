@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field, fields
 
-from elastic_core.config.parse import NodeRange
-from elastic_core.config.run import OnNodeLoss, Timing
+from elastic_core.config.parse import NodeRange, OnNodeLoss
+from elastic_core.config.run import Timing
 
 PROTOCOL = 6  # the version of entries and rows that this release writes, and the newest that it reads
 OLDEST_PROTOCOL = 6
@@ -26,12 +26,12 @@ class Agreement:
     sizes: tuple[int, ...] = ()
     """The only numbers of nodes of a round (rule L15), in order; () for every number from ``min_nodes`` on."""
     spares: int = 0  # nodes beyond ``max_nodes`` that the job is to have (rule L16)
-    max_restarts: int
+    max_restarts: int | None  # None for no limit
     on_node_loss: OnNodeLoss = OnNodeLoss.REPLACE
-    failure_policies: tuple[str, ...] = ()
-    """Names of the plugins that judge failures, in alphabetical order, and the text of ``--failure_policy``."""
+    failure_policies: tuple[str, ...] = ()  # names of the plugins that judge failures, in alphabetical order
     worker_plugins: tuple[str, ...] = ()
     """Names of the plugins that workers call, in reverse order of the calls: what they save and restore must match."""
+    flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, as on the command line
 
     def largest_size(self, nodes: int) -> int:
         """Return how many of ``nodes`` nodes form a round; 0 if they are too few (rule L15)."""
@@ -78,7 +78,7 @@ def _shown(value: object) -> str:
         return value.value
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"
-    return str(value)
+    return "no limit" if value is None else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

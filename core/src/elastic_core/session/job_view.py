@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from elastic_core.incidents import Failure
 from elastic_core.protocol.counters import past_failures
@@ -64,6 +64,7 @@ class NodeStatus:
         snapshot: The newest snapshot in its memory; None if there is none.
         checkpoint: The newest checkpoint that it has noticed; None if it has noticed none.
         store_s: Seconds that the store took to answer its heartbeat; None if it has not said so.
+        notes: What its monitors have noted of this round, by name.
     """
 
     node_id: str
@@ -77,6 +78,7 @@ class NodeStatus:
     snapshot: SavedStatus | None = None
     checkpoint: SavedStatus | None = None
     store_s: float | None = None
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class JobStatus:
         age_s: Seconds since the run was opened, to a few seconds: that of the newest entry, or as many as a node has
             counted heartbeats.
         restarts: Restarts spent.
-        max_restarts: Of how many.
+        max_restarts: Of how many; None for no limit.
         failures: The newest failures that spent a restart, the oldest first.
         host_losses: How often each host was lost, by host id.
         nodes: Members in rank order, then the others.
@@ -111,7 +113,7 @@ class JobStatus:
     world_size: int
     age_s: float
     restarts: int
-    max_restarts: int
+    max_restarts: int | None
     failures: tuple[Failure, ...]
     host_losses: dict[str, int]
     nodes: tuple[NodeStatus, ...]
@@ -205,6 +207,7 @@ def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, Obser
         snapshot=_saved(told.snapshot, since),
         checkpoint=_saved(told.checkpoint, since),
         store_s=told.store,
+        notes={**told.notes},
     )
 
 

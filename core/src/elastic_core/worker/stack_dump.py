@@ -1,7 +1,7 @@
 """Prepares a worker to write the Python stacks of its threads when its agent asks for them, without being stopped.
 
 :func:`prepare` runs before the program begins. It sets handlers for three signals that no program uses; each writes to
-a memory file, which the agent finds by its name in ``/proc`` (``agent/stacks.py``), so nothing has to be passed on.
+a memory file, which elastic-hangs finds by its name in ``/proc`` (``stacks.py``), so nothing has to be passed on.
 
 * :data:`SIGNAL`: the stack of the main thread, by :mod:`faulthandler`. That handler is C code. It needs neither the
   interpreter's lock nor the program's cooperation, so a thread answers that waits for a lock, is in a collective, or

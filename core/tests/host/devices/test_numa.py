@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from elastic_core.config.run import NUMA_BINDINGS
+from elastic_core.config.parse import NUMA_BINDINGS
 from elastic_core.errors import UsageError
 from elastic_core.host.devices.machine import Machine
 from elastic_core.host.devices.numa import worker_cpus

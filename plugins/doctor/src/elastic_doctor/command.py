@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.option import FlagCommand
-from elastic_core.cli.options import FLAGS, Flags
-from elastic_core.cli.run import hints_with_sources, meeting_place, plugins_named, warn, without_effect
+from elastic_core.cli.option import FlagCommand, FlagOption
+from elastic_core.cli.run import hints_with_sources, warn
+from elastic_core.cli.settle import FLAGS, Flags, meeting_place, plugins_named, without_effect
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.rdzv_conf import NUMBERED, check_reach, parse
 from elastic_core.exit_codes import signalled
@@ -47,7 +47,7 @@ class DoctorCommand(FlagCommand):
         super().__init__(
             "doctor",
             callback=doctor,
-            params=[*(flag for flag in FLAGS if flag.name in TAKEN), as_json],
+            params=[*(FlagOption(flag) for flag in FLAGS if flag.name in TAKEN), as_json],
             help="Check from this host whether the nodes can reach each other with these flags of `elastic run`. If "
             "not, name the problem and its remedy.\n\nThe command connects to the store, performs every operation of a "
             "job under an unused job id, measures how long each takes, and deletes its data. It also checks this "

@@ -18,7 +18,7 @@ from elastic_core import hookimpl
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
-    from elastic_core.node_checks import Finding, NodeCheck
+    from elastic_core.node_checks import ChosenChecks, Finding, NodeCheck
 
 
 class NodeHealth:
@@ -49,6 +49,17 @@ class NodeHealth:
             "matmul": NodeCheck(command=process("matmul"), advice=_MATMUL),
             "allreduce": NodeCheck(command=allreduce, advice=_ALLREDUCE),
         }
+
+    @hookimpl
+    def elastic_choose_checks(self, config: RunConfig, offered: Mapping[str, NodeCheck]) -> ChosenChecks:
+        """Return the checks that are on, and those of ``--health_check``."""
+        from elastic_core.node_checks import ChosenChecks
+        from elastic_health.choice import choose
+        from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT
+
+        chosen = choose(config.of(HEALTH_CHECK), offered)
+        too_slow = f"Run it by hand on this host, or give it more time: --{HEALTH_TIMEOUT.name}=SECONDS."
+        return ChosenChecks(chosen, config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY), too_slow, _judge)
 
     @hookimpl
     def elastic_run_starts(self, publish: Callable[[Event], None]) -> None:
@@ -85,6 +96,12 @@ class NodeHealth:
 def _may_have_gpus() -> bool:
     """Whether anything here can tell of GPUs; microseconds."""
     return bool(shutil.which("nvidia-smi") or os.path.isdir("/sys/class/kfd/kfd/proc") or find_spec("pynvml"))
+
+
+def _judge(returncode: int, stdout: str, stderr: str) -> str | None:
+    from elastic_health.output import judge_output
+
+    return judge_output(returncode, stdout, stderr)
 
 
 def _disk(config: RunConfig, least: str) -> Finding | None:

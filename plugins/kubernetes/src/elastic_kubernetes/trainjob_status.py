@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from elastic_core.hookspecs import hookimpl
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
+    from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
@@ -171,9 +172,9 @@ class TrainJobStatus:
         self._node_id = node.node_id
 
     @hookimpl
-    def elastic_round_starts(self, round: int, run_uid: str, members: Sequence[str]) -> None:
+    def elastic_round_starts(self, round: RunningRound) -> None:
         """Note whether this node has rank 0."""
-        self._reports = bool(members) and members[0] == self._node_id
+        self._reports = [*round.members[:1]] == [self._node_id]
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:

@@ -37,7 +37,7 @@ class Identity:
     run: str
     node: str
     role: str
-    restarts_allowed: int
+    restarts_allowed: float  # infinite without a limit
 
 
 def families(who: Identity, now: Measures) -> Iterator[Metric]:

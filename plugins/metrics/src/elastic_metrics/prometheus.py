@@ -6,6 +6,7 @@ costs one warning and the endpoint, never the job: a hook that raises is reporte
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -102,9 +103,8 @@ class Prometheus:
         from elastic_metrics.endpoint import Endpoint, Identity  # imports prometheus_client
 
         place = self._place.of_slot(node.slot)
-        who = Identity(
-            job=config.rdzv_id, run=run_uid, node=str(node), role=node.role, restarts_allowed=config.max_restarts
-        )
+        allowed = math.inf if config.max_restarts is None else config.max_restarts
+        who = Identity(job=config.rdzv_id, run=run_uid, node=str(node), role=node.role, restarts_allowed=allowed)
         try:
             self._endpoint = Endpoint.open(place.address, place.port, who, lambda: self._measures)
         except OSError as exc:

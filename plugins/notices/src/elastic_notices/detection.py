@@ -32,6 +32,4 @@ def cloud_of(dmi: Mapping[str, str]) -> str:
 
 def chosen(wanted: str, read: Callable[[], Mapping[str, str]] = read_dmi) -> str:
     """Return the cloud for a value of ``--notices``; '' for none."""
-    if wanted == "none":
-        return ""
     return cloud_of(read()) if wanted == "auto" else wanted

@@ -11,6 +11,7 @@ from elastic_core import hookimpl
 from elastic_core.errors import UsageError
 from elastic_core.events import Event, Level
 from elastic_notices.detection import chosen
+from elastic_notices.flags import NOTICES
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
@@ -29,7 +30,7 @@ class Notices:
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
         """Read the settings; a wrong one ends the run before it begins."""
-        self._wanted = config.notices or "auto"
+        self._wanted = "auto" if (cloud := config.of(NOTICES)) is None else cloud
         self._interval = read_interval(os.environ)
 
     @hookimpl

@@ -9,8 +9,6 @@ General layout:
   where it is. ``command_server``: the socket beside it, over which commands use the store of the job.
 * ``finder``: in a command, finds the job that the user means. ``host_jobs``: the jobs of this host, and the command's
   side of the socket.
-
-``elastic stacks`` is a command of core.
 """
 
 from __future__ import annotations

@@ -118,6 +118,8 @@ def describe(seen: JobStatus, paint: Paint = plain) -> Iterator[str]:
         yield paint(line, RED) if node.hung_s or node.phase == "silent" else line
         for several in _alike(node.workers):
             yield f"            {_workers(several)}"
+        if node.notes:
+            yield f"            {', '.join(f'{name} {value}' for name, value in node.notes.items())}"
     if seen.why_waiting:
         yield f"  waiting   {seen.waiting} node(s): {seen.why_waiting}"
     if seen.spares and seen.state == "running":

@@ -3,6 +3,7 @@
 General layout, from the run down to one decision:
 
 * ``plugin``: the plugin that a run loads; it hands every incident to the policies.
+* ``flags``: its flags.
 * ``options``: the text of ``--failure_policy``, and the policies that are on without it.
 * ``composition``: asks all policies about one incident, and returns the strictest verdict.
 * ``budget``, ``preemptions``, ``backoff``, ``classification``, ``no_progress``, ``nan_loss``, ``quarantine``,

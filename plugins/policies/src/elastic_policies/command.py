@@ -7,7 +7,7 @@ from typing import TextIO
 
 import click
 
-from elastic_core.config.run import UNLIMITED_RESTARTS, has_budget
+from elastic_policies.flags import has_budget
 from elastic_policies.options import DEFAULTS, parse_policies
 from elastic_policies.replay import as_lines, as_plain, read_events, replay
 
@@ -30,9 +30,8 @@ def replay_command(events: TextIO, failure_policy: str, max_restarts: int | None
     EVENTS is an event log (JSON lines with `verdict` events), or - for stdin.
     """
     policies = parse_policies(failure_policy)
-    if max_restarts is None and has_budget(failure_policy):
-        max_restarts = UNLIMITED_RESTARTS
-    rows = replay(read_events(events), policies, max_restarts=max_restarts)
+    unlimited = max_restarts is None and has_budget(failure_policy)
+    rows = replay(read_events(events), policies, max_restarts=max_restarts, unlimited=unlimited)
     if as_json:
         for row in rows:
             click.echo(json.dumps(as_plain(row)))

@@ -54,12 +54,7 @@ class KnownFailure:
     host: bool = False
 
 
-CUT_OFF = "a model or a checkpoint could not be loaded"
-"""The name of the failure of a reader that meets a part of a file."""
-_RESUME_BEFORE = (
-    "The file is cut off, or of another model: resume from the checkpoint before, and write new ones under a "
-    "temporary name."
-)
+NOT_LOADED = "a model or a checkpoint could not be loaded"
 _XIDS = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"nvrm: xid \([^)\n]{1,40}\): "  # NVRM: Xid (PCI:0000:3b:00): 79, pid=…
 
@@ -261,18 +256,12 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
         "https://github.com/nomic-ai/gpt4all/issues/524",
     ),
     KnownFailure(
-        CUT_OFF,
+        NOT_LOADED,
         FailureClass.FRAMEWORK,
-        r"pytorchstreamreader failed|error while deserializing header|pickle data was truncated|invalid load key, "
-        r"|eoferror: ran out of input",
-        _RESUME_BEFORE,
-        "https://github.com/open-mmlab/mmdetection/issues/4835",
-    ),
-    KnownFailure(
-        "a checkpoint is of another model",
-        FailureClass.FRAMEWORK,
-        r"error\(s\) in loading state_dict",
-        _RESUME_BEFORE,
+        r"error\(s\) in loading state_dict|pytorchstreamreader failed|error while deserializing header"
+        r"|pickle data was truncated|invalid load key, |eoferror: ran out of input",
+        "The file is cut off, or of another model: resume from the checkpoint before, and write new ones under a "
+        "temporary name.",
         "https://github.com/open-mmlab/mmdetection/issues/4835",
     ),
     KnownFailure(

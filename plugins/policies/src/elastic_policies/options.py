@@ -22,6 +22,7 @@ from elastic_policies import (
     quarantine,
     torn_checkpoint,
 )
+from elastic_policies.flags import SET_ASIDE_TORN_CHECKPOINTS
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
@@ -47,7 +48,7 @@ def parse_policies(text: str, config: RunConfig | None = None) -> dict[str, Any]
     given = _parse_parts(text)
     chosen = {**_parse_parts(DEFAULTS), **given}
     if config is not None and (torn := chosen.get(torn_checkpoint.NAME)) is not None:
-        place, set_aside = config.checkpoint_path or "", config.set_aside_torn_checkpoints
+        place, set_aside = config.checkpoint_path or "", config.of(SET_ASIDE_TORN_CHECKPOINTS)
         chosen[torn_checkpoint.NAME] = replace(torn, place=place, set_aside=set_aside)
     return {name: chosen[name] for name in POLICIES if chosen.get(name) is not None}
 

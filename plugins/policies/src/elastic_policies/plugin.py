@@ -32,7 +32,9 @@ class FailurePolicies:
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
         """Read ``--failure_policy``; a text that is wrong ends the run before it begins."""
-        self._text, self._config = config.failure_policy, config
+        from elastic_policies.flags import FAILURE_POLICY
+
+        self._text, self._config = config.of(FAILURE_POLICY), config
         if self._text:
             self._parse()
 

@@ -26,7 +26,7 @@ class Judged:
     at: float
     incident: Incident
     restarts: int
-    max_restarts: int
+    max_restarts: int | None  # None for no limit
     new_checkpoint: bool
     verdict: Verdict
     moved: bool = False
@@ -91,15 +91,19 @@ def _as_judged(at: float, fields: Mapping[str, Any]) -> Judged:
         policy=str(fields["policy"]),
     )
     new, moved = (fields.get(name, False) for name in ("new_checkpoint", "moved"))  # logs of earlier releases have none
+    limit = None if fields["max_restarts"] is None else int(fields["max_restarts"])
     if type(new) is not bool or type(moved) is not bool:
         raise TypeError(f"new_checkpoint is {new!r}, moved is {moved!r}")
-    return Judged(at, incident, int(fields["restarts"]), int(fields["max_restarts"]), new, verdict, moved)
+    return Judged(at, incident, int(fields["restarts"]), limit, new, verdict, moved)
 
 
-def replay(events: Iterable[Judged], policies: Mapping[str, Any], *, max_restarts: int | None = None) -> list[Compared]:
+def replay(
+    events: Iterable[Judged], policies: Mapping[str, Any], *, max_restarts: int | None = None, unlimited: bool = False
+) -> list[Compared]:
     """Return what these policies, and core's own, would have decided about each failure.
 
-    Each failure is judged by those before it, as far as they were restarted. ``max_restarts`` replaces the run's limit.
+    Each failure is judged by those before it, as far as they were restarted. ``max_restarts`` replaces the
+    run's limit, which does not hold with ``unlimited``.
     """
     found: list[Compared] = []
     past: list[tuple[float, Failure]] = []
@@ -111,7 +115,7 @@ def replay(events: Iterable[Judged], policies: Mapping[str, Any], *, max_restart
         failures = tuple(replace(failure, seconds_ago=max(0.0, one.at - at)) for at, failure in past)
         history = History(
             restarts=one.restarts,
-            max_restarts=one.max_restarts if max_restarts is None else max_restarts,
+            max_restarts=None if unlimited else one.max_restarts if max_restarts is None else max_restarts,
             rounds_without_progress=0,
             failures=failures[-MAX_FAILURES:],
             new_checkpoint=one.new_checkpoint,

@@ -18,7 +18,7 @@ from itertools import takewhile
 from elastic_core.incidents import Action, Failure, History, Incident, Verdict
 from elastic_core.protocol.counters import as_record
 from elastic_policies.durations import parse_count
-from elastic_policies.known_failures import CUT_OFF
+from elastic_policies.known_failures import NOT_LOADED
 from elastic_policies.past import MAX_FAILURES
 
 NAME = "torn_checkpoint"
@@ -29,6 +29,7 @@ TYPES = frozenset(
     ("BadZipFile", "EOFError", "FileNotFoundError", "JSONDecodeError", "SafetensorError", "UnpicklingError", "error")
 )
 """Exceptions of readers that meet a part of a file, or a folder without one; ``error`` is that of zlib and struct."""
+OTHER_MODEL = "Error(s) in loading state_dict"  # of a whole checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,9 @@ def _folder(place: str) -> str:
 
 def _is_of_reader(incident: Incident) -> bool:
     """Whether a failure is that of a reader which meets a part of a checkpoint: no lack of memory, no other program."""
-    return incident.exception.rpartition(".")[2] in TYPES or incident.explanation.name == CUT_OFF
+    if incident.exception.rpartition(".")[2] in TYPES:
+        return True
+    return incident.explanation.name == NOT_LOADED and OTHER_MODEL not in incident.message
 
 
 def _is_barren(failure: Failure) -> bool:

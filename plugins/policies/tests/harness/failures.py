@@ -52,7 +52,7 @@ def killed(ago: float | None = None, number: int = 9, **facts: Any) -> Any:
 def history(
     *failures: Failure,
     restarts: int | None = None,
-    max_restarts: int = 3,
+    max_restarts: int | None = 3,
     new_checkpoint: bool = False,
     moved: bool = False,
 ) -> History:

@@ -19,6 +19,7 @@ General layout:
   a run, and ``process_failure`` describes a failed process. ``local_agent``: an agent as an object,
   ``LocalElasticAgent``. ``multiprocessing``: torch's module of that name, ``Std`` and what starts processes.
   ``rendezvous``: torch's registry of rendezvous handlers.
+* ``timers``: the two limits of torch's agent for a hung worker, as a monitor.
 * ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
 * ``handlers``: the handlers that plain torchrun finds for our backends.
 

@@ -11,53 +11,42 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elastic_core.cli.settle import FLAGS
 from elastic_core.config import parse, rdzv_conf
+from elastic_core.config.flag import Flag, flags_in
+from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import (
-    DEFAULT_ID,
-    HEALTH_TIMEOUT,
-    LINE_PREFIX,
-    MAX_RESTARTS,
-    MONITOR_INTERVAL,
-    UNLIMITED_RESTARTS,
-    RunConfig,
-    Stream,
-    StreamMap,
-    has_budget,
-)
+from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.plugins import handler_registry, manager
+from elastic_core.plugins.entry_points import Catalogue
+from elastic_core.plugins.flags import declared_flags, not_declared
 from elastic_core.rendezvous import job_token
 
 Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``, for all local ranks or by local rank
 
 _DEFAULT_LOGS = "DefaultLogsSpecs"
 _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
-    ((str,), "a text", "run_id role rdzv_endpoint rdzv_backend start_method log_line_prefix_template local_addr"),
-    ((str,), "a text", "event_log_handler signals_to_handle failure_policy notices progress_pattern"),
-    ((str,), "a text", "checkpoint_pattern"),
+    ((str,), "a text", "run_id rdzv_endpoint rdzv_backend log_line_prefix_template local_addr event_log_handler"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
-    ((Real,), "a number of seconds", "rdzv_timeout health_timeout"),
-    ((bool,), "True or False", "virtual_local_rank set_aside_torn_checkpoints"),
+    ((Real,), "a number of seconds", "rdzv_timeout monitor_interval"),
+    ((str, os.PathLike), "a path", "log_dir"),
     ((Sequence,), "a list of numbers", "node_sizes"),
-    ((str, os.PathLike), "a path", "log_dir checkpoint_path"),
 )
-"""The types of :class:`LaunchConfig`'s fields, in words, and the fields; other numbers are RunConfig's to check."""
-_LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins", "health_checks")
+"""The types of the fields that are no flags, in words, and the fields."""
+_LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
 _MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")  # None stands for another default
+_FLAGS: Mapping[str, Flag[Any]] = {flag.name: flag for flag in flags_in(PlainSettings)}
+_OTHERWISE = ("event_log_handler", "log_dir", "redirects", "tee", "local_ranks_filter", "numa_binding")
+"""The flags whose values :class:`LaunchConfig` has in another form, or elsewhere."""
+_MONITOR = next(flag for flag in FLAGS if flag.name == "monitor_interval")
 _T = TypeVar("_T")
 
 
 @dataclass
-class LaunchConfig:
-    """The settings of a run, for a caller in Python. Durations are in seconds.
-
-    The fields are those of ``torch.distributed.launcher.api.LaunchConfig``, in its order, and then ours, which are
-    given by name. Without a ``rdzv_backend`` the job has one node and needs no store that listens. These flags of
-    ``elastic run`` have no field, and keep their defaults: ``--allow_version_mismatch``, ``--failure_grace``,
-    ``--no_plugin``, ``--on_node_loss``, ``--preemption_grace``, ``--preload`` and ``--warm_start``.
-    """
+class _Arguments:
+    """The fields of ``torch.distributed.launcher.api.LaunchConfig``, in its order, and others that are no flags."""
 
     min_nodes: int = 1
     max_nodes: int = 1
@@ -85,30 +74,33 @@ class LaunchConfig:
     log_dir: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     redirects: Streams | None = field(default=None, kw_only=True)
     tee: Streams | None = field(default=None, kw_only=True)
-    hang_window: float | None = field(default=None, kw_only=True)  # 0 for never
-    hang_timeout: float | None = field(default=None, kw_only=True)
-    progress_pattern: str | None = field(default=None, kw_only=True)
-    checkpoint_pattern: str | None = field(default=None, kw_only=True)
-    checkpoint_path: str | os.PathLike[str] | None = field(default=None, kw_only=True)
-    nan_stop: int = field(default=0, kw_only=True)
     plugins: tuple[str, ...] = field(default=(), kw_only=True)
-    failure_policy: str = field(default="", kw_only=True)
-    """As ``--failure_policy``. With a budget in it, ``max_restarts`` has no limit where it is the default."""
-    set_aside_torn_checkpoints: bool = field(default=False, kw_only=True)
     node_sizes: Sequence[int] | None = field(default=None, kw_only=True)
     """The only numbers of nodes of a round, e.g. (4, 6, 8); None for every number. The least and the greatest replace
     ``min_nodes`` and ``max_nodes`` where these are not given."""
-    spares: int = field(default=0, kw_only=True)  # ``--spares``
-    notices: str | None = field(default=None, kw_only=True)  # ``--notices``
-    health_checks: Sequence[str] = field(default=(), kw_only=True)  # each as ``--health_check``
-    health_timeout: float = field(default=HEALTH_TIMEOUT, kw_only=True)  # for each check
-    health_retry: float | None = field(default=None, kw_only=True)  # None for an end of the agent after a failed check
+    flags: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         given = self.shutdown_timeout
         if isinstance(given, Real) and given < 0:
             raise UsageError(f"shutdown_timeout={given!r} is negative.", hint="Give a number of seconds.")
         self.shutdown_timeout = rdzv_conf.shutdown_timeout(given, os.environ)
+
+
+class LaunchConfig(_Arguments):
+    """The settings of a run, for a caller in Python. Durations are in seconds.
+
+    The arguments are those of ``torch.distributed.launcher.api.LaunchConfig``, in its order, and then ours, which are
+    given by name: ``log_dir``, ``redirects``, ``tee``, ``plugins``, ``node_sizes``, and each other flag of ``elastic
+    run`` that describes the run, also those of plugins, as ``failure_policy`` or ``hang_timeout``. A text stands for
+    the value that it has on the command line. Without a ``rdzv_backend`` the job has one node and needs no store that
+    listens. ``max_restarts`` has no limit where it is the default and a plugin's flag limits the restarts.
+    """
+
+    def __init__(self, *arguments: Any, **given: Any) -> None:
+        flags = {name: given.pop(name) for name in [*given] if name not in _Arguments.__dataclass_fields__}
+        super().__init__(*arguments, **given)
+        self.flags = {**self.flags, **flags}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +126,9 @@ def configure(config: LaunchConfig) -> RunConfig:
     if handler_registry.find(backend) is None:  # a handler that was registered may have any backend's name
         numbered = backend in rdzv_conf.NUMBERED
         backend, endpoint = rdzv_conf.settle(backend, endpoint, nnodes)
-    options = manager.load_backend(backend, named=config.plugins).rendezvous_options()
+    catalogue = Catalogue.read()
+    settings, unlimited = settings_of(config, catalogue)
+    options = manager.load_backend(backend, catalogue, config.plugins).rendezvous_options()
     given = {key: value for key, value in config.rdzv_configs.items() if value is not None}
     if numbered and nnodes.most > 1 and "rank" not in given:
         raise UsageError(
@@ -147,64 +141,63 @@ def configure(config: LaunchConfig) -> RunConfig:
     if config.rdzv_timeout != -1:
         given.setdefault("timeout" if options.handler else "join_timeout", config.rdzv_timeout)
     text = ",".join(f"{key}={value}" for key, value in given.items())
-    settings = rdzv_conf.parse(text, backend=backend, options=options)
+    conf = rdzv_conf.parse(text, backend=backend, options=options)
     rdzv_conf.check_reach(backend, endpoint, nnodes, options)
-    rdzv_conf.check_spares(backend, nnodes, config.spares, options, node_rank)
-    for warning in (*settings.without_effect, *without_effect(config)):
+    rdzv_conf.check_spares(backend, nnodes, config.flags.get("spares", 0), options, node_rank)
+    for warning in (*conf.without_effect, *without_effect(config)):
         warn(warning)
     logs = logs_of(config.logs_specs, config.log_dir, config.redirects, config.tee)
-    alone, budgeted = backend == rdzv_conf.LOCAL, has_budget(config.failure_policy)
+    alone = backend == rdzv_conf.LOCAL
+    limit = _FLAGS["max_restarts"].accept(config.max_restarts)
     return RunConfig(
-        program=Program(ProgramKind.FUNCTION, ""),
-        min_nodes=nnodes.least,
-        max_nodes=nnodes.most,
-        sizes=nnodes.sizes,
-        spares=config.spares,
-        notices=read("notices", config.notices, parse.notices),
-        nproc_per_node=config.nproc_per_node,
-        role=config.role,
-        node_rank=node_rank,
-        max_restarts=UNLIMITED_RESTARTS if budgeted and config.max_restarts == MAX_RESTARTS else config.max_restarts,
-        rdzv_backend=backend,
-        rdzv_endpoint=endpoint,
-        rdzv_id=config.run_id or (os.urandom(4).hex() if alone else DEFAULT_ID),
-        rdzv_conf=settings.backend,
-        job_token=job_token.read_token(os.environ, settings.token_file),
-        timing=settings.timing,
-        run_uid=settings.run_uid or rdzv_conf.scheduler_uid(os.environ),
-        local_addr=read("local_addr", config.local_addr or None, parse.address),
-        signals=read("signals_to_handle", config.signals_to_handle, parse.signals),
-        shutdown_timeout=config.shutdown_timeout,  # type: ignore[arg-type]  # a number once it is made
-        log_dir=logs.log_dir,
-        redirects=logs.redirects,
-        tee=logs.tee,
-        local_ranks_filter=logs.local_ranks_filter,
-        stdout_filters=tuple(config.duplicate_stdout_filters or ()),
-        stderr_filters=tuple(config.duplicate_stderr_filters or ()),
-        line_prefix=config.log_line_prefix_template or LINE_PREFIX,
-        event_log=config.event_log_handler == "console",
-        virtual_local_rank=config.virtual_local_rank,
-        numa_binding=numa_mode(config.numa_options),
-        monitor_interval=config.monitor_interval,
-        hang_window=config.hang_window,
-        hang_timeout=config.hang_timeout,
-        progress_pattern=config.progress_pattern,
-        checkpoint_pattern=config.checkpoint_pattern,
-        checkpoint_path=None if config.checkpoint_path is None else os.fspath(config.checkpoint_path),
-        nan_stop=config.nan_stop,
-        plugins=config.plugins,
-        failure_policy=config.failure_policy,
-        set_aside_torn_checkpoints=config.set_aside_torn_checkpoints,
-        health_checks=health_checks_of(config),
-        health_timeout=config.health_timeout,
-        health_retry=config.health_retry,
-        least_level=least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
+        **{
+            **settings,
+            "program": Program(ProgramKind.FUNCTION, ""),
+            "min_nodes": nnodes.least,
+            "max_nodes": nnodes.most,
+            "sizes": nnodes.sizes,
+            "node_rank": node_rank,
+            "max_restarts": None if unlimited and limit == MAX_RESTARTS else limit,
+            "rdzv_backend": backend,
+            "rdzv_endpoint": endpoint,
+            "rdzv_id": config.run_id or (os.urandom(4).hex() if alone else DEFAULT_ID),
+            "rdzv_conf": conf.backend,
+            "job_token": job_token.read_token(os.environ, conf.token_file),
+            "timing": conf.timing,
+            "run_uid": conf.run_uid or rdzv_conf.scheduler_uid(os.environ),
+            "local_addr": read("local_addr", config.local_addr or None, parse.address),
+            "log_dir": logs.log_dir,
+            "redirects": logs.redirects,
+            "tee": logs.tee,
+            "local_ranks_filter": logs.local_ranks_filter,
+            "line_prefix": config.log_line_prefix_template or LINE_PREFIX,
+            "event_log_handler": "console" if config.event_log_handler == "console" else "null",
+            "numa_binding": numa_mode(config.numa_options),
+            "monitor_interval": _MONITOR.accept(config.monitor_interval),
+            "plugins": config.plugins,
+            "least_level": least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
+        }
     )
 
 
-def health_checks_of(config: LaunchConfig) -> tuple[str, ...]:
-    """Return the checks of all texts; raise a UsageError for one that is neither the name of a check nor a command."""
-    return tuple(one for text in config.health_checks for one in read("health_checks", text, parse.health_checks) or ())
+def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, Any], bool]:
+    """Return the values of the flags, as fields of RunConfig, and whether a plugin's flag limits the restarts.
+
+    Raises:
+        UsageError: A flag does not exist, is not installed, or has a wrong value.
+    """
+    others = config.flags.keys() - _FLAGS.keys()
+    declared = declared_flags(catalogue) if others else {}
+    for name in sorted(others - declared.keys()):
+        raise not_declared(name)
+    own = {name: getattr(config, name) for name in _FLAGS if name in _Arguments.__dataclass_fields__}
+    values = {name: value for name, value in {**own, **config.flags}.items() if name not in _OTHERWISE}
+    for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
+        values[name] = tuple(values[name] or ())
+    found = {name: {**_FLAGS, **declared}[name].accept(value) for name, value in values.items()}
+    given = {name: found.pop(name) for name in declared if name in found}
+    found["settings"] = {name: value for name, value in given.items() if value != declared[name].value}
+    return found, any(declared[name].limits_restarts(value) for name, value in given.items())
 
 
 def node_range_of(config: LaunchConfig) -> parse.NodeRange:

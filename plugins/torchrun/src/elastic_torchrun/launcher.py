@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from elastic_core.cli.options import Flags
-from elastic_core.cli.run import configure, outline, plugins_named, warn
+from elastic_core.cli.run import warn
 from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.settle import Flags, configure, outline, plugins_named
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_torchrun.flags import flags_of, written_in
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE

@@ -24,8 +24,9 @@ from elastic_core.agent.failure_cause import find_cause
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.registration import cpus_of_workers
 from elastic_core.config import parse
+from elastic_core.config.parse import Stream
 from elastic_core.config.program import function_command
-from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL, Stream
+from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import subreaping

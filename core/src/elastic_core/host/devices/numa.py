@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from elastic_core.config.run import NUMA_BINDINGS
+from elastic_core.config.parse import NUMA_BINDINGS
 from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.host.devices.topology import Cpu, Topology
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_core.config.run import DEVICES
+from elastic_core.config.parse import DEVICES
 from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.host.devices.device import Device
 from elastic_core.host.devices.inventory import AMD_PLACE, INTEL_PLACE, NVIDIA_PLACE, amd, intel, nvidia

@@ -1,0 +1,289 @@
+"""Settles a run: turns the values of a command line into one :class:`RunConfig`, or into an error.
+
+The flags from which several settings follow are declared here, as fields of :class:`Flags`; all others are fields of
+:class:`~elastic_core.config.run.PlainSettings`. CONTRIBUTING.md lists what else a new flag needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.cli import program
+from elastic_core.config import parse, rdzv_conf
+from elastic_core.config.flag import JOB, PLUGINS, PROGRAM, RENDEZVOUS, SECTIONS, TORCHRUN, Flag, flags_in
+from elastic_core.config.parse import NodeRange, names
+from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
+from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
+from elastic_core.errors import PluginError, UsageError
+from elastic_core.events import Level, least_level
+from elastic_core.rendezvous import job_token
+
+if TYPE_CHECKING:
+    from elastic_core.rendezvous.options import RendezvousOptions
+
+MASTER_PORT = 29500
+PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
+LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # for --pass_local_rank; each worker's start fills in its rank
+HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags(PlainSettings):
+    """The values of one command line, each valid by itself; this module checks them against each other."""
+
+    script: str | None = None
+    arguments: tuple[str, ...] = ()
+    own_limit: bool = False  # whether a plugin's flag limits the restarts, so that --max_restarts has no default
+    nnodes: NodeRange = JOB.flag(
+        "The number of nodes. With a range the job starts with MIN nodes, and grows and shrinks. With sizes such as "
+        "4,6,8 or 2:8:2 it takes the largest size for which enough nodes are there.",
+        ("N|MIN:MAX[:STEP]|N,N,...", parse.node_range, "1"),
+    )
+    standalone: bool = RENDEZVOUS.switch(
+        "A job of one node, which no other can join. --rdzv_endpoint is ignored, and so is a --rdzv_backend "
+        "that cannot start a store of its own."
+    )
+    rdzv_backend: str | None = RENDEZVOUS.flag(
+        "Where the nodes meet; `elastic plugins` lists what is installed.",
+        ("NAME", parse.not_empty),
+        unset="c10d with an endpoint HOST[:PORT], local without one",
+    )
+    rdzv_endpoint: str = RENDEZVOUS.flag(
+        "The address of the backend, in its own form: HOST[:PORT] for c10d, DIRECTORY for file. With port 0, a free "
+        "port, one node runs by itself.",
+        ("ENDPOINT", str, ""),
+    )
+    rdzv_id: str | None = RENDEZVOUS.flag(
+        "The job's id, the same on every node.",
+        ("ID", parse.not_empty),
+        unset="none, or a new one where no other node can join",
+    )
+    rdzv_conf: str = RENDEZVOUS.flag(
+        "Further settings, such as join_timeout=600 (seconds); a key that does not exist is refused, with a list.",
+        ("KEY=VALUE,...", str, ""),
+    )
+    node_rank: int | None = RENDEZVOUS.flag(
+        "This node's rank; only with the static backend, whose nodes are numbered by hand.",
+        ("N", parse.count_from_zero),
+        unset="0",
+    )
+    master_addr: str | None = RENDEZVOUS.flag(
+        "The host of node 0 with the static backend, or of a job of one node (MASTER_ADDR).",
+        ("HOST", parse.address),
+        unset="127.0.0.1",
+    )
+    master_port: int | None = RENDEZVOUS.flag(
+        "The port of its store (MASTER_PORT); 0 is a free one, for one node only.",
+        ("PORT", parse.port),
+        unset="29500 with static, else a free one",
+    )
+    local_addr: str | None = RENDEZVOUS.flag(
+        "The address at which other nodes reach this one.",
+        ("ADDRESS", parse.address),
+        unset="found by the route to the endpoint",
+    )
+    module: bool = PROGRAM.switch("PROGRAM is a module, as with `python -m`.", short="-m")
+    no_python: bool = PROGRAM.switch("PROGRAM is any executable; it is run without Python.")
+    run_path: bool = PROGRAM.switch("Run PROGRAM by runpy.run_path, as torchrun does.")
+    use_env: bool = PROGRAM.switch(
+        "Pass the local rank in LOCAL_RANK alone, or as PROGRAM's first argument --local-rank=N too, "
+        "as `python -m torch.distributed.launch` does.",
+        default="1",
+        off="pass_local_rank",
+    )
+    plugin: tuple[str, ...] = PLUGINS.flag(
+        "Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
+        ("NAME", parse.names, ""),
+        repeated=True,
+    )
+    monitor_interval: float | None = TORCHRUN.flag(
+        "How often the agent asks a foreign rendezvous handler for newcomers; it polls nothing else.",
+        ("SECONDS", parse.seconds),
+        unset="0.1",
+    )
+    start_method: str | None = TORCHRUN.flag(
+        "A start method of multiprocessing; see --warm_start for how workers are started.",
+        ("METHOD", parse.start_method),
+    )
+    logs_specs: str | None = TORCHRUN.flag(
+        "A class of torch, which the agent does not import; see --redirects and --tee.", ("NAME", str)
+    )
+
+
+FLAGS: Sequence[Flag[Any]] = sorted(
+    flags_in(Flags) + flags_in(PlainSettings), key=lambda flag: SECTIONS.index(flag.section)
+)
+"""Core's flags, in the order of the help."""
+
+
+def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
+    """Return the part of the run that each flag decides by itself; the fork server needs no more.
+
+    Raises:
+        UsageError: The program does not exist, or a value does not fit the number of workers.
+    """
+    arguments = flags.arguments if flags.use_env else (LOCAL_RANK_ARGUMENT, *flags.arguments)
+    ways = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
+    default = None if flags.own_limit else MAX_RESTARTS
+    return RunConfig(
+        **{
+            **{item.name: getattr(flags, item.name) for item in fields(PlainSettings)},
+            "program": program.find(flags.script, arguments, **ways),
+            "nproc_per_node": _count_workers(flags.nproc_per_node, environ),
+            "max_restarts": default if flags.max_restarts is None else flags.max_restarts,
+            "shutdown_timeout": rdzv_conf.shutdown_timeout(flags.shutdown_timeout, environ),
+        }
+    )
+
+
+def configure(
+    known: RunConfig,
+    flags: Flags,
+    environ: Mapping[str, str],
+    options_of: Callable[[str], RendezvousOptions],
+    warn: Callable[[str], None] = lambda warning: None,
+) -> RunConfig:
+    """Return the whole run: ``known``, and the fields that several flags, the environment and the backend decide.
+
+    Args:
+        environ: The agent's environment: the scheduler's id of the run and ``ELASTIC_PLUGINS`` are read from it.
+        options_of: Returns a backend's options by its name; raises PluginError for one that is not installed.
+        warn: Called with a sentence for each value that has no effect.
+
+    Raises:
+        UsageError: Two values contradict each other, or the backend does not take them.
+    """
+    if flags.virtual_local_rank:
+        from elastic_core.host.devices.machine import Machine  # few runs need it
+        from elastic_core.host.devices.visible import only_device
+
+        for local_rank in range(known.nproc_per_node):
+            only_device(local_rank, environ, Machine())  # or an error
+    backend, endpoint = meeting_place(flags)
+    if flags.standalone and _starts_a_store(flags.rdzv_backend, options_of):
+        backend = flags.rdzv_backend or LOCAL
+    options = options_of(backend)
+    node_rank = (flags.node_rank or 0) if backend in NUMBERED else None
+    rdzv_conf.check_node_rank(node_rank, flags.nnodes)
+    rdzv_conf.check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
+    rdzv_conf.check_spares(backend, flags.nnodes, flags.spares, options, node_rank)
+    conf = rdzv_conf.parse(flags.rdzv_conf, backend=backend, options=options)
+    for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
+        warn(warning)
+    return replace(
+        known,
+        min_nodes=flags.nnodes.least,
+        max_nodes=flags.nnodes.most,
+        sizes=flags.nnodes.sizes,
+        node_rank=node_rank,
+        master_port=(flags.master_port or None) if takes_master(flags, backend) else None,
+        rdzv_backend=backend,
+        rdzv_endpoint=endpoint,
+        rdzv_id=flags.rdzv_id or (os.urandom(4).hex() if flags.standalone or backend == LOCAL else DEFAULT_ID),
+        rdzv_conf=conf.backend,
+        order=conf.order,
+        job_token=job_token.read_token(environ, conf.token_file),
+        timing=conf.timing,
+        run_uid=conf.run_uid or rdzv_conf.scheduler_uid(environ, flags.rdzv_id),
+        local_addr=(flags.master_addr if takes_master(flags, backend) else None) or flags.local_addr,
+        line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or LINE_PREFIX,
+        monitor_interval=MONITOR_INTERVAL if flags.monitor_interval is None else flags.monitor_interval,
+        plugins=plugins_named(flags, environ),
+        least_level=Level.DEBUG if flags.verbose else least_level(environ.get("LOGLEVEL", "")) or Level.INFO,
+    )
+
+
+def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the plugins that the run names."""
+    return (*names(environ.get(PLUGINS_VARIABLE, "")), *flags.plugin)
+
+
+def takes_master(flags: Flags, backend: str) -> bool:
+    """Whether ``--master_addr`` and ``--master_port`` name the workers' store of a job of one node, as in torchrun."""
+    return (
+        backend == LOCAL and not flags.standalone and flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint
+    )
+
+
+def meeting_place(flags: Flags) -> tuple[str, str]:
+    """Return the backend and the endpoint for the flags.
+
+    Raises:
+        UsageError: The backend does not follow from the endpoint, or nodes cannot meet there.
+    """
+    return (LOCAL, "") if stands_alone(flags) else rdzv_conf.settle(*_named_place(flags), flags.nnodes)
+
+
+def stands_alone(flags: Flags) -> bool:
+    """Whether no other node can join the job; torchrun gives such a job a free port and a new id."""
+    unsaid = flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint and flags.master_port is None
+    return flags.standalone or (unsaid and flags.nnodes.most == 1)
+
+
+def _named_place(flags: Flags) -> tuple[str, str]:
+    # An endpoint with a number beside it is static's; torchrun ignores --master_addr and --master_port beside one.
+    place = (None, None) if flags.rdzv_endpoint else (flags.master_addr, flags.master_port)
+    by_hand = flags.nnodes.most > 1 and (flags.node_rank, *place) != (None, None, None)
+    if flags.rdzv_backend in NUMBERED or (flags.rdzv_backend is None and by_hand):
+        port = MASTER_PORT if flags.master_port is None else flags.master_port
+        host = flags.master_addr or "127.0.0.1"
+        bracketed = f"[{host}]" if ":" in host else host  # an IPv6 address
+        return flags.rdzv_backend or STATIC, flags.rdzv_endpoint or f"{bracketed}:{port}"
+    if flags.rdzv_backend is not None:
+        return flags.rdzv_backend, flags.rdzv_endpoint
+    if not flags.rdzv_endpoint:
+        return LOCAL, ""
+    if HOST_AND_PORT.fullmatch(flags.rdzv_endpoint):
+        return "c10d", flags.rdzv_endpoint  # what torchrun's users mean by an endpoint
+    raise UsageError(
+        f"--rdzv_endpoint {flags.rdzv_endpoint!r} is not of the form HOST[:PORT], so the backend must be named.",
+        hint=f"For a shared directory: --rdzv_backend=file --rdzv_endpoint={flags.rdzv_endpoint}",
+    )
+
+
+def _starts_a_store(backend: str | None, options_of: Callable[[str], RendezvousOptions]) -> bool:
+    """Whether a backend starts a store for ``--standalone``; any other backend is not used then."""
+    try:
+        return backend is not None and options_of(backend).standalone
+    except PluginError:
+        return False
+
+
+def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:
+    """Return a sentence for each flag that was given and has no effect; ``docs/migrating.md`` has the reasons.
+
+    ``polled`` says that the backend is a foreign rendezvous handler, which is polled for new nodes.
+    """
+    said = []
+    by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port or None}
+    given = [f"--{name}" for name, value in by_hand.items() if value is not None]
+    if takes_master(flags, backend):
+        if flags.node_rank:
+            said.append(f"--node_rank has no effect: of one node the rank is 0, not {flags.node_rank}.")
+    elif given and backend not in NUMBERED:
+        each = "has" if len(given) == 1 else "have"
+        why = "ranks, address and port are found by the rendezvous; --rdzv_backend=static takes them"
+        said.append(f"{', '.join(given)} {each} no effect: {why}.")
+    if flags.monitor_interval is not None and not polled:
+        said.append("--monitor_interval has no effect: nothing is polled, every change arrives as an event.")
+    if flags.start_method is not None:
+        said.append("--start_method has no effect: see --warm_start for how workers are started.")
+    if flags.logs_specs is not None:
+        said.append(
+            f"--logs_specs {flags.logs_specs!r} has no effect: it names a class of torch's, which the agent does not "
+            "import. See --redirects, --tee, --local_ranks_filter and --log_dir."
+        )
+    return said
+
+
+def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
+    if isinstance(given, int):
+        return given
+    from elastic_core.host.devices.machine import Machine  # looks at devices; not for --help
+    from elastic_core.host.devices.visible import local_world_size
+
+    return local_world_size(given, environ, Machine())

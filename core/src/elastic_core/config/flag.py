@@ -1,0 +1,138 @@
+"""The declaration of a flag, from which its option, its variable ``PET_<FLAG>``, its help and its checks are made.
+
+Core declares its flags as fields of dataclasses, by the methods of :class:`Section`. A distribution declares its own as
+objects of :class:`Flag`, which the hook ``elastic_flags`` returns.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import chain
+from numbers import Real
+from typing import Any, Generic, TypeVar, cast, overload
+
+from elastic_core.config import parse as parsers
+from elastic_core.config.parse import Wrong
+from elastic_core.errors import UsageError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(eq=False, kw_only=True)
+class Flag(Generic[T_co]):
+    """One flag of ``elastic run``, whose values are of the type ``T_co``: None is one of them without a default."""
+
+    name: str  # without its dashes, with ``_``
+    text: str  # the description for the help
+    parse: Callable[[str], T_co]
+    """Returns the value of a text, or raises :class:`~elastic_core.config.parse.Wrong`.
+    :func:`~elastic_core.config.parse.switch` makes a flag that takes no value."""
+    section: str = "Plugins"  # the heading under which the help shows it
+    default: str | None = None  # the text that has the default as its value; None for the default None
+    metavar: str | None = None  # the form of the text, for the help
+    unset: str = ""  # the default in words, if it is not ``default``
+    short: str = ""  # a second spelling, as ``-m``
+    off: str = ""  # the flag that turns off a switch which is on by default, without its dashes
+    repeated: bool = False  # whether it may be repeated; its value is then one tuple of all values
+    after: str = ""  # the flag behind which the help shows this one; '' for the end of its section
+    agreed: bool = False  # whether a job refuses a node with another value
+    reader: str = ""  # the plugin that reads it: the name of the entry point that declares it
+    limits_restarts: Callable[[Any], bool] = lambda value: False
+    """Returns whether a value limits the restarts of a job by itself, so that ``--max_restarts`` has no default."""
+
+    @cached_property
+    def value(self) -> T_co:
+        """The default."""
+        return cast("T_co", None) if self.default is None else self.parse(self.default)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag takes no value."""
+        return self.parse is parsers.switch
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The forms in which a command line has the flag."""
+        return tuple(filter(None, (f"--{self.name}", self.short, self.off and f"--{self.off}")))
+
+    def read(self, text: str, *, hint: str | None = None) -> T_co:
+        """Return the value of a text, or raise UsageError."""
+        try:
+            return self.parse(text)
+        except Wrong as wrong:
+            raise UsageError(f"--{self.name} {text!r} {wrong}.{wrong.suggestion}", hint=hint) from None
+
+    def accept(self, value: Any) -> T_co:
+        """Return the value for one that is given in Python, where a text stands for its value as on the command line.
+
+        Raises:
+            UsageError: No text of the flag has this value, or it is of another type.
+        """
+        if value == self.value:
+            return self.value
+        value = os.fspath(value) if isinstance(value, os.PathLike) else tuple(value) if type(value) is list else value
+        shown = f"{self.name}={value!r}"
+        try:
+            if self.repeated and isinstance(value, tuple) and all(isinstance(text, str) for text in value):
+                return cast(
+                    "T_co", tuple(chain.from_iterable(cast("tuple[str, ...]", self.parse(text)) for text in value))
+                )
+            if isinstance(value, str) and not isinstance(value, enum.Enum) and not self.repeated:
+                return self.parse(value)
+            if type(value) is not bool and isinstance(value, Real) and isinstance(self.parse(str(value)), Real):
+                return cast("T_co", value)
+        except Wrong as wrong:
+            raise UsageError(f"{shown} {wrong}.{wrong.suggestion}") from None
+        kinds = (tuple, frozenset) if self.value is None else type(self.value)
+        if isinstance(value, kinds) and not self.repeated and type(value) is not (None if self.is_switch else bool):
+            return cast("T_co", value)
+        raise UsageError(f"{shown} is of the type {type(value).__name__}, which --{self.name} does not take.")
+
+
+class Section(str):
+    """A heading of the help; its methods declare a field to be a flag, with the arguments of :class:`Flag`."""
+
+    @overload
+    def flag(self, text: str, form: tuple[str, Callable[[str], T], str], **more: Any) -> T: ...
+    @overload
+    def flag(self, text: str, form: tuple[str, Callable[[str], T]], **more: Any) -> T | None: ...
+    def flag(self, text: str, form: Any, **more: Any) -> Any:
+        """Declare a flag with the name of the field; ``form`` has its metavar, its parser, and its default."""
+        metavar, parse, default = (*form, None)[:3]
+        made: Flag[Any] = Flag(name="", text=text, section=self, metavar=metavar, parse=parse, default=default, **more)
+        return field(default=made.value, metadata={"flag": made})
+
+    def switch(self, text: str, default: str = "0", **more: Any) -> bool:
+        """Declare a flag without a value."""
+        return self.flag(text, ("", parsers.switch, default), **more)
+
+
+JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
+PLACEMENT, FAILURE, OUTPUT = Section("Placement"), Section("Failure"), Section("Output")
+PROGRESS, PLUGINS = Section("Progress"), Section("Plugins")
+TORCHRUN = Section("Taken from torchrun's command lines, without effect here")
+SECTIONS = (JOB, RENDEZVOUS, PROGRAM, PLACEMENT, FAILURE, OUTPUT, PROGRESS, PLUGINS, TORCHRUN)
+"""The headings of the help, in its order."""
+
+
+def flags_in(record: type) -> list[Flag[Any]]:
+    """Return the flags that the fields of a dataclass declare, without those of its base class."""
+    found = {item.name: item.metadata["flag"] for item in fields(record) if item.metadata.get("flag")}
+    for name, flag in found.items():
+        flag.name = name
+    return [flag for name, flag in found.items() if name in record.__annotations__]
+
+
+def arrange(flags: Iterable[Flag[Any]], more: Iterable[Flag[Any]] = ()) -> list[Flag[Any]]:
+    """Return all flags in the order of the help: ``more`` behind the flags that they name, or behind their sections."""
+    found = [*flags]
+    for each in more:
+        behind = [number for number, other in enumerate(found) if other.name == each.after]
+        behind = behind or [number for number, other in enumerate(found) if other.section == each.section]
+        found.insert(behind[-1] + 1 if behind else len(found), each)
+    return found

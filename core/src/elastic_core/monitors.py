@@ -1,0 +1,317 @@
+"""What a plugin sees of the workers of a round on this node, and what it may do about them.
+
+A plugin that implements ``elastic_round_starts`` is a *monitor*: it gets a :class:`RunningRound`, registers what it
+wants to see, and starts threads of its own where it has to wait. All methods may be called from any thread, also after
+the round has ended, when they change nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from elastic_core.errors import in_one_line
+from elastic_core.events import Event, Level
+from elastic_core.progress import Checkpoint, Progress
+from elastic_core.progress_table import ProgressTable
+from elastic_core.protocol.node_events import Hung, Locate
+from elastic_core.protocol.roster import LocalStacks
+
+if TYPE_CHECKING:
+    from elastic_core.protocol.entries import Stacks
+
+_Found = TypeVar("_Found")
+NOTE_MAX_CHARACTERS = 200
+NOTES_MAX = 16
+"""Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
+LINE_MAX_BYTES = 1 << 16
+
+
+class OutputReader:
+    """Reads one stream of a worker: its stdout, its stderr, or both where the worker has a terminal.
+
+    ``feed`` and ``finish`` are called by the thread that moves the output of all workers, so each call must return
+    within microseconds. A reader that raises is reported, and gets no more output of this stream.
+    """
+
+    def feed(self, data: bytes) -> None:
+        """Take the bytes that the worker has just written, as they came: lines may be cut anywhere."""
+        raise NotImplementedError
+
+    def catch_up(self) -> None:
+        """Read all that was fed and put off: the progress of the workers is asked for. Called from any thread."""
+
+    def finish(self) -> None:
+        """Take the end of the stream."""
+
+
+class LineReader(OutputReader):
+    """Calls ``take`` with each whole line of a stream, without its end; also after a carriage return, as of a bar."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._take, self._rest = take, b""
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes, and pass on the lines that end in them."""
+        *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        self._rest = rest[-LINE_MAX_BYTES:]
+        for line in filter(None, lines):
+            self._take(line.decode(errors="replace"))
+
+    def finish(self) -> None:
+        """Pass on a last line without an end."""
+        if self._rest:
+            self._take(self._rest.decode(errors="replace"))
+            self._rest = b""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker, as it was when :attr:`RunningRound.workers` was read.
+
+    Attributes:
+        rank: Its rank in the job.
+        local_rank: Its rank on this node.
+        pid: Its process; None until that has started.
+        exit_code: As of :class:`subprocess.Popen`; None while it runs.
+        is_over: Whether its program has ended, although its interpreter may still run.
+        tails: The end of each of its streams that the agent reads; another object after each output.
+        hides_stdout: Whether it writes to the agent's own stdout, so that the agent does not see what it prints.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int | None
+    exit_code: int | None
+    is_over: bool
+    tails: tuple[bytes, ...] = ()
+    hides_stdout: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has started and has not ended."""
+        return self.pid is not None and self.exit_code is None
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """A monitor fails a rank. For the agent's loop."""
+
+    round: int
+    rank: int
+    name: str
+    message: str
+    kill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A signal that a monitor has sent to a process, and why."""
+
+    signum: int
+    why: str
+
+
+def _ignore(event: object) -> None:
+    """Take an event that no agent waits for, as in a test of a monitor."""
+
+
+@dataclass
+class RunningRound:
+    """A round that is about to start workers on this node.
+
+    Attributes:
+        number: Its number.
+        run_uid: The run's own random id.
+        members: The ids of its nodes in rank order.
+        directory: Its folder on this node, for files of a monitor, too.
+        closed: Set once all workers of the round are gone, or the agent ends.
+    """
+
+    number: int
+    run_uid: str
+    members: Sequence[str]
+    directory: Path
+    progress: ProgressTable = field(default_factory=ProgressTable, repr=False)
+    post: Callable[[object], None] = field(default=_ignore, repr=False)
+    publish: Callable[[Event], None] = field(default=_ignore, repr=False)
+    """Publishes an event of this node."""
+    look: Callable[[], Sequence[WorkerView]] = field(default=tuple, repr=False)
+    closed: threading.Event = field(default_factory=threading.Event, repr=False)
+    notes: dict[str, str] = field(default_factory=dict, repr=False)
+    explanations: list[str] = field(default_factory=list, repr=False)
+    signals: dict[int, Signal] = field(default_factory=dict, repr=False)
+    every_stream: bool = field(default=False, repr=False)
+    """Whether a monitor reads streams that the agent would otherwise leave to the worker."""
+    last_looks: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    _locate: Callable[[Locate], LocalStacks] | None = field(default=None, repr=False)
+    _hang_followers: list[Callable[[Stacks], object]] = field(default_factory=list, repr=False)
+    _open: list[Callable[[int], OutputReader | None]] = field(default_factory=list, repr=False)
+    _readers: list[GuardedReader] = field(default_factory=list, repr=False)
+
+    # What a monitor sees
+
+    @property
+    def workers(self) -> Sequence[WorkerView]:
+        """The workers of this node, in the order of their local ranks; empty once the round is closed."""
+        return () if self.closed.is_set() else self.look()
+
+    def read_output(self, open: Callable[[int], OutputReader | None], *, every_stream: bool = False) -> None:
+        """Read what the workers write. Call it in the hook itself: the workers start right after it.
+
+        Args:
+            open: Called with the rank of a worker for each of its streams that the agent reads; returns the reader.
+            every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
+                own stdout, since nothing keeps or changes that, keeps it.
+        """
+        self._open.append(open)
+        self.every_stream |= every_stream
+
+    def follow_progress(self, take: Callable[[int, Progress], None]) -> None:
+        """Have ``take(rank, progress)`` called for each progress that a rank reports, or that a monitor reports."""
+        self.progress.followers.append(take)
+
+    def look_last(self, look: Callable[[], None]) -> None:
+        """Have ``look`` called on a thread after a planned stop, when all workers have ended; it has 0.2 s."""
+        self.last_looks.append(look)
+
+    def newest_progress(self) -> Mapping[int, tuple[Progress, float]]:
+        """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
+        return {} if self.closed.is_set() else self.progress.newest()
+
+    def longest_step(self) -> float | None:
+        """Return the longest time in seconds between two steps in a row of a worker, in this run; None without any."""
+        return self.progress.longest_interval()
+
+    def follow_hangs(self, take: Callable[[Stacks], object]) -> None:
+        """Have ``take`` called with each report that this round hangs, once plugins have explained it.
+
+        It is called on the agent's loop, so it must return within milliseconds.
+        """
+        self._hang_followers.append(take)
+
+    # What it may do
+
+    def report(self, rank: int, progress: Progress, at: float | None = None) -> None:
+        """Report how far a rank has come, as ``elastic.report`` does in a script; ``at``: monotonic seconds."""
+        self.progress.observe(rank, progress, number=self.number, at=at)
+
+    def notice_checkpoints(self) -> None:
+        """Declare that this monitor notices every checkpoint of the script, also the first one (rule L13)."""
+        self.progress.notice_checkpoints(self.number)
+
+    def report_checkpoint(self, checkpoint: Checkpoint, age: float = 0.0) -> None:
+        """Report a checkpoint that was saved ``age`` seconds ago."""
+        self.progress.note_checkpoint(checkpoint, age)
+
+    def fail(self, rank: int, message: str, *, name: str = "", kill: bool = False) -> None:
+        """Fail a living rank of this node, and with it the round, unless the round has failed or is being stopped.
+
+        Args:
+            message: Why, for people: ``rank 3 <message>``, or the text of the exception ``name``.
+            name: The name under which policies and people know this failure, as of an exception.
+            kill: Whether the worker gets SIGKILL at once. Otherwise it is stopped as all others, with the usual grace.
+        """
+        self.post(RankFailed(self.number, rank, name, message, kill))
+
+    def signal(self, pid: int, signum: int, why: str) -> None:
+        """Send a signal to a process of a worker. If it ends that process, the failure tells ``why``."""
+        self.signals[pid] = Signal(signum, why)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+    def suspect_hang(self, seconds: float) -> None:
+        """Report that a rank of this node has made no progress for so many seconds; 0 once all do again (rule L14).
+
+        All nodes are then asked where their ranks are, and the report of their answers says whether the job hangs.
+        """
+        self.post(Hung(self.number, seconds))
+
+    def answer_where(self, locate: Callable[[Locate], LocalStacks]) -> None:
+        """Have ``locate`` find out where the ranks of this node are, whenever all nodes are asked.
+
+        It is called on a thread of the agent's, also for two questions at once. Of several monitors the first one to
+        call this answers: that of the plugin that was registered last.
+        """
+        self._locate = self._locate or locate
+
+    def explain(self, text: str) -> None:
+        """Have the first failure of this round tell these lines, too."""
+        self.explanations.append(text)
+
+    def note(self, name: str, value: str) -> None:
+        """Write a note into this node's row, which ``elastic status`` shows; one of the same name is replaced.
+
+        Raises:
+            ValueError: There would be more than ``NOTES_MAX`` notes, or one of more than ``NOTE_MAX_CHARACTERS``.
+        """
+        if len({*self.notes, name}) > NOTES_MAX or len(name) + len(value) > NOTE_MAX_CHARACTERS:
+            raise ValueError(f"at most {NOTES_MAX} notes of {NOTE_MAX_CHARACTERS} characters: {name}={value[:40]!r}")
+        self.notes[name] = value
+
+    # For the agent
+
+    def locate(self, asked: Locate) -> LocalStacks:
+        """Return where the workers are; no places if no monitor finds that out."""
+        found = None if self._locate is None else self._guard(self._locate, asked)
+        return found or LocalStacks(answers=asked.index, places={})
+
+    def tell_hang(self, found: Stacks) -> None:
+        """Pass on a report, if it is one that this round hangs."""
+        if found.hang and found.round == self.number:
+            for take in self._hang_followers:
+                self._guard(take, found)
+
+    def _guard(self, call: Callable[..., _Found], given: object) -> _Found | None:
+        """Call a monitor; if it raises, publish that, and return None."""
+        try:
+            return call(given)
+        except Exception as exc:
+            self.publish(Event("plugin_failed", f"a monitor raised {in_one_line(exc)}", Level.WARNING))
+            return None
+
+    def open_readers(self, rank: int) -> list[OutputReader]:
+        """Return the readers of one stream of a worker."""
+        made = [GuardedReader(reader, self.publish) for open in self._open if (reader := open(rank)) is not None]
+        self._readers += made
+        return [*made]
+
+    def catch_up(self) -> None:
+        """Have all readers read what they have put off."""
+        for reader in tuple(self._readers):
+            reader.catch_up()
+
+
+class GuardedReader(OutputReader):
+    """Passes output on to a reader, until that raises: the error is published, and output goes on."""
+
+    def __init__(self, reader: OutputReader, publish: Callable[[Event], None]) -> None:
+        self._reader: OutputReader | None = reader
+        self._publish = publish
+
+    def feed(self, data: bytes) -> None:
+        """Pass on bytes."""
+        self._call("feed", data)
+
+    def catch_up(self) -> None:
+        """Have the reader catch up."""
+        self._call("catch_up")
+
+    def finish(self) -> None:
+        """Pass on the end."""
+        self._call("finish")
+
+    def _call(self, method: str, *data: bytes) -> None:
+        if self._reader is None:
+            return
+        try:
+            getattr(self._reader, method)(*data)
+        except Exception as exc:
+            kind, self._reader = type(self._reader), None
+            message = f"{kind.__module__}.{kind.__qualname__} reads no more of this output: {in_one_line(exc)}"
+            self._publish(Event("output_unread", message, Level.WARNING))

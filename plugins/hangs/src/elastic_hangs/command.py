@@ -1,0 +1,66 @@
+"""``elastic stacks``: where the ranks of a job are, from any host that reaches its store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, job_store
+from elastic_core.cli.option import FlagCommand
+from elastic_core.config.run import DEFAULT_ID
+from elastic_core.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from elastic_hangs.request import Located
+
+
+def stacks(*, job: str | None, full: bool, **given: Any) -> int:
+    """Ask all nodes, or look on this host if the job has no store; print where ranks are, and return the exit code."""
+    from elastic_hangs.request import ask  # not for --help
+
+    if job is not None:
+        given["rdzv_id"] = job
+    try:
+        with job_store(given) as (store, job_id):
+            found, note = ask(store, job_id, full=full), ""
+    except NoStoreError as exc:
+        from elastic_hangs.local_ranks import locate_local
+
+        found, note = locate_local(exc.job or given["rdzv_id"] or DEFAULT_ID, exc, full=full)
+    click.echo("\n".join([*describe(found, full=full), *filter(None, [note])]))
+    return int(ExitCode.SUCCESS)
+
+
+def describe(found: Located, *, full: bool) -> Iterator[str]:
+    """Yield the lines for people."""
+    from elastic_core.protocol.stacks import describe_hang
+
+    yield describe_hang(found.report)
+    for rank, text in found.texts.items():
+        yield f"\nrank {rank}"
+        yield from (f"  {line}" for line in text.rstrip().splitlines())
+    if full and not found.texts:
+        yield "\nThe whole stacks did not arrive: no node has answered in time."
+
+
+command = FlagCommand(
+    "stacks",
+    callback=stacks,
+    params=[
+        click.Argument(["job"], required=False),
+        *STORE_FLAGS,
+        click.Option(
+            ["--full"],
+            is_flag=True,
+            help="Print the whole Python stacks of all threads of each rank as well, up to 24 KiB for each node.",
+        ),
+    ],
+    help="Show the line of the script at which each rank of JOB runs or waits. The command stops no rank.\n\nJOB is "
+    "the job's --rdzv_id. To name the job's store, give the flags of `elastic run`. Without these flags, the command "
+    "searches your jobs on this host, if elastic-operate is installed.",
+    epilog="The command takes one or two seconds and needs write access to the job's store. Jobs of the local backend "
+    "and of foreign rendezvous handlers have no store: for these, the command shows the ranks on this host. If a "
+    "process does not answer, the command shows its state and the kernel function in which it waits.",
+)

@@ -1,0 +1,209 @@
+"""Notices that a worker makes no progress (rule L14): from its steps, its output and its use of CPUs.
+
+Everything here is read from outside, so it works for any program: an agent looks at its workers once in a fiftieth of
+the window, at a cost of some 20 µs each. A suspicion ends nothing. It has the leader ask all nodes where their ranks
+are, and what they answer shows whether anything moves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import astuple, dataclass, field
+
+from elastic_core.monitors import RunningRound, WorkerView
+from elastic_core.warden.linux import bytes_written, cpu_seconds_wanted, used_by_trees
+
+LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
+STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
+LOOKS_PER_WINDOW = 50
+LOOK_SECONDS = 0.2, 5.0  # the least and the greatest interval between two looks
+CPU_SHARE = 0.01  # of a core: a process that uses less waits
+CPU_SHARE_QUIET = 0.03  # the same for a worker with its children, over its whole silence
+DISK_BYTES_PER_SECOND = 1 << 16  # a worker that reads or writes more, as for a checkpoint, does not hang
+CALLS_PER_SECOND, FEW_CALLS = 1.0, 3  # a worker that reads, writes or receives data more often may be working
+PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
+QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
+_SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
+CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """When a worker last showed that it makes progress; instants of the monotonic clock."""
+
+    stepped_at: float | None  # when its step last changed; None if no step is known
+    printed_at: float  # when it last wrote anything; its start before that
+    computed_at: float  # when it was last seen to use a CPU; its start before that
+
+    @property
+    def newest(self) -> float:
+        """When it last showed anything."""
+        return max(self.stepped_at or 0.0, self.printed_at, self.computed_at)
+
+
+def makes_progress(signs: Signs, now: float, window: float) -> bool:
+    """Whether a worker has shown progress within the window.
+
+    A worker whose steps are known must come to a new one, or print. Any other must print, or use a CPU.
+    """
+    other = signs.computed_at if signs.stepped_at is None else signs.stepped_at
+    return now - max(signs.printed_at, other) < window
+
+
+def window_seconds(given: float | None, longest_step: float | None) -> float:
+    """Return the seconds without progress after which a worker is suspected."""
+    if given is not None:
+        return given
+    return max(LEAST_WINDOW_SECONDS, STEPS_PER_WINDOW * (longest_step or 0.0))
+
+
+def steps_advance(age: float, window: float, longest_step: float | None) -> bool:
+    """Whether a job whose newest step is ``age`` seconds old still comes to new steps, as far as that can be told.
+
+    If it hangs, that step is as old as the window, less the step in which it began to hang, and two looks. A rank whose
+    steps are not known may be suspected before, since its window knows nothing of the longest step.
+    """
+    return age + (longest_step or 0.0) + 2.0 * hang_check_interval(window) < window
+
+
+def hang_check_interval(window: float) -> float:
+    """Return the seconds between two looks."""
+    least, most = LOOK_SECONDS
+    return min(most, max(least, window / LOOKS_PER_WINDOW))
+
+
+def uses_cpu(seconds: float, elapsed: float, share: float = CPU_SHARE) -> bool:
+    """Whether a process that has used a CPU for so many of the ``elapsed`` seconds does more than wait."""
+    return seconds > max(share * elapsed, CPU_TICK_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a worker has used until an instant of the monotonic clock; numbers as of ``used_by_trees``."""
+
+    at: float
+    cpu: float
+    disk: int
+    calls: int
+    waits: int
+    blocked: int  # at that instant alone
+
+    def without(self, before: Use, after: Use) -> Use:
+        """Return this use as if the worker had done nothing between the two others: then it was asked for stacks."""
+        pairs = zip(astuple(self), astuple(before), astuple(after), strict=True)
+        return Use(*(mine + new - old for mine, old, new in pairs))
+
+    def saves_since(self, before: Use) -> bool:
+        """Whether the worker has read from disks since then, or written to them, as for a checkpoint."""
+        return self.disk - before.disk >= DISK_BYTES_PER_SECOND * (self.at - before.at)
+
+    def may_work_since(self, before: Use, waits_in: str) -> bool:
+        """Whether it may have worked: used CPUs, moved or received data, or waits for a disk that still moves data."""
+        elapsed, sleeps = self.at - before.at, waits_in.startswith(_SLEEPS)
+        calls, wakes = self.calls - before.calls, 0 if sleeps else self.waits - before.waits
+        few = CALLS_PER_SECOND * elapsed + FEW_CALLS
+        pages = (self.disk - before.disk) / PAGE_BYTES
+        computed = uses_cpu(self.cpu - before.cpu, elapsed, CPU_SHARE_QUIET)
+        return computed or max(calls, wakes, pages) > few or (self.blocked > 0 and pages > 0)
+
+
+def uses_of(pids: Collection[int]) -> dict[int, Use]:
+    """Return what these workers have used until now."""
+    now = time.monotonic()
+    return {pid: Use(now, *used) for pid, used in used_by_trees(pids).items()}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The signs of one worker at the last look."""
+
+    pid: int
+    tails: tuple[bytes, ...]
+    printed_at: float
+    cpu: float
+    computed_at: float
+    written: int = 0
+
+
+@dataclass(slots=True)
+class HangWatch:
+    """Looks at the workers of a round, again and again.
+
+    Args:
+        given: The user's window in seconds; None for one that follows from the longest step.
+        cpu: Returns the CPU seconds that a process has used or waited for; 0 of one that is gone.
+        written: Returns how many bytes a process has written, to anything. Counts as output of a worker that has the
+            agent's own stdout, whose text the agent does not read.
+        uses: Returns what workers have used until now.
+        now: Seconds, monotonic.
+    """
+
+    given: float | None
+    round: RunningRound
+    cpu: Callable[[int], float] = cpu_seconds_wanted
+    written: Callable[[int], int] = bytes_written
+    uses: Callable[[Collection[int]], dict[int, Use]] = uses_of
+    now: Callable[[], float] = time.monotonic
+    quiet: dict[int, Use] = field(default_factory=dict)
+    """By pid: what a worker had used when its silence began; what requests for stacks have cost is added to it later.
+    Changed in place.
+    """
+    silent: Mapping[int, int | None] = field(default_factory=dict)
+    """The ranks that had shown no progress for a window at the last look, and the last step of each; None if not known.
+    Replaced, never changed.
+    """
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _looked_at: float = 0.0
+
+    @property
+    def window(self) -> float:
+        """The seconds without progress after which a worker is suspected."""
+        return window_seconds(self.given, self.round.longest_step())
+
+    def look(self, workers: Iterable[WorkerView]) -> float:
+        """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
+        now, window, newest = self.now(), self.window, self.round.newest_progress()
+        elapsed, self._looked_at = now - self._looked_at, now
+        stepped = {rank: now - age for rank, (reached, age) in newest.items() if reached.position is not None}
+        signs = {worker.rank: self._signs(worker, now, elapsed, stepped.get(worker.rank)) for worker in workers}
+        quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
+        known = set(self.quiet)
+        for pid in known - quiet:
+            del self.quiet[pid]
+        if quiet - known:
+            self.quiet.update(self.uses(quiet - known))
+        silent = [rank for rank, sign in signs.items() if not makes_progress(sign, now, window)]
+        self.silent = {rank: newest[rank][0].step if rank in newest else None for rank in silent}
+        return window if self.silent else 0.0
+
+    def advances(self) -> bool:
+        """Whether a worker here came to a new step lately, so that the job does not hang."""
+        ages = [age for reached, age in self.round.newest_progress().values() if reached.position is not None]
+        return bool(ages) and steps_advance(min(ages), self.window, self.round.longest_step())
+
+    def positions(self) -> dict[int, float | None]:
+        """Return how far each rank has come, in whatever is known of it. Any thread may call this."""
+        return {rank: reached.position for rank, (reached, _) in self.round.newest_progress().items()}
+
+    def prints(self, rank: int) -> bool:
+        """Whether a worker here has printed since long before the end of the window."""
+        age = self.now() - self._seen[rank].printed_at if rank in self._seen else math.inf
+        return steps_advance(age, self.window, self.round.longest_step())
+
+    def _signs(self, worker: WorkerView, now: float, elapsed: float, stepped_at: float | None) -> Signs:
+        rank, pid, tails = worker.rank, worker.pid or 0, worker.tails
+        used = self.cpu(pid)
+        seen = self._seen.get(rank)
+        if seen is None or seen.pid != pid:
+            seen = self._seen[rank] = _Seen(pid, tails, now, used, now)
+        written = self.written(pid) if worker.hides_stdout else 0
+        if written != seen.written:
+            seen.printed_at = now
+        if any(one is not other for one, other in zip(tails, seen.tails, strict=True)):  # replaced, never changed
+            seen.printed_at = now
+        if uses_cpu(used - seen.cpu, elapsed):
+            seen.computed_at = now
+        seen.tails, seen.cpu, seen.written = tails, used, written
+        return Signs(stepped_at, seen.printed_at, seen.computed_at)

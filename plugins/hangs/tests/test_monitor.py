@@ -1,0 +1,280 @@
+"""The monitor that looks for hangs, over a round with made-up workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
+from elastic_core.events import Event
+from elastic_core.monitors import RankFailed, RunningRound, WorkerView
+from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressTable
+from elastic_core.protocol.entries import Stacks
+from elastic_core.protocol.node_events import Hung, Locate
+from elastic_core.protocol.roster import LocalStacks
+from elastic_hangs import monitor
+from elastic_hangs.monitor import HangMonitor, WatchedRound
+from elastic_hangs.stacks import LocalRank
+from elastic_hangs.watch import HangWatch, Use
+
+WINDOW = 10.0
+WHERE, JUDGE = Locate(5, full=False, judge=False), Locate(5, full=False, judge=True)
+HANG = Stacks(
+    round=3, why="", window=300.0, answers=3, report="rank 2 is in f", still=True, hang=True, culprit=2, step=9, looks=3
+)
+
+
+def view(rank: int = 0, *, pid: int | None = 10, exit_code: int | None = None, is_over: bool = False) -> WorkerView:
+    return WorkerView(rank, rank, pid, exit_code, is_over)
+
+
+@dataclass
+class Node:
+    """A node of round 3, its workers, and what a monitor has posted and published."""
+
+    workers: list[WorkerView] = field(default_factory=lambda: [view()])
+    at: float = 0.0
+    used: int = 0
+    posted: list[object] = field(default_factory=list)
+    published: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.progress = ProgressTable(now=lambda: self.at)
+        self.progress.begin(3)
+        self.round = RunningRound(
+            3,
+            "run",
+            ["n1"],
+            Path(),
+            self.progress,
+            self.posted.append,
+            self.published.append,
+            look=lambda: self.workers,
+        )
+        self.watch = HangWatch(
+            WINDOW, self.round, cpu=lambda pid: 0.0, written=lambda pid: 0, uses=self.uses, now=lambda: self.at
+        )
+        self.watched = WatchedRound(self.round, self.watch, self.find)
+        self.asked: list[Sequence[LocalRank]] = []
+        self.found = LocalStacks(answers=5, places={"in f": (0,)})
+        self.takes = 0.0
+        """Seconds that it takes to find out where the ranks are."""
+
+    def uses(self, pids: Collection[int]) -> dict[int, Use]:
+        self.used += 1
+        return {pid: Use(self.at, self.used, 0, 0, 0, 0) for pid in pids}
+
+    def find(self, asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+        self.asked.append(ranks)
+        self.at += self.takes
+        return replace(self.found, step=step)
+
+    def look(self, *instants: float) -> None:
+        for self.at in instants:
+            self.watched.look()
+
+
+def test_a_suspicion_is_reported_when_a_silence_begins_and_when_it_ends() -> None:
+    node = Node()
+    node.look(0.0, 5.0, 10.0, 11.0)
+    assert node.posted == [Hung(3, WINDOW)], "once"
+    node.progress.observe(0, Progress(step=1))
+    node.look(12.0, 13.0)
+    assert node.posted == [Hung(3, WINDOW), Hung(3, 0.0)]
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        pytest.param(view(1, pid=None), id="is being started"),
+        pytest.param(view(1, exit_code=0), id="has ended"),
+        pytest.param(view(1, is_over=True), id="its program is over"),
+    ],
+)
+def test_only_living_workers_whose_program_is_not_over_are_looked_at(worker: WorkerView) -> None:
+    node = Node([worker])
+    node.look(0.0, 10.0, 20.0)
+    assert node.posted == []
+    node.workers.append(view())
+    node.look(21.0, 31.0)
+    assert node.posted == [Hung(3, WINDOW)]
+
+
+def test_a_suspicion_ends_with_the_round() -> None:
+    node = Node()
+    node.look(0.0, 10.0)
+    node.round.closed.set()
+    node.look(20.0)
+    assert node.posted == [Hung(3, WINDOW), Hung(3, 0.0)]
+
+
+def test_without_a_descriptor_nothing_is_suspected_and_no_place_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+
+    def fail(*_: object) -> float:
+        raise OSError
+
+    monkeypatch.setattr(node.watch, "cpu", fail)
+    node.look(0.0, 20.0)
+    assert node.posted == []
+    watched = WatchedRound(node.round, None, fail)  # type: ignore[arg-type]
+    assert watched.locate(WHERE) == LocalStacks(answers=5, places={})
+
+
+def test_ranks_are_found_where_hangs_are_not_looked_for() -> None:
+    node = Node([view(0), view(1, pid=None), view(2, is_over=True)])
+    node.progress.observe(1, Progress(step=7))
+    assert WatchedRound(node.round, None, node.find).locate(JUDGE) == replace(node.found, step=7)
+    assert node.asked == [[LocalRank(0, 10), LocalRank(1, None), LocalRank(2, 10, finished=True)]]
+    assert node.posted == []
+
+
+def test_ranks_are_asked_with_their_use_since_their_silence_began() -> None:
+    node = Node()
+    node.look(0.0, 5.0, 10.0)
+    node.watched.locate(WHERE)
+    assert node.asked == [[LocalRank(0, 10, quiet=Use(5.0, 1, 0, 0, 0, 0), prints=False)]]
+
+
+def test_the_cost_of_a_request_is_no_use_of_the_worker() -> None:
+    node = Node()
+    node.look(0.0, 5.0)
+    node.takes = 2.0
+    node.watched.locate(WHERE)
+    assert node.watch.quiet == {10: Use(7.0, 2, 0, 0, 0, 0)}, "as if the two seconds and what they used had not been"
+
+
+def test_a_silence_that_begins_during_a_request_is_left_as_it_is() -> None:
+    node = Node()
+    node.look(0.0, 5.0)
+
+    def find(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+        node.at = 6.0
+        node.watch.quiet[10] = Use(6.0, 9, 0, 0, 0, 0)
+        return node.found
+
+    WatchedRound(node.round, node.watch, find).locate(WHERE)
+    assert node.watch.quiet == {10: Use(6.0, 9, 0, 0, 0, 0)}
+
+
+def test_a_rank_that_comes_to_a_new_step_during_a_request_moves_and_is_not_behind() -> None:
+    node = Node([view(0), view(1, pid=11)])
+    for rank in (0, 1):
+        node.progress.observe(rank, Progress(step=1))
+    node.look(0.0, 30.0)
+
+    def find(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+        node.progress.observe(1, Progress(step=2))
+        return replace(node.found, behind={"0": 1, "1": 1})
+
+    found = WatchedRound(node.round, node.watch, find).locate(WHERE)
+    assert (found.moved, found.behind) == (True, {"0": 1})
+
+
+def test_a_silence_that_ends_during_a_judged_request_is_told_before_the_answer() -> None:
+    node = Node()
+    node.look(0.0, 10.0)
+
+    def find(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+        node.progress.observe(0, Progress(step=1))
+        return node.found
+
+    watched = WatchedRound(node.round, node.watch, find)
+    watched.look()
+    watched.locate(WHERE)
+    assert node.posted[-1] == Hung(3, WINDOW)
+    watched.locate(JUDGE)
+    assert node.posted[-1] == Hung(3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("report", "step", "ended"),
+    [
+        pytest.param(HANG, 9, True, id="it hangs"),
+        pytest.param(HANG, None, True, id="no step is known here"),
+        pytest.param(HANG, 10, False, id="the workers have gone on"),
+        pytest.param(replace(HANG, looks=2), 9, False, id="it was not seen often enough"),
+        pytest.param(replace(HANG, still=False), 9, True, id="others go on, and it is where it was"),
+        pytest.param(replace(HANG, still=False), 10, False, id="others go on, and so has it"),
+    ],
+)
+def test_a_rank_that_hangs_is_ended(report: Stacks, step: int | None, ended: bool) -> None:
+    node = Node()
+    if step is not None:
+        node.progress.observe(2, Progress(step=step))
+    node.watched.end(report)
+    failed = RankFailed(3, 2, "Hang", "no progress for 300 s; rank 2 is in f", kill=True)
+    assert node.posted == ([failed] if ended else [])
+
+
+def test_newer_steps_of_others_do_not_save_a_rank_that_alone_hangs() -> None:
+    node = Node()
+    node.progress.observe(2, Progress(step=9))
+    node.progress.observe(0, Progress(step=12))
+    node.watched.end(HANG)
+    assert node.posted == [], "nothing moved, and now something does"
+    node.watched.end(replace(HANG, still=False))
+    assert len(node.posted) == 1
+
+
+def begin(node: Node, window: float | None = None, timeout: float | None = None) -> None:
+    """Start round 3 with these flags."""
+    program = Program(ProgramKind.SCRIPT, "train.py")
+    monitor = HangMonitor()
+    settings = {"hang_window": window, "hang_timeout": timeout}
+    monitor.elastic_configure(RunConfig(program=program, settings=settings))
+    monitor.elastic_round_starts(node.round)
+
+
+@pytest.mark.parametrize(
+    ("window", "timeout", "watches", "reads", "ends"),
+    [
+        pytest.param(None, None, True, False, False, id="by default a single worker keeps the agent's stdout"),
+        pytest.param(60.0, None, True, True, False, id="with a window its output is read"),
+        pytest.param(None, 60.0, True, True, True, id="with a limit a rank is ended as well"),
+        pytest.param(0.0, None, False, False, False, id="switched off"),
+    ],
+)
+def test_the_flags_say_what_the_monitor_does(
+    window: float | None, timeout: float | None, watches: bool, reads: bool, ends: bool
+) -> None:
+    node = Node([])
+    begin(node, window, timeout)
+    assert node.round.every_stream is reads
+    assert bool(watchers()) is watches
+    assert node.round.locate(WHERE) == LocalStacks(answers=5, places={}), "it answers in any case"
+    node.round.tell_hang(HANG)
+    assert bool(node.posted) is ends
+    node.round.closed.set()
+    for thread in watchers():
+        thread.join(60.0)
+    assert not watchers(), "its thread ends with the round"
+
+
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "elastic-hangs"]
+
+
+def test_a_silence_is_noticed_without_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "hang_check_interval", lambda window: 0.01)
+    node, told = Node([view(pid=None)]), threading.Event()
+    node.round.post = lambda event: told.set()
+    begin(node, window=0.1)
+    node.workers[:] = [view(pid=1 << 30)]
+    assert told.wait(60.0)
+    node.round.closed.set()
+
+
+def test_py_spy_that_may_read_nothing_is_reported_once() -> None:
+    monitor, node = HangMonitor(), Node([])
+    monitor.elastic_configure(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), settings={"hang_window": 0.0}))
+    for _ in range(2):
+        monitor.elastic_round_starts(node.round)
+        monitor._spy._refuse()
+    assert [event.name for event in node.published] == ["py_spy"]

@@ -1,0 +1,133 @@
+"""Looks for the newest checkpoint of a script below ``--checkpoint_path``, on a thread that a slow disk may hold up."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from elastic_core.progress import Checkpoint, step_of_path
+from elastic_core.threads import PatientThread
+
+LOOK_SECONDS = 5.0  # between two looks
+BUSY_MAX_SECONDS = 1.0  # for another look to end
+FILES_MAX = 10_000  # that one look takes in
+_NO_CHECKPOINT = re.compile(r"/events\.out\.tfevents[^/]*$|\.(?:log|tmp|lock|jsonl|csv)$")
+"""Files that scripts write beside their checkpoints: logs, metrics, and temporary files."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file of a checkpoint, as one look finds it. ``changed_at``: seconds since the epoch."""
+
+    changed_at: float
+    path: str
+    size: int
+
+
+def _likeness(file: SavedFile) -> tuple[bool, float, str]:
+    """Return a sort key: files with a step in their path are checkpoints before all others, newer ones before older."""
+    return step_of_path(file.path) is not None, file.changed_at, file.path
+
+
+class NewestCheckpoint:
+    """Decides which file is a finished checkpoint: the newest, once two looks have found it unchanged."""
+
+    def __init__(self) -> None:
+        self._last: SavedFile | None = None
+        self._reported: SavedFile | None = None
+        self._seen_at: float | None = None
+        """When the newest file was not this one yet; None if it was there from the first look on."""
+        self._looked_at: float | None = None
+
+    def look(
+        self, files: Iterable[SavedFile], now: float, time_of_day: float, *, settled: bool = False
+    ) -> tuple[Checkpoint, float] | None:
+        """Take what a look has found; return a checkpoint that is finished and new, with its age in seconds.
+
+        Once everything is ``settled``, because no worker runs, the newest file is finished.
+        """
+        newest = max(files, key=_likeness, default=None)
+        before, self._last = self._last, newest
+        if newest != before:
+            self._seen_at = self._looked_at
+        self._looked_at = now
+        if newest is None or not (newest == before or settled) or newest == self._reported or not newest.size:
+            return None
+        self._reported = newest
+        age = max(0.0, time_of_day - newest.changed_at)  # the clock of the disk's host may be another one
+        if self._seen_at is not None:
+            age = min(age, now - self._seen_at)
+        return Checkpoint(step_of_path(newest.path), newest.path), age
+
+
+def find_files(place: str) -> Iterator[SavedFile]:
+    """Yield the files that a directory has at any depth, or a glob names; ``FILES_MAX`` at most.
+
+    Of a directory that a glob names, its files.
+    """
+    places: Iterable[str] = [place]
+    if glob.has_magic(place) and not os.path.lexists(place):
+        places = glob.iglob(place, recursive=True)
+    yield from itertools.islice((file for found in places for file in _files_below(found)), FILES_MAX)
+
+
+def _files_below(place: str) -> Iterator[SavedFile]:
+    paths: Iterable[str] = [place]
+    if os.path.isdir(place):
+        paths = (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names)
+    for path in paths:
+        if _NO_CHECKPOINT.search(path):
+            continue
+        with contextlib.suppress(OSError):  # it was removed just now
+            found = os.stat(path)
+            if stat.S_ISREG(found.st_mode):
+                yield SavedFile(found.st_mtime, path, found.st_size)
+
+
+class CheckpointFiles:
+    """A thread that looks for the newest checkpoint at an interval, until it is closed.
+
+    Args:
+        place: A directory or a glob.
+        found: Takes a new checkpoint and its age in seconds; called from that thread.
+        interval: Seconds between two looks.
+    """
+
+    def __init__(self, place: str, found: Callable[[Checkpoint, float], None], interval: float = LOOK_SECONDS) -> None:
+        self._place, self._found, self._interval = place, found, interval
+        self._closing = threading.Event()
+        self._newest = NewestCheckpoint()
+        self._lock = threading.Lock()
+        PatientThread(target=self._run, name="elastic-checkpoints", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more. A look that is under way ends by itself."""
+        self._closing.set()
+
+    def look(self, *, settled: bool = False) -> None:
+        """Look once, as long as the disk takes; ``settled`` as for :meth:`NewestCheckpoint.look`.
+
+        It is left out if another look is still under way after ``BUSY_MAX_SECONDS``: a dead disk may hold it up.
+        """
+        if not self._lock.acquire(timeout=BUSY_MAX_SECONDS):
+            return
+        try:
+            with contextlib.suppress(OSError):
+                news = self._newest.look(find_files(self._place), time.monotonic(), time.time(), settled=settled)
+                if news is not None and not self._closing.is_set():
+                    self._found(*news)
+        finally:
+            self._lock.release()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self.look()
+            self._closing.wait(self._interval)
