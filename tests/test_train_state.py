@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from memory_files import memory_files
-from stage import PATIENCE, WARM, WORKERS, Agent, Stage, descendants, parse
+from stage import PATIENCE, WARM, WORKERS, Agent, Stage, descendants
 
 from elastic_core.protocol.codec import decode_row
 from elastic_rdzv_file.backend import FileBackend
@@ -99,22 +100,59 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_that_
             os.kill(workers[dice.choice(sorted(workers))], signal.SIGKILL)
     released(hold, EPOCHS * STEPS - 1)
     assert agent.exit_code() == 0, agent.output
-    assert digests(agent) == alone
+    assert digests(agent) == alone, agent.output
     told = proved(log)
     assert told.endswith(f"Proved: 0 skipped, 0 repeated, in {EPOCHS} epochs.\n")
     for restored, before in lives(agent):
-        assert restored >= before - 1, "no step that was committed is lost"
+        assert restored >= before - 1, agent.output
 
 
 def lives(agent: Agent) -> Iterator[tuple[int, int]]:
-    """After which step each life of the workers began, and the last one that had been taken before."""
+    """After which step each life of the workers began, and the last one that had been taken before.
+
+    An agent that had to wait for a core shows all that one worker has written meanwhile before what another has.
+    """
     last = 0
-    for line in agent.lines:
-        report = parse(line)
-        if report is not None and report.event == "began":
+    for report in sorted((*agent.reports("began"), *agent.reports("step")), key=lambda report: report["at"]):
+        if report.event == "began":
             yield report["step"], last
-        elif report is not None and report.event == "step":
+        else:
             last = max(last, report["step"])
+
+
+def test_a_line_that_is_shown_late_is_no_lost_step(stage: Stage, tmp_path: Path) -> None:
+    said = [(0, "began", 0), (1, "began", 0), (1, "step", 1), (0, "step", 1), (0, "began", 1), (1, "began", 1)]
+    lines = [json.dumps({"event": e, "rank": rank, "at": at, "step": step}) for at, (rank, e, step) in enumerate(said)]
+    last = [json.dumps({"event": "step", "rank": 0, "at": 10 + step, "step": step}) for step in (2, 3)]
+    output = tmp_path / "output"
+    output.write_text("\n".join([*lines[:-1], *last, lines[-1]]))
+    agent = stage.start(["cat", str(output)])
+    assert agent.exit_code() == 0
+    assert list(lives(agent)) == [(0, 0), (0, 0), (1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("disk", [False, pytest.param(True, marks=pytest.mark.variant)])
+def test_a_rank_that_is_killed_in_its_first_commit_begins_once_more_with_its_own_numbers(
+    stage: Stage, tmp_path: Path, alone: set[str], disk: bool
+) -> None:
+    hold, step, job = tmp_path / "hold", 0, [*LONG, "--late"]
+    if disk:
+        step, earlier = 4, tmp_path / "earlier"
+        job += ["--disk", tmp_path / "disk"]
+        Path(f"{earlier}-late").touch()
+        before = stage.run(*TWO, *job, *barred(earlier, step + 1), env=QUICK)
+        before.wait_for_report("holding", count=2)
+        before.kill_node()
+    agent = stage.run(*TWO, "--max_restarts=1", *job, *barred(hold, step + 1), env=QUICK)
+    agent.wait_for_report("late", rank=1)
+    agent.wait_for_report("holding", rank=0)  # which has kept the step
+    agent.kill_worker(1)
+    for name in (f"{step + 1}", "late"):
+        Path(f"{hold}-{name}").touch()
+    assert agent.exit_code() == 0, agent.output
+    assert [(r["tier"], r["step"]) for r in agent.reports("began")] == [("disk" if disk else None, step)] * 4
+    assert len(agent.reports("done")) == 2
+    assert digests(agent) == alone
 
 
 @pytest.mark.timeout(400)
@@ -169,8 +207,9 @@ def test_an_empty_node_in_the_place_of_a_lost_one_gets_the_state_from_the_surviv
 
     def node(name: str) -> Agent:
         """One with a disk of its own."""
-        job = ["--epochs=2", *barred(hold, 5), "--disk", tmp_path / name]
-        return stage.run("--nnodes=2", "--nproc_per_node=2", *file_rendezvous, TRAIN, *job, env=QUICK)
+        command = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", *file_rendezvous]
+        job = [TRAIN, "--epochs=2", *barred(hold, 5), "--disk", tmp_path / name]
+        return stage.run(*command, *job, env=QUICK)
 
     nodes = [node("first"), node("second")]
     for each in nodes:
@@ -180,11 +219,16 @@ def test_an_empty_node_in_the_place_of_a_lost_one_gets_the_state_from_the_surviv
     newcomer = node("third")
     newcomer.wait_for_report("holding", count=2, step=5)
     survivor.wait_for_report("holding", count=4, step=5)
+    newcomer.kill_worker(newcomer.reports("began")[0].rank)
+    newcomer.wait_for_report("holding", count=4, step=5)
+    survivor.wait_for_report("holding", count=6, step=5)
     released(hold, 5)
     for each in (survivor, newcomer):
         assert each.exit_code() == 0, each.output
-    assert [(r["tier"], r["step"]) for r in newcomer.reports("began")] == [("peer", 5)] * 2
-    assert [(r["tier"], r["step"]) for r in survivor.reports("began")[2:]] == [("memory", 5)] * 2
+    assert [(r["tier"], r["step"]) for r in newcomer.reports("began")] == [("peer", 5)] * 2 + [("memory", 5)] * 2
+    assert [(r["tier"], r["step"]) for r in survivor.reports("began")[2:]] == [("memory", 5)] * 4
+    numbers = {(r.rank, r["numbers"]) for each in (survivor, newcomer) for r in each.reports("began")[-4:]}
+    assert len(numbers) == len({number for _, number in numbers}) == 4, "of each rank its own, also after the restart"
     assert len(digests(survivor, newcomer)) == 1
     assert checkpoints(tmp_path / "third")[-1] == 8, "the newcomer's own"
 

@@ -2,7 +2,8 @@
 
 Reports where its state came from, each step, and at the end a digest of the weights. With ``--hold`` it stays in the
 steps ``--at``, every rank, until the file of that name and the step's number is there, and takes ``--pace`` seconds
-more for each step as long as some of these files are not. ``--global_batch`` makes the sampler elastic; with
+more for each step as long as some of these files are not. With ``--late`` rank 1 stays in its first commit until there
+is a file of that name. ``--global_batch`` makes the sampler elastic; with
 ``--plain`` nothing is random but the order of samples, and each step's loss is that of all ranks.
 """
 
@@ -41,6 +42,7 @@ parser.add_argument("--deep", action="store_true", help="a model of several laye
 parser.add_argument("--pace", type=float, default=0.0)
 parser.add_argument("--at", type=int, nargs="*", default=[])
 parser.add_argument("--hold", type=Path)
+parser.add_argument("--late", action="store_true")
 parser.add_argument("--fail", type=int, help="the step at which rank 1 raises, in every round")
 parser.add_argument("--end", type=int, help="the step after which the script just ends")
 parser.add_argument("--mark", default="train", help="the name of the state")
@@ -63,6 +65,21 @@ def stay(step: int, ranks: int, disk: elastic_torch.Disk | None) -> None:
         time.sleep(0.02)
     if any(barred(other) for other in args.at):
         time.sleep(args.pace)
+
+
+class Late:
+    """A part of the state that rank 1 is late to give when it keeps its first step."""
+
+    def state_dict(self) -> dict[str, bool]:
+        """Return it, or wait."""
+        if os.environ["RANK"] == "1" and not Path(f"{args.hold}-late").exists():
+            report("late")
+            while not Path(f"{args.hold}-late").exists():
+                time.sleep(0.02)
+        return {"late": True}
+
+    def load_state_dict(self, state_dict: dict[str, bool]) -> None:
+        """There is nothing to set."""
 
 
 class Deep(nn.Module):
@@ -112,11 +129,19 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 30])
     disk = None if args.disk is None else elastic_torch.Disk(args.disk, interval=args.interval)
     state = elastic.TrainState(
-        model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, disk=disk, name=args.mark
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        sampler=sampler,
+        disk=disk,
+        name=args.mark,
+        extra={"late": Late()} if args.late else {},
+        compare_ranks=not args.late,  # it asks for the state, too
     )
     restored = state.restore()
     tier = restored.tier.value if restored else None
-    report("began", step=state.step, tier=tier, round=round_, world_size=ranks)
+    numbers = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:8]
+    report("began", step=state.step, tier=tier, round=round_, world_size=ranks, numbers=numbers)
 
     for epoch in state.epochs(args.epochs):
         total = torch.zeros(())

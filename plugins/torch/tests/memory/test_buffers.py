@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from elastic_core.errors import ResourceError, UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 from elastic_torch.memory import snapshot
 from elastic_torch.memory.buffers import Buffers
+from elastic_torch.memory.start_mark import StartMark
 from elastic_torch.memory.tier import MemoryTier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import take_apart
@@ -147,6 +150,9 @@ def test_what_a_rank_has_from_before_its_memory_ended_takes_nobody_back(monkeypa
         def gather_stamps(self, stamps: Iterable[Stamp]) -> list[list[Stamp]]:
             return [list(stamps), [Stamp(1, 4), Stamp(1, 3)]]
 
+        def gather_json(self, value: Any) -> list[Any]:
+            return [value, None]
+
     first = MemoryTier(Buffers("train", 0), Two())
     for step in (1, 2, 3):
         first.keep(Stamp(1, step), lambda: [{"w": torch.ones(10)}, {}])
@@ -166,3 +172,28 @@ def test_a_state_that_grows_before_its_second_commit_gets_room(agent: socket.soc
     later = Buffers("train", 0)
     assert later.stamps() == (Stamp(1, 4), Stamp(1, 3))
     assert (value(later, 1, 3), value(later, 1, 4)) == (3.0, 4.0)
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_snapshot_of_a_round_that_ended_in_its_first_commit_is_dropped() -> None:
+    class Two(Peers):
+        def gather_stamps(self, stamps: Iterable[Stamp]) -> list[list[Stamp]]:
+            return [list(stamps), []]
+
+        def gather_json(self, value: Any) -> list[Any]:
+            return [value, round_ - 1]
+
+    def state(step: int) -> list[Any]:
+        return [{"w": torch.full((10,), float(step))}, {}]
+
+    for round_ in (1, 2):
+        first = MemoryTier(Buffers("train", 0), Two())
+        assert first.meet() is None
+        first.go_on(Stamp(round_, 0), partial(state, 0))
+        assert StartMark("train/0").round() == round_
+        first.keep(Stamp(round_, 1), partial(state, 1))
+        assert StartMark("train/0").round() is None
+        assert Buffers("train", 0).stamps() == (Stamp(round_, 1),), "and none of a round before"
+    first.keep(Stamp(2, 2), partial(state, 2))
+    round_ = 3
+    assert MemoryTier(Buffers("train", 0), Two()).meet() == Stamp(2, 2), "the other one's memory has ended"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_torch.state.state_choice import Tier, choose
+from elastic_torch.state.state_choice import Tier, choose, cut_short
 from elastic_torch.version import Stamp
 
 MEMORY, PEER = Tier.MEMORY, Tier.PEER
@@ -35,3 +35,27 @@ def test_all_go_on_from_the_newest_that_is_complete(
 
 def test_nothing_is_nothing() -> None:
     assert choose([[], []]) is None
+
+
+@pytest.mark.parametrize(
+    ("offers", "began", "stamp"),
+    [
+        pytest.param([[(1, 1)], []], [None, 1], None, id="killed in the first commit"),
+        pytest.param([[(1, 1)], []], [1, 1], None, id="and another one after it, before it had said so"),
+        pytest.param([[(1, 1)], []], [None, None], (1, 1), id="a newcomer"),
+        pytest.param([[(1, 1)], [], []], [None, 1, None], None, id="killed, and a newcomer"),
+        pytest.param([[(2, 41)], []], [None, 2], None, id="the round began from disk"),
+        pytest.param([[(2, 41), (1, 38)], []], [None, 2], (1, 38), id="and a newcomer had begun from disk"),
+        pytest.param([[(2, 41), (1, 38)], [(1, 7)]], [None, 2], (1, 38), id="or one who had been away"),
+        pytest.param([[(2, 2), (1, 1)], []], [None, 1], (2, 2), id="it missed a round"),
+        pytest.param([[(1, 2), (1, 1)], []], [None, 1], (1, 2), id="its memory ended"),
+        pytest.param([[(1, 2), (1, 1)], [(1, 1)]], [None, 1], (1, 1), id="it has committed since"),
+        pytest.param([[], []], [1, 1], None, id="nobody has committed"),
+    ],
+)
+def test_a_round_that_ended_in_its_first_commit_does_not_count(
+    offers: list[list[tuple[int, int]]], began: list[int | None], stamp: tuple[int, int] | None
+) -> None:
+    stamps = [[Stamp(*pair) for pair in pairs] for pairs in offers]
+    choice = choose(stamps, cut_short(stamps, began))
+    assert (None if choice is None else choice.stamp) == (None if stamp is None else Stamp(*stamp))

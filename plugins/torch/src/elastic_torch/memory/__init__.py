@@ -1,6 +1,7 @@
 """The memory tier: snapshots of a training state in memory files that the agents hold. Nothing is imported here.
 
 ``tier`` is what ``TrainState`` talks to, ``sharded`` the same for states in parts (FSDP2). ``snapshot`` is one snapshot
-in shared memory, ``buffers`` are the files of a worker, which the agent keeps for the next one. ``rescue`` reads
-snapshots that agents have written to a directory after a job had failed.
+in shared memory, ``buffers`` are the files of a worker, which the agent keeps for the next one. ``start_mark`` tells a
+worker that was killed in its first commit from a new one. ``rescue`` reads snapshots that agents have written to a
+directory after a job had failed.
 """

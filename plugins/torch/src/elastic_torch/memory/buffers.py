@@ -63,8 +63,9 @@ class Buffers:
         replica: int | None = None,
     ) -> None:
         self._name, self._pinned, self._keeps = name, pinned, False
-        prefix = f"{name}/{local_rank}" + ("" if replica is None else f"/replica/{replica}")
-        self._names = [f"{prefix}/{index}" for index in range(count)]
+        self.prefix = f"{name}/{local_rank}" + ("" if replica is None else f"/replica/{replica}")
+        """The beginning of the agent's names for them."""
+        self._names = [f"{self.prefix}/{index}" for index in range(count)]
         self._second: Future[Buffer] | None = None
         """The second buffer, while its memory is being taken."""
         with channel() as agent:
@@ -93,6 +94,14 @@ class Buffers:
     def go_back_to(self, stamp: Stamp | None) -> None:
         """Keep the snapshot with this stamp, if it is here, and no newer one: all ranks go on from it."""
         self._newest = None if stamp is None else self.buffer_of(stamp)
+
+    def drop(self, rounds: Collection[int]) -> None:
+        """Let go of the snapshots of these rounds; their memory is for the next ones."""
+        for buffer in self._buffers:
+            if buffer is not None and (found := buffer.read()) is not None and found.stamp.round in rounds:
+                buffer.begin()
+        if rounds:
+            self.go_back_to(max(self.stamps(), default=None))
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
         """Return the snapshot with this stamp. The next commit goes to another buffer.

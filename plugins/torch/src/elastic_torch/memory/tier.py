@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from elastic_torch.memory.buffers import Buffers
 from elastic_torch.memory.snapshot import HEADER_BYTES, Snapshot
+from elastic_torch.memory.start_mark import StartMark
 from elastic_torch.state.components import Components
 from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
-from elastic_torch.state.state_choice import Choice, Tier, choose
+from elastic_torch.state.state_choice import Choice, Tier, choose, cut_short
 from elastic_torch.state.state_exchange import PART, Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
@@ -48,16 +49,23 @@ class MemoryTier:
     def __init__(self, buffers: Buffers, peers: Peers) -> None:
         self._buffers, self._peers = buffers, peers
         self._choice: Choice | None = None
+        self._taken = False
+        self._mark = StartMark(buffers.prefix)
+        self._marked = False
+        """The mark of this round is there until the first commit is over."""
 
     def meet(self) -> Stamp | None:
         """Agree on the newest snapshot that all ranks have which have any."""
-        self._choice = choose(self._peers.gather_stamps(self._buffers.stamps()))
+        offers = self._peers.gather_stamps(self._buffers.stamps())
+        rounds = cut_short(offers, self._peers.gather_json(self._mark.round()))
+        self._buffers.drop(rounds)
+        self._choice = choose(offers, rounds)
         return None if self._choice is None else self._choice.stamp
 
     def take(self, state: State) -> TakenState:
         """Return that snapshot, from this rank's memory; a rank without it gets it from another one first."""
         assert self._choice is not None
-        choice, stamp = self._choice, self._choice.stamp
+        choice, stamp, self._taken = self._choice, self._choice.stamp, True
         if choice.without:
             hand_over(choice, self._buffers)
         snapshot = self._buffers.snapshot(stamp)
@@ -71,6 +79,9 @@ class MemoryTier:
         """Copy all of the state into the buffer that does not hold the newest snapshot."""
         if self._buffers.outlives:
             self._buffers.keep(stamp, *take_apart(state()))
+        if self._marked:
+            self._mark.release()
+            self._marked = False
 
     def has(self, stamp: Stamp) -> bool:
         """Whether all ranks would go on from this snapshot: a rank whose agent keeps nothing gets it from another."""
@@ -87,6 +98,14 @@ class MemoryTier:
 
     def go_on(self, stamp: Stamp, state: State) -> None:
         """All ranks have their state, wherever from: the end of restoring."""
+        choice = self._choice if self._taken else None
+        if choice is None and self._buffers.outlives:
+            self._mark.leave(stamp.round)
+            self._marked = True
+        elif choice is not None and choice.tier(self._peers.rank) is Tier.PEER:
+            buffer = self._buffers.buffer_of(choice.stamp)
+            assert buffer is not None
+            buffer.write(choice.stamp, *take_apart(state()))  # with this rank's generators
 
     def leave(self) -> None:
         """Wait until other nodes have all that this node has: a node leaves after this step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from elastic_torch.version import Stamp
@@ -36,7 +36,27 @@ class Choice:
         return Tier.PEER if rank in self.without else Tier.MEMORY
 
 
-def choose(offers: Sequence[Sequence[Stamp]]) -> Choice | None:
+def cut_short(offers: Sequence[Sequence[Stamp]], began: Sequence[int | None]) -> set[int]:
+    """Return the rounds that ended in their first commit: some ranks have made it, others have not.
+
+    None of these rounds' snapshots is complete: the ranks go back to where the round began. A rank that has none of
+    them would else be taken for a new one.
+
+    Args:
+        offers: The stamps of each rank's complete snapshots, all of this run; by rank.
+        began: By rank, the last round that it began with a state that was not in memory; None if there was none.
+    """
+    rounds = set()
+    for stamps, began_in in zip(offers, began, strict=True):
+        if began_in is None or any(stamp.round >= began_in for stamp in stamps):
+            continue
+        # Where a rank has two of them, all have made the first one, and this rank's memory has ended since.
+        if all(sum(stamp.round == began_in for stamp in each) < 2 for each in offers):
+            rounds.add(began_in)
+    return rounds
+
+
+def choose(offers: Sequence[Sequence[Stamp]], not_from: Collection[int] = ()) -> Choice | None:
     """Return the newest snapshot that is complete; None if no rank has one.
 
     A snapshot is complete if every rank has it that has any: each of them goes on from its own, to the last random
@@ -45,7 +65,9 @@ def choose(offers: Sequence[Sequence[Stamp]]) -> Choice | None:
 
     Args:
         offers: The stamps of each rank's complete snapshots, all of this run; by rank.
+        not_from: Rounds whose snapshots do not count (:func:`cut_short`).
     """
+    offers = [[stamp for stamp in stamps if stamp.round not in not_from] for stamps in offers]
     sets = [set(stamps) for stamps in offers if stamps]
     if not sets:
         return None
