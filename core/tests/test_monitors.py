@@ -70,4 +70,6 @@ def test_a_monitor_that_raises_is_reported_and_the_next_one_is_called(
     assert round.locate(WHERE) == NOWHERE
     round.tell_hang(HANG)
     assert told == [HANG]
-    assert [event.message for event in published] == 2 * ["a monitor raised ValueError: no such rank."]
+    assert [event.message for event in published] == [
+        "a monitor raised, and is not called again in this round: ValueError: no such rank."
+    ]

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,6 +31,7 @@ NOTE_MAX_CHARACTERS = 200
 NOTES_MAX = 16
 """Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
 LINE_MAX_BYTES = 1 << 16
+EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 4000, 2  # of a round: the ledger carries them with the failure
 
 
 class OutputReader:
@@ -153,6 +155,7 @@ class RunningRound:
     _hang_followers: list[Callable[[Stacks], object]] = field(default_factory=list, repr=False)
     _open: list[Callable[[int], OutputReader | None]] = field(default_factory=list, repr=False)
     _readers: list[GuardedReader] = field(default_factory=list, repr=False)
+    _broken: list[Callable[..., object]] = field(default_factory=list, repr=False)
 
     # What a monitor sees
 
@@ -174,11 +177,11 @@ class RunningRound:
 
     def follow_progress(self, take: Callable[[int, Progress], None]) -> None:
         """Have ``take(rank, progress)`` called for each progress that a rank reports, or that a monitor reports."""
-        self.progress.followers.append(take)
+        self.progress.followers.append(partial(self._guard, take))
 
     def look_last(self, look: Callable[[], None]) -> None:
         """Have ``look`` called on a thread after a planned stop, when all workers have ended; it has 0.2 s."""
-        self.last_looks.append(look)
+        self.last_looks.append(partial(self._guard, look))
 
     def newest_progress(self) -> Mapping[int, tuple[Progress, float]]:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
@@ -241,8 +244,9 @@ class RunningRound:
         self._locate = self._locate or locate
 
     def explain(self, text: str) -> None:
-        """Have the first failure of this round tell these lines, too."""
-        self.explanations.append(text)
+        """Have the first failure of this round tell these lines, too: 4,000 characters each, of two."""
+        if len(self.explanations) < EXPLANATIONS_MAX:
+            self.explanations.append(text[:EXPLANATION_MAX_CHARACTERS])
 
     def note(self, name: str, value: str) -> None:
         """Write a note into this node's row, which ``elastic status`` shows; one of the same name is replaced.
@@ -267,17 +271,22 @@ class RunningRound:
             for take in self._hang_followers:
                 self._guard(take, found)
 
-    def _guard(self, call: Callable[..., _Found], given: object) -> _Found | None:
-        """Call a monitor; if it raises, publish that, and return None."""
+    def _guard(self, call: Callable[..., _Found], *given: object) -> _Found | None:
+        """Call a monitor. If it raises, publish that, return None, and call it no more in this round."""
+        if call in self._broken:
+            return None
         try:
-            return call(given)
+            return call(*given)
         except Exception as exc:
-            self.publish(Event("plugin_failed", f"a monitor raised {in_one_line(exc)}", Level.WARNING))
+            self._broken.append(call)
+            message = f"a monitor raised, and is not called again in this round: {in_one_line(exc)}"
+            self.publish(Event("plugin_failed", message, Level.WARNING))
             return None
 
     def open_readers(self, rank: int) -> list[OutputReader]:
         """Return the readers of one stream of a worker."""
-        made = [GuardedReader(reader, self.publish) for open in self._open if (reader := open(rank)) is not None]
+        opened = (self._guard(open, rank) for open in self._open)
+        made = [GuardedReader(reader, self.publish) for reader in opened if reader is not None]
         self._readers += made
         return [*made]
 

@@ -1,0 +1,107 @@
+"""What a round keeps from the monitors that watch it: exceptions, floods, and lines of any form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic_core.events import Event
+from elastic_core.monitors import (
+    EXPLANATION_MAX_CHARACTERS,
+    EXPLANATIONS_MAX,
+    LINE_MAX_BYTES,
+    NOTE_MAX_CHARACTERS,
+    NOTES_MAX,
+    LineReader,
+    OutputReader,
+    RunningRound,
+)
+from elastic_core.progress import Progress
+from elastic_core.protocol.node_events import Locate
+
+
+@pytest.fixture
+def published() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def running(published: list[Event]) -> RunningRound:
+    return RunningRound(1, "run", ["a"], Path(), publish=published.append)
+
+
+class Broken(OutputReader):
+    def feed(self, data: bytes) -> None:
+        raise OSError("no")
+
+
+def broken(*_: object) -> None:
+    raise ValueError("a defect")
+
+
+def test_a_monitor_that_raises_is_published_once_and_called_no_more(
+    running: RunningRound, published: list[Event]
+) -> None:
+    seen: list[int] = []
+    running.follow_progress(broken)
+    running.follow_progress(lambda rank, progress: seen.append(rank))
+    for _ in range(3):
+        running.progress.observe(5, Progress(step=1))
+    assert seen == [5, 5, 5]
+    assert [event.name for event in published] == ["plugin_failed"]
+    assert "ValueError: a defect" in published[0].message
+
+
+def test_no_exception_of_a_monitor_reaches_the_agent(running: RunningRound, published: list[Event]) -> None:
+    running.look_last(broken)
+    running.read_output(broken)
+    running.answer_where(broken)  # type: ignore[arg-type]  # it raises before it answers
+    [look] = running.last_looks
+    look()
+    assert running.open_readers(0) == []
+    assert running.locate(Locate(3, full=False, judge=False)).places == {}
+    assert len(published) == 1, "it is one function"
+
+
+def test_a_reader_that_raises_gets_no_more_of_its_stream(running: RunningRound, published: list[Event]) -> None:
+    lines: list[str] = []
+    running.read_output(lambda rank: Broken())
+    running.read_output(lambda rank: LineReader(lines.append))
+    for reader in running.open_readers(0):
+        reader.feed(b"one\n")
+        reader.feed(b"two\n")
+        reader.finish()
+    assert lines == ["one", "two"]
+    assert [event.name for event in published] == ["output_unread"]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ([b"one\ntw", b"o\n"], ["one", "two"]),
+        ([b"\r10%\r20%", b"\n\nend"], ["10%", "20%", "end"]),
+        ([b"\xff\n"], ["\ufffd"]),
+        ([b"x" * (LINE_MAX_BYTES + 10), b"\n"], ["x" * LINE_MAX_BYTES]),
+    ],
+)
+def test_lines_are_cut_out_of_chunks(chunks: list[bytes], lines: list[str]) -> None:
+    found: list[str] = []
+    reader = LineReader(found.append)
+    for chunk in chunks:
+        reader.feed(chunk)
+    reader.finish()
+    assert found == lines
+
+
+def test_what_a_row_and_a_failure_carry_is_limited(running: RunningRound) -> None:
+    for number in range(NOTES_MAX):
+        running.note(f"n{number}", "1")
+    running.note("n0", "2")
+    with pytest.raises(ValueError, match="at most"):
+        running.note("another", "1")
+    with pytest.raises(ValueError, match="at most"):
+        running.note("n0", "x" * NOTE_MAX_CHARACTERS)
+    for _ in range(9):
+        running.explain("y" * 10_000)
+    assert [len(text) for text in running.explanations] == [EXPLANATION_MAX_CHARACTERS] * EXPLANATIONS_MAX
