@@ -94,7 +94,7 @@ def test_lines_are_cut_out_of_chunks(chunks: list[bytes], lines: list[str]) -> N
     assert found == lines
 
 
-def test_what_a_row_and_a_failure_carry_is_limited(running: RunningRound) -> None:
+def test_notes_and_explanations_are_limited(running: RunningRound) -> None:
     for number in range(NOTES_MAX):
         running.note(f"n{number}", "1")
     running.note("n0", "2")
