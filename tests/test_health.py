@@ -458,13 +458,11 @@ def test_a_wrong_flag_is_refused_before_anything_is_started(stage: Stage, flag: 
     assert hint in agent.output
 
 
-def test_without_the_plugin_only_commands_are_checks(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--no_plugin=health", "--health_check=disk", "--no_python", "true")
+@pytest.mark.parametrize("check", ["disk", "/opt/check --fast"])
+def test_checks_need_their_plugin(stage: Stage, check: str) -> None:
+    agent = stage.run("--standalone", "--no_plugin=health", f"--health_check={check}", "--no_python", "true")
     assert agent.exit_code() == ExitCode.USAGE, agent.output
-    assert "/plugins/health" in agent.output
-    command = stage.run("--standalone", "--no_plugin=health", "--health_check=true", "--no_python", "true")
-    assert command.exit_code() == 0, command.output
-    assert "this node is healthy: true (" in command.output
+    assert f"--health_check={check} needs the plugin 'health', which --no_plugin switches off." in agent.output
 
 
 def test_a_host_that_has_too_little_is_refused_by_the_checks_that_are_on(stage: Stage) -> None:

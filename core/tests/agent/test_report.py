@@ -281,17 +281,27 @@ def test_a_round_that_spends_a_restart_says_which_of_how_many() -> None:
     assert event.fields["restarts"] == 2
 
 
-def test_the_node_that_has_published_a_failure_does_not_repeat_it() -> None:
-    failed = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="a", host="a", rank=0)
+@pytest.mark.parametrize(
+    ("own", "more", "told"),
+    [
+        pytest.param({"exit_code": 1}, "", True, id="its own failure"),
+        pytest.param({"exit_code": 3}, "", False, id="another failure is the cause"),
+        pytest.param({"exit_code": 1, "follows_peer": True}, "", False, id="which follows from a peer's"),
+        pytest.param({"exit_code": 1}, "; rank 1 is in load", False, id="more is known of it"),
+        pytest.param(None, "", False, id="a node without a failure"),
+    ],
+)
+def test_a_node_that_has_published_a_failure_does_not_repeat_it(
+    own: dict[str, Any] | None, more: str, told: bool
+) -> None:
+    facts: dict[str, Any] = {"kind": IncidentKind.WORKER_FAILED, "round": 1, "node_id": "a", "host": "a", "rank": 0}
+    failed = Incident(**facts, exit_code=1)
+    why = f"rank 0 on a {failed.describe()}{more}"
     before = halted("ab", HaltReason.FAILURE, settings(max_restarts=3), blame=failed)
-    said = {
-        node: started(before, node, same_as=1, restarts=1, charged=True, why="rank 0 exited with code 1").message
-        for node in "ab"
-    }
-    assert said == {
-        "a": "round 2: 4 worker(s) on 2 node(s), restart 1 of 3",
-        "b": "round 2: 4 worker(s) on 2 node(s), restart 1 of 3 (rank 0 exited with code 1)",
-    }
+    ledger = then(before, Round(number=2, offer=offer("a"), same_as=1, charged=True, why=why), at=30.0)
+    assert ledger.round is not None
+    event = round_started(before, ledger, ledger.round, "a", None if own is None else Incident(**facts, **own))
+    assert (f"({why})" not in event.message) is told
 
 
 def test_a_round_that_gives_a_restart_back_says_so() -> None:

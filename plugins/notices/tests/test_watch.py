@@ -165,5 +165,5 @@ def test_the_plugin_is_on_once_it_is_installed_and_can_be_switched_off() -> None
     off = replace(CONFIG, no_plugin=("notices",))
     assert not load(off).has("notices")
     load(replace(off, settings={"notices": ""}))
-    with pytest.raises(UsageError, match="--notices 'aws' needs the plugin 'notices', which --no_plugin switches off"):
+    with pytest.raises(UsageError, match="--notices=aws needs the plugin 'notices', which --no_plugin switches off"):
         load(replace(off, settings={"notices": "aws"}))

@@ -262,8 +262,10 @@ def _who(incident: Incident) -> str:
     return f"rank {incident.rank} ({', '.join(where)}), {at}"
 
 
-def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str) -> Iterator[Event]:
-    """Yield the events of entries after ``ledger``, read at ``now``, for node ``node_id``.
+def ledger_events(
+    ledger: Ledger, entries: Iterable[Entry], now: float, node_id: str, own: Incident | None = None
+) -> Iterator[Event]:
+    """Yield the events of entries after ``ledger``, read at ``now``, for node ``node_id``, whose newest failure is own.
 
     Raises:
         RendezvousStateError: An entry does not follow.
@@ -286,7 +288,7 @@ def ledger_events(ledger: Ledger, entries: Iterable[Entry], now: float, node_id:
         if ledger.halt is not None and ledger.halt is not before.halt:
             yield round_halted(ledger.halt)
         if ledger.round is not None and ledger.round is not before.round:
-            yield round_started(before, ledger, ledger.round, node_id)
+            yield round_started(before, ledger, ledger.round, node_id, own)
 
 
 def hang(report: Stacks, last: Stacks | None) -> Event:
@@ -341,16 +343,17 @@ def round_halted(halt: Halt) -> Event:
     return Event("round_halted", f"round {halt.round} {ends}: {halt.why}", level, fields)
 
 
-def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str) -> Event:
-    """Return the event of a new round for node ``node_id``, which has known the ledger as ``before`` until now."""
+def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str, own: Incident | None = None) -> Event:
+    """Return the event of a new round for node ``node_id``, which has known the ledger as ``before`` until now.
+
+    ``own`` is the failure that this node has published in the round before.
+    """
     restarts, note = ledger.counters.restarts, ""
     if current.charged:
         note = f", restart {restarts}{describe_limit(ledger.settings.agreement.max_restarts)}"
     elif restarts < before.counters.restarts:
         note = f", restart {before.counters.restarts} is given back"
-    incident = None if before.halt is None else before.halt.incident
-    failed = [] if before.round is None else [*before.round.group_ranks]  # one node's failure needs no HALT
-    told = current.charged and ([incident.node_id] if incident is not None else failed) == [node_id]
+    told = own is not None and own.exit_code != 0 and not own.follows_peer and current.why.endswith(own.describe())
     return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id), told=told)
 
 

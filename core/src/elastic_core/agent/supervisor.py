@@ -267,7 +267,8 @@ class Supervisor:
         self._remember(before)
         failed = failed_round(before, self._state)
         if isinstance(event, node_events.EntriesRead):
-            for news in report.ledger_events(before.ledger, event.entries, event.now, self._state.info.node_id):
+            node, own = self._state.info.node_id, before.incident
+            for news in report.ledger_events(before.ledger, event.entries, event.now, node, own):
                 self._publish(news)
             bodies = [entry.body for entry in event.entries]
             self._nodes_lost += sum(isinstance(b, Halt) and b.reason is HaltReason.NODE_LOST for b in bodies)

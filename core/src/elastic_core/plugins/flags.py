@@ -66,12 +66,13 @@ def check_given(
             raise not_declared(name)
         flag.accept(value)
         reader = flag.reader
+        shown = f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
         if value and reader in config.no_plugin:
-            raise UsageError(f"--{name} {value!r} needs the plugin {reader!r}, which --no_plugin switches off.")
+            raise UsageError(f"{shown} needs the plugin {reader!r}, which --no_plugin switches off.")
         if value and not has(reader) and reader in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
             for problem in problems:
                 raise problem
-            raise UsageError(f"--{name} {value!r} needs the plugin {reader!r}.", hint=f"Add --plugin={reader}.")
+            raise UsageError(f"{shown} needs the plugin {reader!r}.", hint=f"Add --plugin={reader}.")
         if flag.agreed:
             agreed.append(f"--{name}={value}")
             if (length := len(str(value))) > MAX_AGREED_CHARACTERS:
