@@ -257,6 +257,8 @@ class RunConfig(PlainSettings):
             raise UsageError(
                 f"The sizes {self.sizes} are not in order from {self.min_nodes} to {self.max_nodes} nodes, each once."
             )
+        if self.master_port is not None and (type(self.master_port) is not int or not 0 <= self.master_port <= 65535):
+            raise UsageError(f"master_port {self.master_port!r} is not a port, a whole number up to 65535.")
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
