@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,6 @@ import pytest
 from elastic_core.events import Event
 from elastic_core.monitors import (
     EXPLANATION_MAX_CHARACTERS,
-    EXPLANATIONS_MAX,
     LINE_MAX_BYTES,
     NOTE_MAX_CHARACTERS,
     NOTES_MAX,
@@ -17,7 +19,7 @@ from elastic_core.monitors import (
     OutputReader,
     RunningRound,
 )
-from elastic_core.progress import Progress
+from elastic_core.progress import Checkpoint, Progress
 from elastic_core.protocol.node_events import Locate
 
 
@@ -102,6 +104,41 @@ def test_notes_and_explanations_are_limited(running: RunningRound) -> None:
         running.note("another", "1")
     with pytest.raises(ValueError, match="at most"):
         running.note("n0", "x" * NOTE_MAX_CHARACTERS)
-    for _ in range(9):
-        running.explain("y" * 10_000)
-    assert [len(text) for text in running.explanations] == [EXPLANATION_MAX_CHARACTERS] * EXPLANATIONS_MAX
+    for number in range(9):
+        running.explain(str(number) * 10_000)
+    assert running.explanations == ["7" * EXPLANATION_MAX_CHARACTERS, "8" * EXPLANATION_MAX_CHARACTERS], "the newest"
+
+
+def test_a_follower_may_ask_for_progress_while_a_reader_reports_it(running: RunningRound) -> None:
+    class Reporting(OutputReader):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def feed(self, data: bytes) -> None:
+            with self.lock:
+                running.report(0, Progress(step=3))
+
+        def catch_up(self) -> None:
+            with self.lock:
+                pass
+
+    found: list[object] = []
+    running.progress.begin(1)
+    running.progress.catch_up = running.catch_up
+    running.read_output(lambda rank: Reporting())
+    running.follow_progress(lambda rank, progress: found.append(running.newest_progress()[0][0]))
+    for reader in running.open_readers(0):
+        reader.feed(b"x")
+    assert found == [Progress(step=3)]
+
+
+def test_a_closed_round_changes_nothing(running: RunningRound) -> None:
+    running.closed.set()
+    running.follow_progress(broken)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        running.signal(process.pid, signal.SIGKILL, "no reason")
+        assert process.poll() is None
+        process.kill()
+    running.progress.begin(2)
+    running.report_checkpoint(Checkpoint(5))
+    assert (running.progress.followers, running.progress.last_checkpoint()) == ([], None)

@@ -31,7 +31,7 @@ NOTE_MAX_CHARACTERS = 200
 NOTES_MAX = 16
 """Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
 LINE_MAX_BYTES = 1 << 16
-EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 4000, 2  # of a round: the ledger carries them with the failure
+EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 1500, 2  # of a round; a failure has 4 KiB for all its lines
 
 
 class OutputReader:
@@ -177,7 +177,8 @@ class RunningRound:
 
     def follow_progress(self, take: Callable[[int, Progress], None]) -> None:
         """Have ``take(rank, progress)`` called for each progress that a rank reports, or that a monitor reports."""
-        self.progress.followers.append(partial(self._guard, take))
+        if not self.closed.is_set():
+            self.progress.followers.append(partial(self._guard, take))
 
     def look_last(self, look: Callable[[], None]) -> None:
         """Have ``look`` called on a thread after a planned stop, when all workers have ended; it has 0.2 s."""
@@ -210,7 +211,7 @@ class RunningRound:
 
     def report_checkpoint(self, checkpoint: Checkpoint, age: float = 0.0) -> None:
         """Report a checkpoint that was saved ``age`` seconds ago."""
-        self.progress.note_checkpoint(checkpoint, age)
+        self.progress.note_checkpoint(checkpoint, age, number=self.number)
 
     def fail(self, rank: int, message: str, *, name: str = "", kill: bool = False) -> None:
         """Fail a living rank of this node, and with it the round, unless the round has failed or is being stopped.
@@ -224,6 +225,8 @@ class RunningRound:
 
     def signal(self, pid: int, signum: int, why: str) -> None:
         """Send a signal to a process of a worker. If it ends that process, the failure tells ``why``."""
+        if self.closed.is_set():
+            return  # the process may be another one by now
         self.signals[pid] = Signal(signum, why)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
@@ -244,9 +247,9 @@ class RunningRound:
         self._locate = self._locate or locate
 
     def explain(self, text: str) -> None:
-        """Have the first failure of this round tell these lines, too: 4,000 characters each, of two."""
-        if len(self.explanations) < EXPLANATIONS_MAX:
-            self.explanations.append(text[:EXPLANATION_MAX_CHARACTERS])
+        """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two."""
+        self.explanations.append(text[:EXPLANATION_MAX_CHARACTERS])
+        del self.explanations[:-EXPLANATIONS_MAX]
 
     def note(self, name: str, value: str) -> None:
         """Write a note into this node's row, which ``elastic status`` shows; one of the same name is replaced.
@@ -316,11 +319,13 @@ class GuardedReader(OutputReader):
         self._call("finish")
 
     def _call(self, method: str, *data: bytes) -> None:
-        if self._reader is None:
+        if (reader := self._reader) is None:
             return
         try:
-            getattr(self._reader, method)(*data)
+            getattr(reader, method)(*data)
         except Exception as exc:
-            kind, self._reader = type(self._reader), None
+            if self._reader is None:
+                return  # another thread has reported it
+            kind, self._reader = type(reader), None
             message = f"{kind.__module__}.{kind.__qualname__} reads no more of this output: {in_one_line(exc)}"
             self._publish(Event("output_unread", message, Level.WARNING))

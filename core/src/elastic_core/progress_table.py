@@ -69,6 +69,8 @@ class ProgressTable:
         self._longest: float | None = None
         self.catch_up: Callable[[], None] = lambda: None
         """Has the monitors of the round read all output that has come."""
+        self._follows = threading.local()
+        """In a thread that calls followers, ``on`` is True: what they ask is answered without more reading."""
         self.followers: list[Callable[[int, Progress], None]] = []
         """Called after each progress of a rank, in the thread that it came in."""
 
@@ -83,7 +85,7 @@ class ProgressTable:
 
     def newest(self) -> Mapping[int, tuple[Progress, float]]:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
-        self.catch_up()
+        self._catch_up()
         now = self._now()
         with self._lock:
             return {
@@ -92,7 +94,7 @@ class ProgressTable:
 
     def step(self, rank: int) -> tuple[int | None, bool]:
         """Return the newest step of a worker, and whether it counts on over rounds; of one without, the others'."""
-        self.catch_up()
+        self._catch_up()
         with self._lock:
             every = {rank: known for rank, known in self._ranks.items() if known.progress.step is not None}
             found = [every[rank]] if rank in every else [*every.values()]
@@ -101,7 +103,7 @@ class ProgressTable:
 
     def reached(self) -> Reached | None:
         """Return how far the round has come here; while nothing is known of it, how far the one before had come."""
-        self.catch_up()
+        self._catch_up()
         with self._lock:
             step = max((known.counted for known in self._ranks.values() if known.counted is not None), default=None)
             if step is not None or self._step_seen or self._has_new_checkpoint:
@@ -134,16 +136,26 @@ class ProgressTable:
             self._publish(told)
         for post in posts:
             self._post(post)
-        for follow in followers:
-            follow(rank, progress)
+        self._follows.on = True
+        try:
+            for follow in followers:
+                follow(rank, progress)
+        finally:
+            self._follows.on = False
+
+    def _catch_up(self) -> None:
+        if not getattr(self._follows, "on", False):  # a reader that reports holds its own lock
+            self.catch_up()
 
     def notice_checkpoints(self, number: int) -> None:
         """Note that from now on every checkpoint of round ``number`` is noticed (rule L13)."""
         self._post(Checkpointed(number, self._now(), saved=False))
 
-    def note_checkpoint(self, checkpoint: Checkpoint, age: float = 0.0) -> None:
-        """Take a checkpoint that was saved ``age`` seconds ago."""
+    def note_checkpoint(self, checkpoint: Checkpoint, age: float = 0.0, *, number: int | None = None) -> None:
+        """Take a checkpoint that was saved ``age`` seconds ago, in round ``number``; None for the current one."""
         with self._lock:
+            if number is not None and number != self._round:
+                return
             post = self._note_checkpoint(checkpoint, age)
         self._post(post)
 

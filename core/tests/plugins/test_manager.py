@@ -83,7 +83,7 @@ def test_only_what_a_run_names_is_imported(install: Install) -> None:
         {"named_backend": BACKEND, "other_backend": BROKEN, "named_plugin": OBSERVER, "other_plugin": BROKEN},
     )
     plugins = load(config(rdzv_backend="named", plugins=("watcher", "watcher")))
-    assert plugins.problems == []
+    assert plugins.problems == {}
     assert {"named_backend", "named_plugin"} <= sys.modules.keys()
 
 

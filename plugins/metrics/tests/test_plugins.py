@@ -59,7 +59,7 @@ def test_both_are_on_once_installed_and_each_is_off_with_no_plugin(off: tuple[st
 def test_a_setting_that_is_wrong_leaves_the_plugin_off_and_the_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTIC_METRICS_PORT", "http")
     plugins = elastic_core.plugins.manager.load(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py")))
-    (problem,) = plugins.problems
+    (problem,) = plugins.problems.values()
     assert "ELASTIC_METRICS_PORT='http' is not a port. Give a number" in problem.message
     assert "events" in {impl.plugin for impl in plugins.implementations(HOOK)}
 

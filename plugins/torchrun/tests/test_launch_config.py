@@ -182,3 +182,25 @@ def test_wrong_sizes_and_spares_are_refused(given: dict[str, Any], message: str)
     with pytest.raises(UsageError) as refused:
         configure(LaunchConfig(**given))
     assert refused.value.message.startswith(message)
+
+
+def test_a_flag_may_also_be_assigned_and_read() -> None:
+    given = LaunchConfig(hang_timeout=5)
+    given.failure_policy = "budget=3/1h"
+    assert (given.hang_timeout, given.failure_policy) == (5, "budget=3/1h")
+    config = configure(given)
+    assert (config.of(HANG_TIMEOUT), config.of(FAILURE_POLICY)) == (5.0, "budget=3/1h")
+    assert LaunchConfig().failure_grace == 3.0, "a flag that was not given has its default"
+    with pytest.raises(AttributeError, match="neither an argument of LaunchConfig nor a flag"):
+        _ = LaunchConfig().hang_timeouts
+
+
+@pytest.mark.parametrize("given", [{"numa_binding": "node"}, {"flags": {"max_restarts": 7}}])
+def test_a_flag_that_is_an_argument_under_another_name_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="is no flag of a LaunchConfig"):
+        configure(LaunchConfig(**given))
+
+
+def test_a_word_for_the_number_of_workers_is_refused() -> None:
+    with pytest.raises(UsageError, match="nproc_per_node 'auto' is not a whole number of at least 1"):
+        configure(LaunchConfig(nproc_per_node=untyped("auto")))

@@ -353,7 +353,8 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str, 
         note = f", restart {restarts}{describe_limit(ledger.settings.agreement.max_restarts)}"
     elif restarts < before.counters.restarts:
         note = f", restart {before.counters.restarts} is given back"
-    told = own is not None and own.exit_code != 0 and not own.follows_peer and current.why.endswith(own.describe())
+    published = "" if own is None else f"rank {own.rank} on {own.host} {own.describe()}"
+    told = own is not None and own.exit_code != 0 and not own.follows_peer and current.why == published
     return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id), told=told)
 
 

@@ -16,7 +16,6 @@ from numbers import Real
 from typing import Any, Generic, TypeVar, cast, overload
 
 from elastic_core.config import parse as parsers
-from elastic_core.config.parse import Wrong
 from elastic_core.errors import UsageError
 
 T = TypeVar("T")
@@ -64,8 +63,8 @@ class Flag(Generic[T_co]):
         """Return the value of a text, or raise UsageError."""
         try:
             return self.parse(text)
-        except Wrong as wrong:
-            raise UsageError(f"--{self.name} {text!r} {wrong}.{wrong.suggestion}", hint=hint) from None
+        except ValueError as wrong:  # Wrong, or another one of a plugin's parser
+            raise UsageError(f"--{self.name} {text!r} {wrong}.{getattr(wrong, 'suggestion', '')}", hint=hint) from None
 
     def accept(self, value: Any) -> T_co:
         """Return the value for one that is given in Python, where a text stands for its value as on the command line.
@@ -84,10 +83,14 @@ class Flag(Generic[T_co]):
                 )
             if isinstance(value, str) and not isinstance(value, enum.Enum) and not self.repeated:
                 return self.parse(value)
-            if type(value) is not bool and isinstance(value, Real) and isinstance(self.parse(str(value)), Real):
-                return cast("T_co", value)
-        except Wrong as wrong:
-            raise UsageError(f"{shown} {wrong}.{wrong.suggestion}") from None
+            if (
+                type(value) is not bool
+                and isinstance(value, Real)
+                and isinstance(number := self.parse(str(value)), Real)
+            ):
+                return cast("T_co", number)
+        except ValueError as wrong:
+            raise UsageError(f"{shown} {wrong}.{getattr(wrong, 'suggestion', '')}") from None
         kinds = (tuple, frozenset) if self.value is None else type(self.value)
         if isinstance(value, kinds) and not self.repeated and type(value) is not (None if self.is_switch else bool):
             return cast("T_co", value)

@@ -220,7 +220,7 @@ class RunConfig(PlainSettings):
             value = getattr(self, declared.name)
             if value != declared.value and declared.accept(value) != value:
                 raise UsageError(f"{declared.name}={value!r} is a text, not the value that it stands for.")
-        for name in ("min_nodes", "max_nodes"):
+        for name in ("nproc_per_node", "min_nodes", "max_nodes"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name} {value!r} is not a whole number of at least 1.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.config.flag import Flag
@@ -50,11 +50,11 @@ def not_declared(name: str) -> UsageError:
 
 
 def check_given(
-    config: RunConfig, catalogue: Catalogue, has: Callable[[str], bool], problems: Sequence[PluginError]
+    config: RunConfig, catalogue: Catalogue, has: Callable[[str], bool], problems: Mapping[str, PluginError]
 ) -> tuple[str, ...]:
     """Check the plugins' flags that a run has; return those in which all nodes must agree, as on the command line.
 
-    ``has`` returns whether a plugin is loaded; ``problems`` are the errors of those that are left off.
+    ``has`` returns whether a plugin is loaded; ``problems`` are the errors of those that are left off, by name.
 
     Raises:
         UsageError: A flag is not declared, has a wrong value, or its plugin is off.
@@ -64,14 +64,13 @@ def check_given(
     for name, value in config.settings.items():
         if (flag := declared.get(name)) is None:
             raise not_declared(name)
-        flag.accept(value)
-        reader = flag.reader
+        value, reader = flag.accept(value), flag.reader
         shown = f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
         if value and reader in config.no_plugin:
             raise UsageError(f"{shown} needs the plugin {reader!r}, which --no_plugin switches off.")
         if value and not has(reader) and reader in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
-            for problem in problems:
-                raise problem
+            if reader in problems:
+                raise problems[reader]
             raise UsageError(f"{shown} needs the plugin {reader!r}.", hint=f"Add --plugin={reader}.")
         if flag.agreed:
             agreed.append(f"--{name}={value}")

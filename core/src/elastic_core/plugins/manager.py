@@ -63,7 +63,7 @@ class Plugins:
     """
 
     def __init__(self) -> None:
-        self.problems: list[PluginError] = []  # of autoload; the observers receive them before anything else
+        self.problems: dict[str, PluginError] = {}  # of autoload, by name; observers receive them before anything else
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
@@ -267,7 +267,7 @@ class Plugins:
     def _observers(self) -> Observers:
         observers = Observers(self.implementations(*OBSERVING))
         observers.start()
-        for problem in self.problems:
+        for problem in self.problems.values():
             message = f"{problem.message} It is left off; the job goes on."
             observers.tell("elastic_observe", event=Event("plugin_left_off", message, Level.WARNING))
         return observers
@@ -332,7 +332,7 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
                 offer = catalogue.find(name, Group.AUTOLOAD)
                 plugins.register(name, entry_points.load(offer), described=str(offer))
             except PluginError as problem:
-                plugins.problems.append(problem)
+                plugins.problems[name] = problem
     for name in named:
         for offer in _agents_side(name, catalogue):
             plugins.register(name, entry_points.load(offer), described=str(offer))

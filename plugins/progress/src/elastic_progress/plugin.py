@@ -26,6 +26,7 @@ class ProgressMonitor:
         self._nan_stop = 0
         self._place: str | None = None
         self._files: CheckpointFiles | None = None
+        self._run = ""  # whose checkpoints these are
         self._notices_checkpoints = False
         self._round: RunningRound | None = None
 
@@ -48,8 +49,9 @@ class ProgressMonitor:
         if self._notices_checkpoints:
             round.notice_checkpoints()
         if self._place is not None:
-            if self._files is None:
-                self._files = CheckpointFiles(self._place, self._report_checkpoint)
+            if self._files is None or self._run != round.run_uid:  # what one run has noticed is news to the next
+                self.elastic_run_ends()
+                self._files, self._run = CheckpointFiles(self._place, self._report_checkpoint), round.run_uid
             round.look_last(partial(self._files.look, settled=True))
 
     @hookimpl

@@ -102,6 +102,20 @@ class LaunchConfig(_Arguments):
         super().__init__(*arguments, **given)
         self.flags = {**self.flags, **flags}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _Arguments.__dataclass_fields__:
+            super().__setattr__(name, value)
+        else:
+            self.flags = {**self.flags, name: value}
+
+    def __getattr__(self, name: str) -> Any:
+        flags: Mapping[str, Any] = self.__dict__.get("flags", {})
+        if name in flags:
+            return flags[name]
+        if name in _FLAGS:
+            return _FLAGS[name].value
+        raise AttributeError(f"{name} is neither an argument of LaunchConfig nor a flag that was given.")
+
 
 @dataclass(frozen=True, slots=True)
 class Logs:
@@ -186,6 +200,10 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
     Raises:
         UsageError: A flag does not exist, is not installed, or has a wrong value.
     """
+    if reserved := sorted(config.flags.keys() & {*_OTHERWISE, *_Arguments.__dataclass_fields__}):
+        raise UsageError(
+            f"{reserved[0]} is no flag of a LaunchConfig.", hint="Its arguments have it under another name."
+        )
     others = config.flags.keys() - _FLAGS.keys()
     declared = declared_flags(catalogue) if others else {}
     for name in sorted(others - declared.keys()):

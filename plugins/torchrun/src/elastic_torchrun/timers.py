@@ -131,6 +131,8 @@ class Watchdog:
         """The processes that have set timers, since a pid may pass from a dead process to a new one."""
         self._part = b""
         self._waits_since: dict[int, float] = {}
+        self._started = False
+        self._lock = threading.Lock()  # held by whatever reads the pipe, or changes it
         self._closing = threading.Event()
         self.ignored = 0  # how many lines were invalid
 
@@ -139,21 +141,29 @@ class Watchdog:
         """Check the settings before the node joins, since other nodes stop their workers for a new node.
 
         Raises:
-            UsageError: The limit is no number, or the named pipe is another agent's or no pipe.
+            UsageError: The limit is no number, or the named pipe is another agent's, no pipe, or cannot be made.
         """
         self._limit = kernel_limit(self._environ)
-        if self._environ.get(ENABLE) == "1" and (path := self._environ.get(PIPE)) and os.path.exists(path):
+        if self._environ.get(ENABLE) != "1" or not (path := self._environ.get(PIPE)):
+            return
+        if os.path.exists(path):
             _check_abandoned(Path(path))
+        elif not os.access(os.path.dirname(path) or ".", os.W_OK):
+            raise UsageError(f"{PIPE}={path} cannot be made there.", hint=f"Unset {PIPE}, and a place is chosen.")
 
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:
-        """Watch a round; make the pipe before the first."""
-        first, self._round = self._round is None, round
-        self._waits_since.clear()
-        if first and (path := pipe_path(self._environ, round.directory.parent)) is not None:
-            self._path, self._pipe = path, _open(path)
-        if first and (self._pipe is not None or self._limit is not None):
+        """Watch a round; make a pipe before the first of a run."""
+        self._round, self._waits_since = round, {}
+        path = pipe_path(self._environ, round.directory.parent)
+        if not self._started and (path is not None or self._limit is not None):
+            self._started = True
             self.start()
+        if path is not None and path != self._path:
+            with self._lock:
+                self._remove_pipe()
+                self._timers, self._processes, self._part = Timers(), {}, b""
+                self._path, self._pipe = path, _open(path)
 
     def start(self) -> None:
         """Start the thread that looks."""
@@ -172,10 +182,15 @@ class Watchdog:
     def close(self) -> None:
         """Remove the pipe; the thread ends within a second."""
         self._closing.set()
+        with self._lock:
+            self._remove_pipe()
+
+    def _remove_pipe(self) -> None:
         if self._path is not None and self._pipe is not None:
-            self._path.unlink(missing_ok=True)
-            pipe, self._pipe = self._pipe, None
-            os.close(pipe)
+            with contextlib.suppress(OSError):  # its folder may be gone
+                self._path.unlink(missing_ok=True)
+            os.close(self._pipe)
+        self._path = self._pipe = None
 
     def due(self) -> float:
         """Return in how many seconds to look again, at the latest."""
@@ -186,20 +201,18 @@ class Watchdog:
         """Look whenever a timer is written or expires, and at the workers' states every second."""
         while not self._closing.is_set():
             with contextlib.suppress(OSError, ValueError):  # closed just now
-                select.select([] if self._pipe is None else [self._pipe], [], [], min(LOOK_SECONDS, self.due()))
+                pipe = self._pipe
+                select.select([] if pipe is None else [pipe], [], [], min(LOOK_SECONDS, self.due()))
                 self.look()
 
     def look(self) -> None:
         """Read timers, send the signals of those that have expired, and look at the states of the workers."""
-        if self._pipe is not None:
-            with contextlib.suppress(BlockingIOError):
-                *lines, self._part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
-                self._part = self._part[-READ_MAX:]
-                for line in lines:
-                    self._take(line)
+        with self._lock:
+            self._read()
+            expired = self._take_expired()
         if (round := self._round) is None:
             return
-        for timer in self._take_expired():
+        for timer in expired:
             name = signal_name(timer.signum) if timer.signum else "no signal"
             scope = timer.scope[:200]
             message = f"the timer {scope!r} of process {timer.pid} has expired: it is sent {name}"
@@ -209,6 +222,14 @@ class Watchdog:
                 round.signal(timer.pid, timer.signum, f"its timer {scope!r} expired")
         if self._limit is not None:
             self._fail_stuck(round, self._limit)
+
+    def _read(self) -> None:
+        if self._pipe is not None:
+            with contextlib.suppress(BlockingIOError):
+                *lines, self._part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
+                self._part = self._part[-READ_MAX:]
+                for line in lines:
+                    self._take(line)
 
     def _take_expired(self) -> list[Timer]:
         """Return the timers that have expired, whose processes must be sent their signals."""
@@ -224,8 +245,8 @@ class Watchdog:
         now = self._now()
         waiting = {worker.pid: worker.rank for worker in round.workers if worker.is_running and worker.pid}
         waiting = {pid: rank for pid, rank in waiting.items() if state_of(pid) == "D"}
-        self._waits_since = {pid: self._waits_since.get(pid, now) for pid in waiting}
-        for pid, since in self._waits_since.items():
+        self._waits_since = found = {pid: self._waits_since.get(pid, now) for pid in waiting}
+        for pid, since in found.items():
             if now - since >= limit:
                 where = waits_in(pid) or "an unknown place"
                 round.fail(waiting[pid], f"has waited in the kernel, in {where}, for {now - since:.0f} s")
