@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,6 +97,13 @@ class LaunchConfig(_Arguments):
     the value that it has on the command line. Without a ``rdzv_backend`` the job has one node and needs no store that
     listens. ``max_restarts`` has no limit where it is the default and a plugin's flag limits the restarts.
     """
+
+    __signature__ = inspect.signature(_Arguments).replace(
+        parameters=[
+            *(each for each in inspect.signature(_Arguments).parameters.values() if each.name != "flags"),
+            inspect.Parameter("flags", inspect.Parameter.VAR_KEYWORD),
+        ]
+    )
 
     def __init__(self, *arguments: Any, **given: Any) -> None:
         flags = {name: given.pop(name) for name in [*given] if name not in _Arguments.__dataclass_fields__}
