@@ -75,7 +75,7 @@ def test_every_flag_that_readme_names_exists() -> None:
     commands = re.findall(r"elastic run ([^`\n]*)", README)
     given = {name for command in commands for name in re.findall(r"--(\w+)", command)}
     assert len(given) > 5
-    assert given <= {flag.name for flag in FLAGS}
+    assert given - {"epochs"} <= {flag.name for flag in FLAGS}, "all but the script's own"
 
 
 def changed(script: str) -> str:
