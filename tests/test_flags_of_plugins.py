@@ -116,7 +116,7 @@ def test_the_plugin_reads_the_flag(
     ("flags", "message"),
     [
         (["--colours=-1", "--plugin=board"], "--colours '-1' is less than 0. Did you mean '0'?"),
-        (["--colours=3"], "--colours 3 needs the plugin 'board'.\n\nAdd --plugin=board."),
+        (["--colours=3"], "--colours=3 needs the plugin 'board'.\n\nAdd --plugin=board."),
         (["--colurs=3"], "There is no option '--colurs'. Did you mean '--colours'?"),
     ],
 )
