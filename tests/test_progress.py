@@ -140,7 +140,7 @@ def test_a_nan_loss_ends_the_round_on_request(stage: Stage, file_rendezvous: lis
     agents = [stage.run(*command), stage.run(*command)]
     assert [agent.exit_code() for agent in agents] == [0, 0]
     for agent in agents:
-        agent.wait_for(r"round 2: .*NanLoss: the loss is nan since step 5")
+        agent.wait_for(r"NanLoss: the loss is nan since step 5")
 
 
 def test_a_nan_loss_ends_the_job_where_a_policy_says_so(stage: Stage, script: Path) -> None:
