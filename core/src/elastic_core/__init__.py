@@ -11,7 +11,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``plugins``: installed plugins, and how foreign code is called without harm to the job.
 * ``session``: the threads that connect a node to its store.
 * ``hookspecs``: every hook and its contract.
-* ``monitors``: what a plugin sees of a round's workers, and what it may do. ``progress_table``: how far they have come.
+* ``monitors``: the view of a round's workers for plugins. ``progress_table``: the progress of these workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.

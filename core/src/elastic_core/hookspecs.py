@@ -317,8 +317,8 @@ def elastic_round_starts(round: RunningRound) -> None:
 
     ``round`` shows what they print, how far they come and whether they live. A monitor may fail a rank with it, explain
     a failure, and write notes into this node's row. Called on every node and for every round, on the agent's loop, just
-    before the workers start: register there, and return at once. What has to wait runs on a thread of the monitor's
-    own, which ends when ``round.closed`` is set. A plugin that raises is reported, and the round starts without it.
+    before the workers start: register callbacks, and return at once. Start a thread for work that blocks; end it when
+    ``round.closed`` is set. A plugin that raises is reported, and the round starts without it.
     """
 
 

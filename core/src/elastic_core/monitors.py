@@ -1,8 +1,8 @@
-"""What a plugin sees of the workers of a round on this node, and what it may do about them.
+"""The public view of a round on this node, for plugins that watch its workers.
 
-A plugin that implements ``elastic_round_starts`` is a *monitor*: it gets a :class:`RunningRound`, registers what it
-wants to see, and starts threads of its own where it has to wait. All methods may be called from any thread, also after
-the round has ended, when they change nothing.
+A plugin that implements ``elastic_round_starts`` is a *monitor*. It gets a :class:`RunningRound`, registers callbacks
+there, and starts its own threads for work that blocks. All methods may be called from any thread. Once the round is
+closed, no method sends a signal, or changes the progress of a later round.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,21 +35,21 @@ LINE_MAX_BYTES = 1 << 16
 EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 1500, 2  # of a round; a failure has 4 KiB for all its lines
 
 
-class OutputReader:
+class OutputReader(ABC):
     """Reads one stream of a worker: its stdout, its stderr, or both where the worker has a terminal.
 
     ``feed`` and ``finish`` are called by the thread that moves the output of all workers, so each call must return
     within microseconds. A reader that raises is reported, and gets no more output of this stream.
     """
 
+    @abstractmethod
     def feed(self, data: bytes) -> None:
-        """Take the bytes that the worker has just written, as they came: lines may be cut anywhere."""
-        raise NotImplementedError
+        """Take the bytes that the worker has just written. A chunk may end within a line."""
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> None:  # noqa: B027  (it does nothing by default)
         """Read all that was fed and put off: the progress of the workers is asked for. Called from any thread."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  (it does nothing by default)
         """Take the end of the stream."""
 
 
@@ -83,7 +84,7 @@ class WorkerView:
         exit_code: As of :class:`subprocess.Popen`; None while it runs.
         is_over: Whether its program has ended, although its interpreter may still run.
         tails: The end of each of its streams that the agent reads; another object after each output.
-        hides_stdout: Whether it writes to the agent's own stdout, so that the agent does not see what it prints.
+        hides_stdout: Whether it writes to the agent's own stdout, which the agent does not read.
     """
 
     rank: int
@@ -157,7 +158,7 @@ class RunningRound:
     _readers: list[GuardedReader] = field(default_factory=list, repr=False)
     _broken: list[Callable[..., object]] = field(default_factory=list, repr=False)
 
-    # What a monitor sees
+    # Observation
 
     @property
     def workers(self) -> Sequence[WorkerView]:
@@ -199,7 +200,7 @@ class RunningRound:
         """
         self._hang_followers.append(take)
 
-    # What it may do
+    # Actions
 
     def report(self, rank: int, progress: Progress, at: float | None = None) -> None:
         """Report how far a rank has come, as ``elastic.report`` does in a script; ``at``: monotonic seconds."""

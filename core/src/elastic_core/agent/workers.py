@@ -63,7 +63,7 @@ LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the
 
 @dataclass
 class LocalRound:
-    """One round on this node: its workers, and what is known of them."""
+    """The state of one round on this node."""
 
     started_at: float = 0.0
     oom_kills: int = 0  # those that the kernel had counted when the round began
