@@ -30,9 +30,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo_ready
-DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file hangs health kubernetes metrics notices operate policies progress redis slurm testing torch torchrun) $(addprefix examples/,plugin checkpointing)
+DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file hangs health kubernetes metrics notices operate policies progress redis slurm testing torch torchrun warmstart) $(addprefix examples/,plugin checkpointing)
 # The demo, over each of its backends, needs these, torch, and the data of scikit-learn.
-DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch)
+DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch warmstart)
 # What mypy reads, and the tests of `make check`: each module of core, and the simulator.
 TYPED := core plugins examples tests benchmarks docs
 STORES := $(patsubst %,plugins/%/tests,c10d etcd file redis) $(patsubst %,tests/test_%.py,etcd late_stores lost_history \

@@ -63,7 +63,7 @@ USES = {
     Use.SET: "Set for each worker",
     Use.DEFAULTED: "Set for each worker, unless the agent has it already",
     Use.READ: "Read by the agent",
-    Use.FORK_SERVER: "Set for the fork server while it starts",
+    Use.STARTER: "Set for the starter while it begins",
     Use.SERVICE: "Set for a service that starts as a fresh interpreter",
 }
 
@@ -131,12 +131,13 @@ WHEN = {
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
     "output_unread": "A monitor reads an output no longer: it raised, or a user's pattern took too long on a line.",
     "report_ignored": "A worker sent a malformed report to its agent. Published once per round and reason.",
-    "fork_server_ready": "The fork server has imported the modules of `--preload`.",
-    "fork_server_failed": "The agent cannot use the fork server. Every worker starts as a fresh interpreter.",
-    "fork_server_died": "The fork server was killed. The agent starts another one.",
-    "fork_server_grown": "A fork server with more imported modules has taken over. `learned` counts those that workers "
+    "starter_ready": "The fork server has imported the modules of `--preload`.",
+    "starter_failed": "The agent cannot use the fork server. Every worker starts as a fresh interpreter.",
+    "starter_died": "The fork server was killed. The agent starts another one.",
+    "starter_grown": "A fork server with more imported modules has taken over. `learned` counts those that workers "
     "had imported; `refused` names those that the fork server must not import.",
-    "fork_server_stayed": "The fork server could not import more modules.",
+    "starter_stayed": "The fork server could not import more modules.",
+    "no_starter": "No starter is installed, so each worker starts as a new interpreter.",
     "started_fresh": "A worker was not forked from the fork server.",
     "store_died": "The process that served the workers' store has ended.",
     "workers_done": "All local workers have exited with 0.",

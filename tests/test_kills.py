@@ -18,7 +18,7 @@ KILLS = 7
 NPROC = 2
 VICTIMS = {
     "fork_server": ["elastic: fork server"],
-    "store": ["elastic: service", "forkserver.worker_store"],
+    "store": ["elastic: service", "elastic_warmstart.worker_store"],
     "worker": ["allreduce.py"],
 }
 """What the command lines of each kind have in common; an agent is known by its pid."""

@@ -40,7 +40,7 @@ IN_WARDEN = {
         for name in ("main", "process", "spawn", "stop", "helpers", "linux", "startup")
     },
     "elastic_core.warden.channel": "what it and the agent send each other",
-    "elastic_core.warden.fork_server": "its side of the fork server",
+    "elastic_core.warden.starter": "its side of the starter",
     "elastic_core.worker": "the package, which imports nothing",
     "elastic_core.worker.channel": "the name of the variable and the form of a packet, which a worker's process shares",
 }
@@ -52,7 +52,7 @@ SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("example
 PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
 OTHER_NAMES = {
     "elastic_core": "elastic leader node supervisor",  # the command, and modules to begin with
-    "forkserver": "__main__ site sitecustomize",  # modules of Python's start
+    "elastic_warmstart": "__main__",  # a module of Python's start
     "warden": "exit_codes sitecustomize",
     "host": "ps",
     "rendezvous": "protocol session",  # packages beside it
@@ -179,7 +179,7 @@ def test_a_process_that_imports_the_warden_has_no_other_module_of_core() -> None
 
 
 def test_the_checks_see_what_they_are_to_see(graph: dict[str, set[str]]) -> None:
-    assert "elastic_core.warden.messages" in graph["elastic_core.agent.preload"], "for type checkers"
+    assert "elastic_core.warden.messages" in graph["elastic_core.agent.starters"], "for type checkers"
     assert "elastic_core.agent.membership" in graph["elastic_core.agent.start"], "in a function"
     rings = {"a": {"b"}, "b": {"c"}, "c": {"b"}}
     assert [circle_of(rings, name) for name in rings] == [{"a"}, {"b", "c"}, {"b", "c"}]

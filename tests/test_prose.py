@@ -53,7 +53,7 @@ SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*(\[])|(?<=\.\))\s+")
 MOST_WORDS = 60
 """In a sentence; most have fewer than 30."""
 GERUNDS = {
-    "elastic_core.agent.probing": "what Kubernetes calls it; its siblings in forkserver are named by single probes",
+    "elastic_core.agent.probing": "what Kubernetes calls it; those of elastic-warmstart are named by single probes",
 }
 """Modules whose names end in -ing although they are no nouns of the field, and why."""
 NOUNS = {"multiprocessing", "recovery_timing"}

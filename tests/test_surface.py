@@ -181,7 +181,7 @@ def test_events_are_json_lines_on_demand(stage: Stage) -> None:
     [
         (["--node_rank=1"], "--node_rank has no effect"),
         (["--standalone", "--master_addr=h", "--master_port=1"], "--master_addr, --master_port have no effect"),
-        (["--start_method=fork"], "--start_method has no effect: see --warm_start for how workers are started"),
+        (["--start_method=fork"], "--start_method has no effect: workers are no children of the agent"),
         (["--logs_specs=mine"], "--logs_specs 'mine' has no effect"),
         (["--monitor_interval=5"], "--monitor_interval has no effect: nothing is polled"),
         (["--rdzv_conf=store_type=file"], "--rdzv_conf store_type=file has no effect"),

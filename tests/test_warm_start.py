@@ -231,7 +231,7 @@ def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_a
     first = trains(agent, 0)
     fork_server, *_ = agent.named("elastic: fork server")  # before its forks that are not yet another process
     os.kill(fork_server, signal.SIGKILL)
-    agent.wait_for("the preloaded process was killed by SIGKILL")
+    agent.wait_for("the starter was killed by SIGKILL")
     agent.wait_for(FORKED, count=2)
     assert all(os.path.exists(f"/proc/{pid}") for pid in first)
     os.kill(first[0], signal.SIGKILL)
@@ -243,7 +243,7 @@ def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_a
 def test_a_killed_store_costs_a_round_and_no_restart(stage: Stage, done: Path) -> None:
     agent = stage.run(*TWO, "--max_restarts=0", WORKERS / "allreduce.py", "--until", done, env=WARM)
     trains(agent, 0)
-    stores = agent.named("elastic: service", "forkserver.worker_store")
+    stores = agent.named("elastic: service", "elastic_warmstart.worker_store")
     assert stores, [agent.named("")]
     for store in stores:
         os.kill(store, signal.SIGKILL)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from elastic_core.forkserver.checks import FORK_SAFE_THREADS
+from elastic_warmstart.checks import FORK_SAFE_THREADS
 
 FORKS = """
 import os, signal

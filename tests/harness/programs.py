@@ -15,7 +15,8 @@ from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, Reporte
 from elastic_core.agent.stream_pump import TAIL
 from elastic_core.agent.worker_channels import Failed, Report, Reports
 from elastic_core.warden.client import Warden
-from elastic_core.warden.messages import ForkServerReady, StartedFresh
+from elastic_core.warden.messages import StartedFresh, StarterReady
+from elastic_warmstart.starter import fork_server
 
 PYTHON = (sys.executable, "-u")
 
@@ -52,8 +53,9 @@ class Programs:
         finally:
             os.chdir(before)
         if self.modules:
-            self.listener.warden.preload(self.modules, python=PYTHON, program=[str(self.script)], env=self.env)
-            self.listener.wait(ForkServerReady)
+            starter = fork_server(tuple(self.modules), python=PYTHON, program=[str(self.script)], env=self.env)
+            self.listener.warden.begin_starter(starter)
+            self.listener.wait(StarterReady)
         self.reports = Reports(lambda _at, _report: None)
 
     def close(self) -> None:

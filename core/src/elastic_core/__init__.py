@@ -5,11 +5,11 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``cli``: the ``elastic`` command.
 * ``handlers``: the agent of a foreign rendezvous handler, which keeps no ledger.
 * ``agent``: one process per node. ``supervisor`` is its event loop.
-* ``forkserver``: a preloaded interpreter that forks workers in milliseconds.
 * ``warden``: the process that is the parent of all workers, and the agent's side of it.
 * ``worker``: what runs inside a worker.
 * ``plugins``: installed plugins, and how foreign code is called without harm to the job.
 * ``session``: the threads that connect a node to its store.
+* ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
 * ``monitors``: the view of a round's workers for plugins. ``progress_table``: the progress of these workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.

@@ -11,12 +11,12 @@ from views import entry, halted, incident, info, live, members, offer, settings,
 from elastic_core.agent.report import (
     Ending,
     describe_verdict,
-    fork_server,
     leave,
     ledger_events,
     no_place,
     root_cause,
     round_started,
+    starter,
 )
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.events import Event, Level
@@ -35,7 +35,7 @@ from elastic_core.protocol.entries import (
     Stacks,
 )
 from elastic_core.protocol.ledger import Ledger, advance
-from elastic_core.warden.messages import ForkServerDied, warden_death
+from elastic_core.warden.messages import StarterDied, warden_death
 
 CRASH = Incident(
     kind=IncidentKind.WORKER_FAILED,
@@ -386,7 +386,7 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
     ("returncode", "how"), [(2, "exited with code 2"), (-9, "was killed by SIGKILL"), (-77, "was killed by signal 77")]
 )
 def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> None:
-    assert fork_server(ForkServerDied(how)).message == f"the preloaded process {how}; another one is being started"
+    assert starter(StarterDied(how)).message == f"the starter {how}; another one is being started"
     assert warden_death(returncode).reason == f"it {how}"
 
 

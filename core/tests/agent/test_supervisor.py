@@ -51,7 +51,7 @@ class Job:
         plugins.rendezvous_options = RendezvousOptions
         try:
             with begun() as warden:
-                connect_and_run(config, plugins, self._slot, warden, ())
+                connect_and_run(config, plugins, self._slot, warden)
         finally:
             plugins.close(10.0)
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.worker_store import ENTRY, OnePort, Stores
+from elastic_core.agent.worker_store import OnePort, Stores
 from elastic_core.errors import ElasticError
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
+ENTRY = "package.module:serve"
 
-class ForkServer:
-    """A warden whose fork server serves whatever is asked for."""
+
+class Server:
+    """A warden whose starter serves what it is asked for."""
 
     def __init__(self) -> None:
         self.serving: dict[int, dict[str, Any]] = {}
@@ -30,14 +32,14 @@ class ForkServer:
 
 
 @pytest.fixture
-def fork_server() -> ForkServer:
-    return ForkServer()
+def server() -> Server:
+    return Server()
 
 
 @pytest.fixture
-def stores(fork_server: ForkServer) -> Iterator[Stores]:
+def stores(server: Server) -> Iterator[Stores]:
     ids = map(str, itertools.count(1))
-    found = Stores(fork_server, "127.0.0.1", lambda: next(ids), hosted=True)  # type: ignore[arg-type]  # plays the warden
+    found = Stores(server, "127.0.0.1", lambda: next(ids), served_by=ENTRY)  # type: ignore[arg-type]  # plays the warden
     yield found
     found.close()
 
@@ -57,33 +59,33 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_whoever_comes_to_an_offer_is_let_in_before_the_store_is_up(stores: Stores, fork_server: ForkServer) -> None:
+def test_whoever_comes_to_an_offer_is_let_in_before_the_store_is_up(stores: Stores, server: Server) -> None:
     offer = stores.offer()
     assert offer.hosted
     assert accepts(offer.port)
-    assert fork_server.serving == {1: {"host": "127.0.0.1", "port": offer.port}}
+    assert server.serving == {1: {"host": "127.0.0.1", "port": offer.port}}
 
 
-def test_a_store_is_kept_until_the_second_offer_after_its_own(stores: Stores, fork_server: ForkServer) -> None:
+def test_a_store_is_kept_until_the_second_offer_after_its_own(stores: Stores, server: Server) -> None:
     first, second = stores.offer(), stores.offer()
-    assert [*fork_server.serving] == [1, 2]
+    assert [*server.serving] == [1, 2]
     third = stores.offer()
-    assert [*fork_server.serving] == [2, 3]
+    assert [*server.serving] == [2, 3]
     assert [accepts(offer.port) for offer in (first, second, third)] == [False, True, True]
     assert len({first.id, second.id, third.id}) == 3
 
 
 def test_an_offer_that_is_renewed_unused_is_kept_for_one_more_and_the_one_in_use_all_along(
-    stores: Stores, fork_server: ForkServer
+    stores: Stores, server: Server
 ) -> None:
     used, unused = stores.offer(), stores.offer()
     first = stores.offer(used)
     assert [accepts(offer.port) for offer in (used, unused, first)] == [True, True, True], "a round may be taking it"
     second = stores.offer(used)
-    assert [*fork_server.serving] == [1, 3, 4]
+    assert [*server.serving] == [1, 3, 4]
     assert [accepts(offer.port) for offer in (used, unused, first, second)] == [True, False, True, True]
     stores.offer(second)
-    assert [*fork_server.serving] == [4, 5], "the next round has begun there"
+    assert [*server.serving] == [4, 5], "the next round has begun there"
 
 
 @pytest.mark.parametrize("end", [ServiceEnded(1, -9), ServiceFailed(1, "no descriptors are left")])
@@ -99,23 +101,21 @@ def test_the_end_of_a_store_that_was_given_up_is_nobodys_affair(stores: Stores) 
     assert stores.handle(ServiceEnded(1, -9)) is None
 
 
-def test_a_store_that_dies_unused_does_not_put_the_one_in_use_in_its_place(
-    stores: Stores, fork_server: ForkServer
-) -> None:
+def test_a_store_that_dies_unused_does_not_put_the_one_in_use_in_its_place(stores: Stores, server: Server) -> None:
     used, unused = stores.offer(), stores.offer()
     assert stores.handle(ServiceEnded(2, -9)) == unused
     stores.offer()
-    assert [*fork_server.serving] == [1, 3]
+    assert [*server.serving] == [1, 3]
     assert [accepts(offer.port) for offer in (used, unused)] == [True, False]
     assert stores.handle(ServiceEnded(1, -9)) == used
 
 
-def test_without_a_fork_server_a_port_is_only_held(stores: Stores, fork_server: ForkServer) -> None:
+def test_without_a_starter_a_port_is_only_held(stores: Stores, server: Server) -> None:
     stores.stop_hosting()
     offer = stores.offer()
     assert not offer.hosted
     assert not accepts(offer.port)
-    assert fork_server.serving == {}
+    assert server.serving == {}
 
 
 @pytest.mark.parametrize(
@@ -139,43 +139,41 @@ def test_stores_that_fail_by_themselves_are_not_offered_for_ever(
 
 
 @pytest.fixture
-def one_port(fork_server: ForkServer) -> Iterator[OnePort]:
+def one_port(server: Server) -> Iterator[OnePort]:
     ids = map(str, itertools.count(1))
-    found = OnePort(fork_server, "127.0.0.1", lambda: next(ids), free_port(), hosted=True)  # type: ignore[arg-type]
+    found = OnePort(server, "127.0.0.1", lambda: next(ids), free_port(), served_by=ENTRY)  # type: ignore[arg-type]
     yield found
     found.close()
 
 
-def test_rounds_of_one_port_have_a_store_each_one_after_the_other(one_port: OnePort, fork_server: ForkServer) -> None:
+def test_rounds_of_one_port_have_a_store_each_one_after_the_other(one_port: OnePort, server: Server) -> None:
     first, second = one_port.offer(), one_port.offer()
     assert (first.port, first.hosted) == (second.port, second.hosted)
     assert first.id != second.id
     assert accepts(first.port), "connections wait for the store"
-    assert fork_server.serving == {}
+    assert server.serving == {}
     one_port.begin(first)
-    assert fork_server.serving == {1: {"host": "127.0.0.1", "port": first.port}}
+    assert server.serving == {1: {"host": "127.0.0.1", "port": first.port}}
     one_port.begin(second)
-    assert [*fork_server.serving] == [2], "the store of the round before is gone"
+    assert [*server.serving] == [2], "the store of the round before is gone"
     assert one_port.handle(ServiceEnded(1, -9)) is None
     assert one_port.handle(ServiceEnded(2, -9)) == second
     assert one_port.dead(second)
 
 
-def test_the_one_port_is_held_for_rank_0_where_nothing_serves_the_store(
-    one_port: OnePort, fork_server: ForkServer
-) -> None:
+def test_the_one_port_is_held_for_rank_0_where_nothing_serves_the_store(one_port: OnePort, server: Server) -> None:
     one_port.begin(one_port.offer())
     one_port.stop_hosting()
     offer = one_port.offer()
     one_port.begin(offer)
     assert not offer.hosted
     assert not accepts(offer.port)
-    assert fork_server.serving == {}
+    assert server.serving == {}
 
 
-def test_a_port_that_somebody_has_is_refused_with_its_number(fork_server: ForkServer) -> None:
+def test_a_port_that_somebody_has_is_refused_with_its_number(server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        stores = OnePort(fork_server, "127.0.0.1", str, number, hosted=True)  # type: ignore[arg-type]
+        stores = OnePort(server, "127.0.0.1", str, number, served_by=ENTRY)  # type: ignore[arg-type]
         with pytest.raises(ElasticError, match=f"Port {number} could not be held"):
             stores.offer()

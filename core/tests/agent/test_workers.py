@@ -46,6 +46,7 @@ from elastic_core.protocol.node_events import (
     WorkerFailed,
     WorkersDone,
 )
+from elastic_core.starter import Starter
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.messages import Exited, Signalled, Spawned, SpawnFailed, StopCompleted, Stuck, WardenEvent
@@ -54,6 +55,9 @@ PATIENCE = 30.0
 TWO = (Member("b", 1, "default"), Member("a", 2, "default"))
 """This node, a, comes second, so that its ranks are 1 and 2."""
 ONE = (Member("a", 1, "default"),)
+
+
+STARTER = Starter(entry="", python=(), program=(), env={}, imports=("torch",))
 
 
 class Node:
@@ -870,8 +874,8 @@ def test_workers_that_wait_for_a_long_import_are_told_of(node: Node) -> None:
     node.run()
     node.group.stop(0.0)
     assert node.next() is None
-    waiting = replace(node.group, warm=True, publish=published.put, long_import=0.0, _directory_of=0)
-    waiting.config = replace(waiting.config, program=Program(ProgramKind.SCRIPT, "train.py"), preload=("torch",))
+    node.warden.starter = STARTER  # the warden has none, so each worker starts fresh
+    waiting = replace(node.group, publish=published.put, long_import=0.0, _directory_of=0)
     node.time += 12.0
     waiting.start(node.round(), 0)
     event = published.get(timeout=PATIENCE)
@@ -888,7 +892,8 @@ def test_a_later_round_is_not_told_of_the_import_that_the_first_one_waited_for(
     node.start("sleep 1000")
     node.run()
     late.clear()
-    waiting = replace(node.group, warm=True, _directory_of=0)
+    node.warden.starter = STARTER
+    waiting = replace(node.group, _directory_of=0)
     waiting.start(node.round(), 0)
     [say_import] = late
     waiting.start(node.round(number=2), 0)

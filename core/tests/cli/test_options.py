@@ -103,8 +103,7 @@ def test_short_flags_are_torchruns() -> None:
         ("PET_MASTER_ADDR", "[fd00::1]", "master_addr", "fd00::1"),
         ("PET_STANDALONE", "0", "standalone", False),
         ("PET_ON_NODE_LOSS", "fail", "on_node_loss", OnNodeLoss.FAIL),
-        ("PET_WARM_START", "0", "warm_start", False),
-        ("PET_PRELOAD", "torch, numpy.linalg,", "preload", ("torch", "numpy.linalg")),
+        ("PET_USE_ENV", "0", "use_env", False),
         ("PET_PLUGIN", "one, two", "plugin", ("one", "two")),
         ("PET_NNODES", "", "nnodes", NodeRange(1, 1)),
     ],
@@ -130,7 +129,7 @@ def test_the_command_line_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> 
         ("--nproc_per=2 x", "nproc_per_node", 2),
         ("--master-p 7 --rdzv-b=c10d x", "master_port", 7),
         ("--stand x", "standalone", True),
-        ("--no_w x", "warm_start", False),
+        ("--pass_l x", "use_env", False),
         ("--nproc 2 -m --max 1 x", "max_restarts", 1),
     ],
 )

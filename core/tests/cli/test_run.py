@@ -90,8 +90,6 @@ FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "--pass_local_rank",
         {"program": Program(ProgramKind.SCRIPT, "this", (settle.LOCAL_RANK_ARGUMENT,))},
     ),
-    "warm_start": ("", "--no_warm_start", {"warm_start": False}),
-    "preload": ("", "--preload=numpy", {"preload": ("numpy",)}),
     "numa_binding": ("", "--numa_binding=node", {"numa_binding": "node"}),
     "max_restarts": ("", "--max_restarts=7", {"max_restarts": 7}),
     "on_node_loss": ("", "--on_node_loss=fail", {"on_node_loss": OnNodeLoss.FAIL}),
@@ -385,7 +383,7 @@ def supervise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervise], None]:
             return function(config, plugins)
 
         sent: list[tuple[RunConfig, Warden]] = []
-        start = SimpleNamespace(run=run, send_fork_server=lambda *order: sent.append(order))
+        start = SimpleNamespace(run=run, begin_starter=lambda *order: sent.append(order))
         monkeypatch.setattr(elastic_core.agent, "start", start, raising=False)
 
     return stand_in

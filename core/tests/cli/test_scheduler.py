@@ -78,10 +78,10 @@ def test_a_default_of_the_scheduler_is_used_and_a_flag_that_is_given_wins(monkey
 
 def test_the_plugin_sees_the_variables_and_what_was_given() -> None:
     found, _ = flags(
-        *("--nnodes=2", "--no_warm_start"),
+        *("--nnodes=2", "--pass_local_rank"),
         answer=lambda environ, given: {"rdzv_id": (f"{environ['SLURM_JOB_ID']} {sorted(given)}", "X")},
     )
-    assert found.rdzv_id == "77 ['nnodes', 'warm_start']"
+    assert found.rdzv_id == "77 ['nnodes', 'use_env']"
 
 
 def test_outside_of_a_job_no_plugin_is_asked() -> None:

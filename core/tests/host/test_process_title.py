@@ -13,7 +13,7 @@ def shown():
     return [open(f"/proc/self/{name}").read() for name in ("comm", "cmdline")]
 before = shown()
 title = Title()
-title.show_fork_server()
+title.show_starter("fork server")
 name, line = shown()
 assert name == "elastic-warm\\n", name
 assert line.startswith("elastic: fork server of "), line

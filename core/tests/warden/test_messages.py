@@ -10,11 +10,11 @@ import pytest
 from elastic_core.warden.messages import (
     Exited,
     Fenced,
-    ForkServerDied,
-    ForkServerGrown,
     Signalled,
     Spawned,
     SpawnFailed,
+    StarterDied,
+    StarterGrown,
     WardenEvent,
     WardenSignalled,
     parse_message,
@@ -22,14 +22,7 @@ from elastic_core.warden.messages import (
 )
 
 SPAWNED = {"event": "spawned", "tag": 3, "pid": 40, "warm": True, "unlearned": 2}
-GROWN = {
-    "event": "fork_server_grown",
-    "pid": 9,
-    "seconds": 1.5,
-    "modules": ["json"],
-    "learned": 1,
-    "refused": {"a": "b"},
-}
+GROWN = {"event": "starter_grown", "pid": 9, "text": "imports more", "more": {"learned": 1}}
 
 
 @pytest.mark.parametrize(
@@ -41,8 +34,8 @@ GROWN = {
         ({"event": "signalled", "signum": 15, "pids": [40], "names": ["sh"]}, Signalled(15, (40,), ("sh",))),
         ({"event": "fenced"}, Fenced()),
         ({"event": "warden_signalled", "signum": 15}, WardenSignalled(15)),
-        (GROWN, ForkServerGrown(9, 1.5, ("json",), 1, {"a": "b"})),
-        ({"event": "fork_server_died", "how": "exited with code 1"}, ForkServerDied("exited with code 1")),
+        (GROWN, StarterGrown(9, "imports more", {"learned": 1})),
+        ({"event": "starter_died", "how": "exited with code 1"}, StarterDied("exited with code 1")),
     ],
 )
 def test_a_message_has_the_name_and_the_fields_of_its_class(message: dict[str, Any], expected: WardenEvent) -> None:

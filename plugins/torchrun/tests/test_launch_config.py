@@ -16,12 +16,13 @@ from elastic_policies.flags import FAILURE_POLICY
 from elastic_progress.flags import CHECKPOINT_PATTERN, NAN_STOP, PROGRESS_PATTERN
 from elastic_torchrun.launch import elastic_launch
 from elastic_torchrun.launch_config import LaunchConfig, configure
+from elastic_warmstart.flags import PRELOAD, WARM_START
 
 
 def test_every_flag_that_describes_a_run_can_be_given() -> None:
     config = configure(LaunchConfig(on_node_loss="fail", preload="torch,numpy", warm_start=False, failure_grace=7))
-    assert (config.on_node_loss, config.preload) == (OnNodeLoss.FAIL, ("torch", "numpy"))
-    assert (config.warm_start, config.failure_grace) == (False, 7)
+    assert (config.on_node_loss, config.of(PRELOAD)) == (OnNodeLoss.FAIL, ("torch", "numpy"))
+    assert (config.of(WARM_START), config.failure_grace) == (False, 7)
 
 
 @pytest.mark.parametrize(("text", "level"), [("", Level.INFO), ("WARNING", Level.WARNING), ("loud", Level.INFO)])

@@ -2,7 +2,7 @@
 
 General layout:
 
-* ``start``: starts the warden, the fork server, the store and the agent, in the order of how long each takes.
+* ``start``: starts the warden, the starter, the store and the agent, in the order of how long each takes.
 * ``supervisor``: the one event loop of a node that has joined. ``membership``: joins the job, then runs it.
   ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at its end.
   ``registration``: what a node tells the job when it joins.
@@ -10,7 +10,7 @@ General layout:
   ``health``: the checks of a node before it enters the job, and ``interruption``: what makes it leave during them.
 * ``workers``: the workers of one round, each a ``worker``. ``start_gate``: delays their start while plugins ask for it.
   ``worker_channels``: the agent's side of the control channels. ``fd_store``: memory files that outlive workers.
-  ``worker_store``: the store that a node offers to the workers. ``preload``: what the fork server imports.
+  ``worker_store``: the store that a node offers to the workers. ``starters``: begins the starter, and waits for it.
   ``worker_row``: the part of the node's row about its workers.
 * ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why it failed: from what the
   worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` and

@@ -207,7 +207,7 @@ class HealthChecks:
             for event in events:
                 if isinstance(event, messages.WardenDied):
                     raise ResourceError(f"The process that starts the health checks is gone: {event.reason}.")
-            kept = messages.ForkServerEvent | messages.WardenSignalled  # for the agent's loop
+            kept = messages.StarterEvent | messages.WardenSignalled  # for the agent's loop
             self.heard += [event for event in events if isinstance(event, kept)]
             found: list[WardenEvent] = [event for event in events if isinstance(event, about)]
             if found:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from elastic_core.agent import preload, report, snapshot_rescue
+from elastic_core.agent import report, snapshot_rescue, starters
 from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.probing import Door
@@ -50,7 +50,6 @@ def join_and_run(
     store: RendezvousBackend,
     slot: Slot,
     warden: Warden,
-    preloaded: tuple[str, ...],
     *,
     cpus: tuple[frozenset[int], ...],
     former: FormerNode | None = None,
@@ -60,7 +59,6 @@ def join_and_run(
 
     Args:
         store: The first connection to the job's store; the caller closes it.
-        preloaded: The modules that the fork server imports; () without a fork server.
         cpus: The CPUs of each local rank; () if workers are not bound.
         former: The node that this agent was just before, in this run, or in one that it has replaced (S3).
         show_state: Takes a function that describes the state; a newer one replaces it.
@@ -68,7 +66,7 @@ def join_and_run(
     Raises:
         ElasticError: The node was refused, or too few nodes came. No worker was started.
     """
-    runtime, warm = RUNTIME, bool(preloaded)
+    runtime, warm = RUNTIME, warden.starter is not None
     with ExitStack() as stack:
         show_state(Status.of(config).describe_joining)
         form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
@@ -110,10 +108,9 @@ def join_and_run(
                     lookout.wait_until_entered(config.timing.beat_interval)
                 health.run(interruption)
                 heard += health.heard
-                if warm and arrival is not None and arrival.round and not interruption.is_due():
-                    publish(report.under_way(arrival, preloaded))
-                    later = preload.later_modules(config, preloaded)
-                    heard = preload.wait_until_ready(warden, later, interruption, heard)
+                if warden.starter and arrival is not None and arrival.round and not interruption.is_due():
+                    publish(report.under_way(arrival, warden.starter.imports))
+                    heard = starters.wait_until_ready(warden, interruption, heard)
             if (end := interruption.end) is not None:
                 return report.leave(publish, end.code, end.why, None)
             if lookout is not None:
@@ -123,7 +120,7 @@ def join_and_run(
                 if lookout.drained:
                     return report.leave(publish, signalled(signal.SIGTERM), lookout.drained, None)
                 applicant = replace(applicant, former=lookout.former)
-            stores = stack.enter_context(closing(_make_stores(config, store, warden, runtime, address, preloaded)))
+            stores = stack.enter_context(closing(_make_stores(config, store, warden, runtime, address)))
             applicant = replace(applicant, offer=stores.offer())
             joined = persist_with(lambda to: join(to, applicant, runtime, arrival))
         if isinstance(joined, Closed):
@@ -133,7 +130,7 @@ def join_and_run(
         try:
             run = joined.ledger.head.run
             resources = stack.enter_context(
-                open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
+                open_resources(config, plugins, publish, info, run, warden, slot, heard=heard, cpus=cpus)
             )
             supervisor = Supervisor(resources, runtime, store, applicant, joined, stores, slot.look)
         except BaseException:
@@ -157,12 +154,11 @@ def _make_stores(
     warden: Warden,
     runtime: Runtime,
     address: str,
-    preloaded: tuple[str, ...],
 ) -> Stores:
     """Return what reserves places for the workers' store of each round."""
-    hosted = preload.STORE_MODULE in preloaded
+    served = warden.starter.store if warden.starter else ""
     if store.workers_store is not None:
         return SharedStore(warden, store.workers_store, runtime.new_id)
     if config.master_port is not None:
-        return OnePort(warden, address, runtime.new_id, config.master_port, hosted=hosted)
-    return Stores(warden, address, runtime.new_id, hosted=hosted)
+        return OnePort(warden, address, runtime.new_id, config.master_port, served_by=served)
+    return Stores(warden, address, runtime.new_id, served_by=served)

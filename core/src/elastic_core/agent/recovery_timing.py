@@ -41,8 +41,8 @@ def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -
 
     Args:
         recovery: The interruption that led to it.
-        fresh: Why workers started fresh; '' if the fork server forked all of them.
-        unlearned: How many modules a worker imports itself that the fork server has not imported.
+        fresh: Why workers started fresh; '' if the starter forked all of them.
+        unlearned: How many modules a worker imports itself that the starter has not imported.
     """
     took = round((recovery.began if recovery.running is None else recovery.running) - recovery.began, 6)
     how = f"its workers import all modules themselves ({fresh})" if fresh else "its workers started warm"

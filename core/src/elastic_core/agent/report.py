@@ -5,7 +5,6 @@ Every node prints the same root cause, because it comes from the ledger's last e
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,6 @@ from elastic_core.warden import messages
 
 Publish = Callable[[Event], None]
 
-MOST_REFUSALS = 5  # modules that a line names with the reason why each is not imported ahead
 MOST_PAST_FAILURES = 5  # of earlier rounds, that a failed job's last message names
 ROOT_CAUSE_MAX_LINES = 13  # with the lines before it, a failed job's last message has 15
 FIRST_OF_ALL = "the first failure across all nodes"
@@ -94,7 +92,7 @@ def joining(config: RunConfig, info: NodeInfo) -> Event:
 
 
 def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
-    """Return the event of a live round that the node joins once its fork server is ready."""
+    """Return the event of a live round that the node joins once its starter is ready."""
     message = (
         f"round {arrival.round} of run {arrival.run} is under way: joining it after the import of {', '.join(modules)}"
     )
@@ -130,36 +128,20 @@ def finish(
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
-def fork_server(event: messages.ForkServerEvent) -> Event:
-    """Return the event of a fork server that is ready, has imported more, or has failed."""
+def starter(event: messages.StarterEvent) -> Event:
+    """Return the event of a starter that is ready, has imported more, or has failed."""
     match event:
-        case messages.ForkServerReady(pid, seconds, modules):
-            message = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
-            fields: dict[str, Field] = {"pid": pid, "took_s": seconds}
-            return Event("fork_server_ready", message, Level.DEBUG, fields)
-        case messages.ForkServerGrown(pid, seconds, modules, learned, refused):
-            message = f"the fork server has imported {', '.join(modules)} besides, in {seconds:.2f} s"
-            if learned:
-                message += f", and {learned} more module(s) that workers have imported"
-            if refused:
-                message += f"; workers import by themselves: {_refusals(refused)}"
-            fields = {"pid": pid, "took_s": seconds, "learned": learned, "refused": ", ".join(refused)}
-            return Event("fork_server_grown", message, Level.DEBUG, fields)
-        case messages.ForkServerStayed(reason):
-            message = f"what workers import later is not preloaded: {reason}"
-            return Event("fork_server_stayed", message, Level.DEBUG)
-        case messages.ForkServerFailed(reason):
+        case messages.StarterReady(pid, text, more):
+            return Event("starter_ready", text, Level.DEBUG, {"pid": pid, **more})
+        case messages.StarterGrown(pid, text, more):
+            return Event("starter_grown", text, Level.DEBUG, {"pid": pid, **more})
+        case messages.StarterStayed(reason):
+            return Event("starter_stayed", f"what workers import later is not preloaded: {reason}", Level.DEBUG)
+        case messages.StarterFailed(reason):
             message = f"the warm start is off, so each worker imports everything by itself:\n{reason}"
-            return Event("fork_server_failed", message, Level.WARNING)
-        case messages.ForkServerDied(how):
-            message = f"the preloaded process {how}; another one is being started"
-            return Event("fork_server_died", message, Level.WARNING)
-
-
-def _refusals(refused: Mapping[str, str]) -> str:
-    """Return the first of the modules that a fork server must not import, and why."""
-    shown = [f"{name} ({why})" for name, why in itertools.islice(refused.items(), MOST_REFUSALS)]
-    return ", ".join(shown) + (f" and {len(refused) - len(shown)} more" if len(refused) > len(shown) else "")
+            return Event("starter_failed", message, Level.WARNING)
+        case messages.StarterDied(how):
+            return Event("starter_died", f"the starter {how}; another one is being started", Level.WARNING)
 
 
 def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL, summary: RunSummary | None = None) -> str:

@@ -218,7 +218,6 @@ def open_resources(
     warden: Warden,
     slot: Slot,
     *,
-    warm: bool = False,
     heard: Sequence[WardenEvent] = (),
     cpus: Sequence[frozenset[int]] = (),
 ) -> Iterator[Resources]:
@@ -268,7 +267,7 @@ def open_resources(
         stack.callback(reports.close)
         loop.watch(reports, reports.receive)
         group = WorkerGroup(
-            config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, warm, temporary
+            config, plugins, warden, output, reports, info, run_uid, directory, publish, cpus, temporary
         )
         group.post, group.progress = loop.post, ProgressTable(publish, loop.post)
         stack.callback(group.close)

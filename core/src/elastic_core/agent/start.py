@@ -1,7 +1,7 @@
-"""Starts an agent: first the warden, then the fork server, then the rest of the agent.
+"""Starts an agent: first the warden, then the starter, then the rest of the agent.
 
-The fork server imports modules for seconds, so it starts before plugins are loaded and before most of the agent is
-imported here, which takes a quarter of a second. The warden starts the fork server, so it is started first, while the
+The starter imports modules for seconds, so it starts before plugins are loaded and before most of the agent is
+imported here, which takes a quarter of a second. The warden starts the starter, so it is started first, while the
 command line is read. The imports at the top of this file delay every launch, so they are few.
 """
 
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from elastic_core.agent import preload
-from elastic_core.config.environment import inheritable
+from elastic_core.agent import starters
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import open_standard_streams, subreaping
 
@@ -45,19 +44,19 @@ def begun(*, alone: bool = True) -> Iterator[Warden]:
             warden.close(CLOSING)
 
 
-def send_fork_server(config: RunConfig, warden: Warden) -> None:
-    """Have the warden start the fork server, with the modules that the run itself wants imported.
+def begin_starter(config: RunConfig, warden: Warden) -> None:
+    """Have the warden begin the starter, if a plugin brings one.
 
-    ``config`` needs its final program, number of workers and settings of the warm start, and no more.
+    ``config`` needs its final program, number of workers and settings of plugins, and no more.
     """
-    preload.begin(warden, config, inheritable(os.environ))
+    starters.begin(warden, config, os.environ)
 
 
 def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, alone: bool = True) -> Ending:
     """Run one agent to its end. Main thread only.
 
     Args:
-        warden: The one that :func:`send_fork_server` got for this run, to be closed here; None to start both now.
+        warden: The one that :func:`begin_starter` got for this run, to be closed here; None to start both now.
         alone: As for :func:`begun`.
 
     Raises:
@@ -80,7 +79,7 @@ def _run_once(
     with ExitStack() as stack:
         if warden is None:
             warden = stack.enter_context(begun(alone=alone))
-            send_fork_server(config, warden)
+            begin_starter(config, warden)
 
         from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
         from elastic_core.agent.resources import leave_signals
@@ -93,8 +92,7 @@ def _run_once(
         stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
-        names = preload.modules(config)
-        return connect_and_run(config, plugins, slot, warden, names, former=former, show_state=dump.show)
+        return connect_and_run(config, plugins, slot, warden, former=former, show_state=dump.show)
 
 
 def connect_and_run(
@@ -102,7 +100,6 @@ def connect_and_run(
     plugins: Plugins,
     slot: Slot,
     warden: Warden,
-    preloaded: tuple[str, ...],
     *,
     former: FormerNode | None = None,
     show_state: ShowState = lambda _: None,
@@ -121,13 +118,14 @@ def connect_and_run(
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))
+    if warden.starter is None and (problem := starters.problem(config, os.environ)) is not None:
+        plugins.publish(problem)
     made = first_connection(config, plugins)
     if not isinstance(made, RendezvousBackend):
         from elastic_core.handlers import agent  # seldom needed
 
-        warm = bool(preloaded)
-        return agent.run(config, plugins, made, slot, warden, cpus=cpus, warm=warm, show_state=show_state)
+        return agent.run(config, plugins, made, slot, warden, cpus=cpus, show_state=show_state)
     with closing(made):
         return membership.join_and_run(
-            config, plugins, made, slot, warden, preloaded, cpus=cpus, former=former, show_state=show_state
+            config, plugins, made, slot, warden, cpus=cpus, former=former, show_state=show_state
         )

@@ -194,9 +194,9 @@ class Supervisor:
                 if isinstance(event, Located):
                     self._stop(self._put_off)
                     self._loop.at(self._runtime.now() + ANSWER_KEPT_SECONDS, AnswerRead(event.stacks.answers))
-            case _ if isinstance(event, messages.ForkServerEvent):
-                self._publish(report.fork_server(event))
-                if isinstance(event, messages.ForkServerFailed):
+            case _ if isinstance(event, messages.StarterEvent):
+                self._publish(report.starter(event))
+                if isinstance(event, messages.StarterFailed):
                     self._stores.stop_hosting()
             case messages.ServiceFailed() | messages.ServiceEnded():
                 self._on_store_gone(event)

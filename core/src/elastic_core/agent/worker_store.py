@@ -1,7 +1,7 @@
 """The addresses that a node offers for the workers' store: a port, and perhaps a process that listens there.
 
-With a fork server that has imported torch, a process that is forked before the round serves the store
-(``forkserver/worker_store.py``). Its socket listens from the start, so workers need not wait for the process.
+A starter that can serve the store (``Starter.store``) forks a process for it before the round. Its socket listens from
+the start, so workers need not wait for the process.
 Otherwise the port is only reserved, and the worker of rank 0 opens the store there.
 """
 
@@ -16,7 +16,6 @@ from elastic_core.protocol.entries import Offer
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import ServiceEnded, ServiceFailed
 
-ENTRY = "elastic_core.forkserver.worker_store:serve"
 FAILURES_MAX = 3  # stores that may fail by themselves; after that, the workers of rank 0 open them
 
 
@@ -34,14 +33,15 @@ class Stores:
     round is kept, and the last offer but one too, since a decision in progress may have taken it.
 
     Args:
-        warden: Has the fork server fork the stores.
+        warden: Has the starter fork the stores.
         address: Where other nodes reach this one.
         new_id: Makes ids of offers.
-        hosted: Whether a process of this node listens at each address.
+        served_by: ``module:function`` of the service that listens at each address; ``""`` for none.
     """
 
-    def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], *, hosted: bool) -> None:
-        self._warden, self._address, self._new_id, self._hosted = warden, address, new_id, hosted
+    def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], *, served_by: str = "") -> None:
+        self._warden, self._address, self._new_id, self._entry = warden, address, new_id, served_by
+        self._hosted = bool(served_by)
         self._tags = itertools.count(1)
         self._places: list[_Place] = []
         self._dead: set[str] = set()
@@ -102,7 +102,7 @@ class Stores:
 
     def _serve(self, place: _Place) -> None:
         arguments = {"host": place.port.reached_at, "port": place.port.port}
-        self._warden.serve(place.tag, ENTRY, arguments, descriptors={"socket": place.port.fileno()})
+        self._warden.serve(place.tag, self._entry, arguments, descriptors={"socket": place.port.fileno()})
 
     def _give_up(self, place: _Place) -> None:
         if place.offer.hosted:
@@ -113,8 +113,8 @@ class Stores:
 class OnePort(Stores):
     """The offers of a job of one node whose workers' store has port ``number`` in every round (``--master_port``)."""
 
-    def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], number: int, *, hosted: bool) -> None:
-        super().__init__(warden, address, new_id, hosted=hosted)
+    def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], number: int, *, served_by: str) -> None:
+        super().__init__(warden, address, new_id, served_by=served_by)
         self._number = number
         self._port: HeldPort | None = None
         self._listens = False
@@ -162,7 +162,7 @@ class SharedStore(Stores):
     """Offers of the rendezvous' own store, which workers of every round reach at ``place``, a host and a port."""
 
     def __init__(self, warden: Warden, place: tuple[str, int], new_id: Callable[[], str]) -> None:
-        super().__init__(warden, place[0], new_id, hosted=True)
+        super().__init__(warden, place[0], new_id)
         self._number = place[1]
 
     def offer(self, in_use: Offer | None = None) -> Offer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent import preload, worker_channels
+from elastic_core.agent import worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
@@ -58,7 +58,7 @@ DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its chi
 CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
-LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the fork server, after which a line says so
+LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the starter, after which a line says so
 
 
 @dataclass
@@ -68,7 +68,7 @@ class LocalRound:
     started_at: float = 0.0
     oom_kills: int = 0  # those that the kernel had counted when the round began
     fresh: str = ""  # why a worker started fresh; '' if none has
-    unlearned: int = 0  # how many modules the workers import that the fork server has not
+    unlearned: int = 0  # how many modules the workers import that the starter has not
     workers: dict[int, Worker] = field(default_factory=dict)  # by tag
     running: RunningRound = field(default_factory=lambda: RunningRound(0, "", (), Path()))  # as monitors see it
     recovered: Recovery | None = None  # the timing of the interruption before
@@ -96,7 +96,6 @@ class WorkerGroup:
     directory: Path
     publish: Callable[[Event], None]
     cpus: Sequence[frozenset[int]] = ()  # the CPUs of each local rank; empty if workers are not bound
-    warm: bool = False  # whether the fork server forks them
     temporary: bool = False  # whether ``directory`` is removed at the end, because no logs were requested
     post: Callable[[object], None] = lambda event: None  # gives the agent's loop an event
     progress: ProgressTable = field(default_factory=ProgressTable)
@@ -117,7 +116,8 @@ class WorkerGroup:
 
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. Failures come later, as events."""
-        fresh = "" if self.warm else "the warm start is off"
+        warm = self.warden.starter is not None
+        fresh = "" if warm else "the warm start is off"
         self._round = LocalRound(started_at=self.now(), oom_kills=self.oom.read(), fresh=fresh)
         self.reports.clear()
         self.progress.begin(current.number)
@@ -150,9 +150,9 @@ class WorkerGroup:
                     control=control.fileno(),
                     cpus=cpus,
                     ignored=ignored,
-                    warm=self.warm,
+                    warm=warm,
                 )
-        if self.warm and not self._directory_of:
+        if warm and not self._directory_of:
             prepare_later(self.long_import, lambda: self._say_import(current.number), name="elastic-import")
         remove_round(self.directory / f"round_{self._directory_of}", temporary=self.temporary)
         self._directory_of = current.number
@@ -402,9 +402,9 @@ class WorkerGroup:
         return exit_incident(self.info, worker, self._after(), exit_code, sent, oom=oom, checkpoint_path=place)
 
     def _say_import(self, number: int) -> None:
-        """Publish that the workers of a round wait for the fork server, if none has started. For any thread."""
+        """Publish that the workers of a round wait for the starter, if none has started. For any thread."""
         if not self._round.over and {w.pid for w in self.workers if w.assignment.round == number} == {None}:
-            names = ", ".join(preload.modules(self.config))
+            names = ", ".join(self.warden.starter.imports if self.warden.starter else ())
             message = f"the workers wait for the import of {names} ({self._after():.0f} s so far)"
             self.publish(Event("importing", message))
 

@@ -45,14 +45,14 @@ def run(warden: Warden | None, **flags: Any) -> int:
     with hints_with_sources():
         early = None
         with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
-            start.send_fork_server(early := outline(given, os.environ), warden)
+            start.begin_starter(early := outline(given, os.environ), warden)
         _prefix_logging()
         context = click.get_current_context(silent=True)
         read = None if context is None else context.meta.get(CATALOGUE)
-        catalogue = read or Catalogue.read()  # once: it takes 11 ms, in which the fork server starts
+        catalogue = read or Catalogue.read()  # once: it takes 11 ms, in which the starter begins
         given = scheduler.with_defaults(given, os.environ, warn, catalogue)
         if (known := outline(given, os.environ)) != early:
-            start.send_fork_server(known, warden)
+            start.begin_starter(known, warden)
         config, loaded = _complete(known, given, catalogue)
     if config.signals_to_handle is not None:
         interrupt.discard_again(but=config.signals_to_handle)  # the agent does not leave on the others
@@ -81,7 +81,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
 
 def _prefix_logging() -> None:
     """Have what a driver logs begin like the agent's own lines, where nothing has configured :mod:`logging`."""
-    import logging  # after the fork server has begun
+    import logging  # after the starter has begun
 
     if logging.lastResort is not None:
         form = f"[elastic] %(asctime)s {host_name().partition('.')[0]}: %(name)s: %(message)s"

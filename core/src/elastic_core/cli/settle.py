@@ -106,7 +106,7 @@ class Flags(PlainSettings):
         unset="0.1",
     )
     start_method: str | None = TORCHRUN.flag(
-        "A start method of multiprocessing; see --warm_start for how workers are started.",
+        "A start method of multiprocessing; workers are no children of the agent.",
         ("METHOD", parse.start_method),
     )
     logs_specs: str | None = TORCHRUN.flag(
@@ -121,7 +121,7 @@ FLAGS: Sequence[Flag[Any]] = sorted(
 
 
 def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
-    """Return the part of the run that each flag decides by itself; the fork server needs no more.
+    """Return the part of the run that each flag decides by itself; the starter needs no more.
 
     Raises:
         UsageError: The program does not exist, or a value does not fit the number of workers.
@@ -271,7 +271,7 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
     if flags.monitor_interval is not None and not polled:
         said.append("--monitor_interval has no effect: nothing is polled, every change arrives as an event.")
     if flags.start_method is not None:
-        said.append("--start_method has no effect: see --warm_start for how workers are started.")
+        said.append("--start_method has no effect: workers are no children of the agent.")
     if flags.logs_specs is not None:
         said.append(
             f"--logs_specs {flags.logs_specs!r} has no effect: it names a class of torch's, which the agent does not "

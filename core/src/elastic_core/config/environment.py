@@ -21,7 +21,7 @@ class Use(enum.Enum):
 
     READ = "read by the agent"
     SET = "set for each worker"
-    FORK_SERVER = "set for the fork server while it starts; workers do not see it"
+    STARTER = "set for the starter while it begins; workers do not see it"
     SERVICE = "set for a service that starts as a fresh interpreter; workers do not see it"
     DEFAULTED = "set for each worker, unless the agent has it already"
 
@@ -77,7 +77,7 @@ VARIABLES = (
         Use.READ,
         ELASTIC_PLUGINS="Plugins to load in addition to those of --plugin, separated by commas. Workers load both.",
         ELASTIC_JOB_TOKEN="The job's secret, at least 32 characters. Nodes seal their data in the store with it.",
-        PYTHONPATH="The module path of workers. While the fork server starts, Elastic prepends a directory.",
+        PYTHONPATH="The module path of workers. While the starter begins, Elastic prepends a directory.",
         PYTHON_EXEC="The Python interpreter for workers. Default: the interpreter of the agent.",
         TORCH_ELASTIC_SHUTDOWN_TIMEOUT="Same as --shutdown_timeout. The flag takes precedence.",
         TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=(
@@ -102,9 +102,11 @@ VARIABLES = (
         SLURM_ARRAY_JOB_ID="The id of the job array. Tasks with the same --rdzv_id are nodes of one run.",
     ),
     *_variables(
-        Use.FORK_SERVER,
-        ELASTIC_FORK_SERVER="The stage of Elastic's sitecustomize module: probe, hooked or worker.",
-        ELASTIC_FORK_SERVER_ROOM="Padding that Elastic overwrites with a worker's variables, so that /proc shows them.",
+        Use.STARTER,
+        ELASTIC_STARTUP="The stage of Elastic's sitecustomize module: probe, starter or worker.",
+        ELASTIC_STARTER="The function that the starter calls instead of a program.",
+        ELASTIC_STARTER_ROOTS="The directories of the packages that it needs.",
+        ELASTIC_STARTER_ROOM="Padding that Elastic overwrites with a worker's variables, so that /proc shows them.",
     ),
     *_variables(Use.SERVICE, ELASTIC_SERVICE="JSON with the service's entry point, arguments and file descriptors."),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_core.config import parse
-from elastic_core.config.flag import FAILURE, JOB, OUTPUT, PLACEMENT, PLUGINS, PROGRAM, PROGRESS, RENDEZVOUS, flags_in
+from elastic_core.config.flag import FAILURE, JOB, OUTPUT, PLACEMENT, PLUGINS, PROGRESS, RENDEZVOUS, flags_in
 from elastic_core.config.parse import OnNodeLoss, StreamMap
 from elastic_core.config.program import Program
 from elastic_core.errors import UsageError
@@ -86,18 +86,6 @@ class PlainSettings:
     )
     role: str = JOB.flag("The role of the workers, which they find in ROLE_NAME.", ("NAME", parse.role, "default"))
     allow_version_mismatch: bool = RENDEZVOUS.switch("Let nodes with different versions of Python or torch in.")
-    warm_start: bool = PROGRAM.switch(
-        "Fork workers from a process that has imported --preload, or start an interpreter for each.",
-        default="1",
-        off="no_warm_start",
-    )
-    preload: tuple[str, ...] | None = PROGRAM.flag(
-        "The modules that the process of --warm_start imports, such as torch,transformers. With an empty list every "
-        "worker starts fresh.",
-        ("MODULES", parse.modules),
-        unset="torch, where it is installed; after the start also torch._dynamo, which every optimizer needs, and "
-        "libraries that workers have imported",
-    )
     virtual_local_rank: bool = PLACEMENT.switch(
         "Every worker sees only its own GPU, as device 0, and has LOCAL_RANK=0."
     )

@@ -67,7 +67,7 @@ from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.session.verdict_event import verdict_event
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.messages import ForkServerEvent, StopCompleted, Stuck, WardenDied, WardenSignalled
+from elastic_core.warden.messages import StarterEvent, StopCompleted, Stuck, WardenDied, WardenSignalled
 
 COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after that the question counts as failed
 FAILED_COUNT_INTERVAL_SECONDS = 5.0  # at least, between two failed questions: the handler may warn of each
@@ -112,7 +112,6 @@ def run(
     warden: Warden,
     *,
     cpus: tuple[frozenset[int], ...],
-    warm: bool = False,
     show_state: ShowState = lambda _: None,
 ) -> Ending:
     """Run one agent to its end with a handler, whose job id goes before the run's. Main thread only.
@@ -134,7 +133,7 @@ def run(
             return report.leave(publish, end.code, end.why, None)
         run, heard = RUNTIME.new_id(), health.heard
         resources = stack.enter_context(
-            open_resources(config, plugins, publish, info, run, warden, slot, warm=warm, heard=heard, cpus=cpus)
+            open_resources(config, plugins, publish, info, run, warden, slot, heard=heard, cpus=cpus)
         )
         agent = HandlerAgent(resources, RUNTIME, handler)
         show_state(agent.describe)
@@ -265,8 +264,8 @@ class HandlerAgent:
                 gone = handle_warden_death(self._resources, reason)
                 leaving = self._state.leaving or gone
                 self._leave(leaving.exit_code, leaving.why)
-            case _ if isinstance(event, ForkServerEvent):
-                self._publish(report.fork_server(event))
+            case _ if isinstance(event, StarterEvent):
+                self._publish(report.starter(event))
             case _:
                 self._on_worker(event)
 

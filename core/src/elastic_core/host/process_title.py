@@ -1,4 +1,4 @@
-"""What ``ps`` and ``/proc`` show to all users of a host: no passwords, and a fork server that looks unlike workers."""
+"""What ``ps`` and ``/proc`` show to all users of a host: no passwords, and a starter that looks unlike workers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Title:
         """Show the same command with ``***`` in place of its passwords."""
         self._show(_without_passwords(self._line))
 
-    def show_fork_server(self) -> None:
-        """Show a fork server."""
+    def show_starter(self, kind: str) -> None:
+        """Show a starter of this kind, such as ``fork server``."""
         _rename(NAME.encode())
         line = _without_passwords(self._line)
-        self._show(b"elastic: fork server of " + line.replace(b"\0", b" ").rstrip(b" "))
+        self._show(f"elastic: {kind} of ".encode() + line.replace(b"\0", b" ").rstrip(b" "))
 
     def show_service(self, entry: str) -> None:
         """Show a service and the function that it calls, as far as there is room."""
@@ -47,7 +47,7 @@ class Title:
         self._show(f"elastic: service {entry}".encode())
 
     def show(self, argv: list[str]) -> None:
-        """Show the process of this command without passwords, as far as the fork server's command line has room."""
+        """Show the process of this command without passwords, as far as the starter's command line has room."""
         _rename(self._name)
         self._show(_without_passwords(b"".join(os.fsencode(argument) + b"\0" for argument in argv)))
 

@@ -1,4 +1,4 @@
-"""Follows the ledger while the fork server imports and health checks run: has the run ended (S6), is the node drained?
+"""Follows the ledger while the starter imports and health checks run: has the run ended (S6), is the node drained?
 
 The lookout enters a row with its own heartbeat, which takes part in no round: ``elastic drain`` finds the node by it
 (L17), and the agent that hosts an embedded store waits until it has left the roster.

@@ -24,6 +24,7 @@ from elastic_core.warden.channel import Channel, Message
 from elastic_core.warden.linux import Process, descendants, kill, session_of
 
 if TYPE_CHECKING:
+    from elastic_core.starter import Starter
     from elastic_core.warden.messages import Fenced, StopCompleted, WardenEvent
 
 CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
@@ -46,6 +47,7 @@ class Warden:
         self._unanswered: int | None = None
         self._fences = 0
         self._died = False
+        self.starter: Starter | None = None  # as it was begun
         # One descriptor for the agent's loop: readable when the socket is, or has room for pending messages.
         self._ready = select.epoll()
         self._ready.register(channel, select.EPOLLIN)
@@ -116,8 +118,8 @@ class Warden:
     ) -> None:
         """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
 
-        With ``warm`` the fork server forks it once it has imported everything (:meth:`preload`), if its command is the
-        fork server's but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.
+        With ``warm`` the starter forks it once it is ready (:meth:`begin_starter`), if its command is the starter's
+        but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.
 
         Args:
             argv: The program, looked for on the PATH of ``env``, and its arguments.
@@ -126,7 +128,7 @@ class Warden:
             control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
             cpus: The CPUs that it may run on; None for the agent's.
             ignored: The signals that it ignores until it sets another disposition.
-            warm: Whether to have it forked by the fork server.
+            warm: Whether to have it forked by the starter.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
@@ -135,39 +137,26 @@ class Warden:
         # How many fences the caller has handled: a request that crosses a Fenced belongs to a round that is over.
         self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
 
-    def preload(
-        self,
-        modules: Sequence[str],
-        *,
-        later: Sequence[str] = (),
-        python: Sequence[str],
-        program: Sequence[str],
-        env: Mapping[str, str],
-    ) -> None:
-        """Start the fork server: ForkServerReady or ForkServerFailed will come, and ForkServerDied whenever it is
-        started again; ForkServerGrown or ForkServerStayed, if there are modules to import later.
+    def begin_starter(self, starter: Starter | None) -> None:
+        """Start the starter: StarterReady or StarterFailed will come, and StarterDied whenever it is started again;
+        StarterGrown or StarterStayed, if it is to import more later.
 
-        Before it is used, other settings may replace it; the same ones change nothing.
-
-        It imports in the agent's directory, from where ``python`` finds modules by itself: not from the script's.
-
-        Args:
-            modules: The modules that it imports, in this order.
-            later: The modules that its successor imports, once it is idle.
-            python: The workers' interpreter with its flags: ``["/usr/bin/python3", "-u"]``.
-            program: The rest of a worker's command: ``["train.py", "--lr", "1"]``. Workers may differ in the arguments.
-            env: The environment that all workers share, which libraries read while they are imported.
+        Before it is used, another one may replace it; the same one changes nothing, and None ends what there is.
+        It begins in the agent's directory.
         """
-        imports: Message = {"modules": list(modules), "later": list(later)}
-        self._send({"do": "preload", **imports, "python": list(python), "program": list(program), "env": dict(env)})
+        if starter is None:
+            self.starter = None
+            return
+        self.starter = starter
+        self._send({"do": "starter", **starter.request()})
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
     ) -> None:
-        """Have the fork server fork a process that calls a function; if it may not fork, start a fresh interpreter
-        (``forkserver/service.py``). ServiceStarted or ServiceFailed will come, and at its end ServiceEnded.
+        """Have the starter fork a process that calls a function; if it may not fork, start a fresh interpreter
+        (``warden/service.py``). ServiceStarted or ServiceFailed will come, and at its end ServiceEnded.
 
-        A stop does not end it. It has the fork server's environment and streams, and leads a session.
+        A stop does not end it. It has the starter's environment and streams, and leads a session.
 
         Args:
             tag: The caller's name for it, among services.

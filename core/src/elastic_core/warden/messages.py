@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TypeAlias, get_args
 
+from elastic_core.events import Field
 from elastic_core.exit_codes import describe_exit
 from elastic_core.warden.channel import Message
 
@@ -22,13 +23,13 @@ class Spawned:
 
     tag: int
     pid: int
-    warm: bool = False  # whether the fork server forked it
-    unlearned: int = 0  # modules that an earlier worker imported and the fork server has not
+    warm: bool = False  # whether the starter forked it
+    unlearned: int = 0  # modules that an earlier worker imported and the starter has not
 
 
 @dataclass(frozen=True, slots=True)
 class StartedFresh:
-    """A worker that the fork server should have forked starts as a fresh process; ``why`` is one line."""
+    """A worker that the starter should have forked starts as a fresh process; ``why`` is one line."""
 
     tag: int
     why: str
@@ -88,48 +89,45 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
-class ForkServerReady:
-    """The fork server has imported its modules, and workers may start warm from now on."""
+class StarterReady:
+    """The starter forks workers from now on."""
 
     pid: int
-    seconds: float  # how long the imports took
-    modules: tuple[str, ...]
+    text: str  # in one sentence, for people
+    more: Mapping[str, Field] = field(default_factory=dict)  # fields of the event for programs
 
 
 @dataclass(frozen=True, slots=True)
-class ForkServerFailed:
-    """There is no fork server and will be none; ``reason`` is the traceback of an import that raised, or a line."""
+class StarterFailed:
+    """There is no starter and will be none; ``reason`` is the traceback of an import that raised, or a line."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ForkServerDied:
-    """The fork server is dead. The warden starts another one; the processes that it had forked live on."""
+class StarterDied:
+    """The starter is dead. The warden starts another one; the processes that it had forked live on."""
 
     how: str  # ``exited with code 1``, ``was killed by SIGKILL``
 
 
 @dataclass(frozen=True, slots=True)
-class ForkServerGrown:
-    """A successor that has imported these modules too has replaced the fork server."""
+class StarterGrown:
+    """A successor that has imported more has replaced the starter; fields as in :class:`StarterReady`."""
 
     pid: int
-    seconds: float  # how long the imports took
-    modules: tuple[str, ...]
-    learned: int = 0  # how many more modules it has imported because workers have
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Modules that workers have imported and the fork server must not, with the reason for each."""
+    text: str
+    more: Mapping[str, Field] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class ForkServerStayed:
-    """There will be no successor; the fork server stays as it is."""
+class StarterStayed:
+    """There will be no successor; the starter stays as it is."""
 
     reason: str
 
 
-ForkServerEvent: TypeAlias = ForkServerReady | ForkServerFailed | ForkServerDied | ForkServerGrown | ForkServerStayed
+StarterEvent: TypeAlias = StarterReady | StarterFailed | StarterDied | StarterGrown | StarterStayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +176,11 @@ class WardenDied:
     reason: str
 
 
-WardenEvent: TypeAlias = WorkerEvent | ForkServerEvent | ServiceEvent | WardenDied
+WardenEvent: TypeAlias = WorkerEvent | StarterEvent | ServiceEvent | WardenDied
 
 _CLASSES = {
     re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind
-    for kind in get_args(WorkerEvent | ForkServerEvent | ServiceEvent)
+    for kind in get_args(WorkerEvent | StarterEvent | ServiceEvent)
 }
 """By the name of the message: ``spawn_failed``."""
 

@@ -21,7 +21,6 @@ from collections.abc import Collection, Sequence
 from signal import SIGKILL
 
 from elastic_core.warden.channel import Channel, Message, close_all
-from elastic_core.warden.fork_server import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, ForkServerClient
 from elastic_core.warden.helpers import Helpers
 from elastic_core.warden.linux import (
     REQUESTS_TO_END,
@@ -38,6 +37,7 @@ from elastic_core.warden.linux import (
     waits_in,
 )
 from elastic_core.warden.spawn import Child, Kind, start
+from elastic_core.warden.starter import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, StarterClient
 from elastic_core.warden.stop import StopInProgress
 
 POLL_MAX_SECONDS = 86400.0  # the kernel limits the timeout of one ``poll``
@@ -51,7 +51,7 @@ class WardenProcess:
         self._channel = channel
         self._children: dict[int, Child] = {}
         self._starting: list[Child] = []  # not known yet whether their program runs
-        self._fork_server = ForkServerClient(self._send_event)
+        self._starter = StarterClient(self._send_event)
         self._childless = True
         self._stopping: StopInProgress | None = None
         self._helpers = Helpers()
@@ -74,11 +74,11 @@ class WardenProcess:
                 close_all(descriptors)
             if self._channel.closed:
                 self._stop(SIGKILL, grace=0.0)
-            self._fork_server.receive()
-            self._fork_server.receive_from_successor()
-            for child in self._fork_server.take_released():
+            self._starter.receive()
+            self._starter.receive_from_successor()
+            for child in self._starter.take_released():
                 self._start_warm(child)
-            if (successor := self._fork_server.fork_successor()) is not None:
+            if (successor := self._starter.fork_successor()) is not None:
                 self._starting.append(successor)
             for child in self._starting[:]:
                 self._read_start(child)
@@ -93,13 +93,13 @@ class WardenProcess:
         """Block until a message, the death of a child, progress of a start, room to send, or the next deadline."""
         poll = select.poll()
         poll.register(self._wakeup[0], select.POLLIN)
-        for channel in (self._channel, *self._fork_server.channels):
+        for channel in (self._channel, *self._starter.channels):
             if not channel.closed:
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.pending else 0))
         for child in self._starting:
             if child.pipe is not None:
                 poll.register(child.pipe, select.POLLIN)
-        deadlines = [self._fence_at, self._fork_server.next_deadline(), *map(self._fork_deadline, self._unforked())]
+        deadlines = [self._fence_at, self._starter.next_deadline(), *map(self._fork_deadline, self._unforked())]
         deadlines.append(self._helpers.next_deadline(time.monotonic()))
         if self._stopping:
             deadlines.append(self._stopping.next_deadline())
@@ -128,8 +128,8 @@ class WardenProcess:
                 if not descriptors:
                     raise SystemExit("elastic: too many files are open to start workers: raise the limit (ulimit -n)")
                 self._slot = descriptors.pop()  # this process never closes it
-            case "preload":
-                self._add_child(self._fork_server.start(message))
+            case "starter":
+                self._add_child(self._starter.start(message))
             case "serve":
                 child = Child(Kind.SERVICE, message, descriptors[:])
                 descriptors.clear()
@@ -142,29 +142,29 @@ class WardenProcess:
     # Starts ----------------------------------------------------------------------------------------------------------
 
     def _start_warm(self, child: Child) -> None:
-        """Have the fork server fork it; where that is not possible, start it fresh."""
-        if self._fork_server.refusal:
-            self._start_unforked(child, self._fork_server.refusal)
+        """Have the starter fork it; where that is not possible, start it fresh."""
+        if self._starter.refusal:
+            self._start_unforked(child, self._starter.refusal)
         elif self._is_obsolete(child):
             self._report_failure(child, STOPPING_REASON)
-        elif self._fork_server.is_late():
-            self._start_unforked(child, "the preloaded process takes too long to import")
+        elif self._starter.is_late():
+            self._start_unforked(child, "the starter takes too long to import")
         else:
             try:
-                self._fork_server.request_fork(child)
+                self._starter.request_fork(child)
             except OSError as exc:
                 self._start_unforked(child, str(exc))
             if child.pipe is not None:
                 self._starting.append(child)
 
     def _start_unforked(self, child: Child, why: str) -> None:
-        """Start it fresh, because the fork server does not fork it.
+        """Start it fresh, because the starter does not fork it.
 
         A service is not started once its fork has run and failed, it was cancelled, or the agent is gone.
         """
         if child.kind is Kind.SERVICE:
             over = child.cancelled or self._channel.closed or child.pid is not None
-            if over or (service := self._fork_server.fresh_service(child)) is None:
+            if over or (service := self._starter.fresh_service(child)) is None:
                 self._report_failure(child, why)
             else:
                 self._start_fresh(service)
@@ -221,28 +221,28 @@ class WardenProcess:
             elif child.kind is Kind.SERVICE:
                 self._send_event("service_started", tag=child.tag, pid=child.pid)
         else:
-            self._handle_failed_start(child, "the preloaded process died, or what it had forked")
+            self._handle_failed_start(child, "the starter died, or what it had forked")
 
     def _handle_failed_start(self, child: Child, why: str) -> None:
         """Report a failed start, or try a fresh one. The reason is the child's own, or else ``why``."""
-        if child.kind is Kind.FORK_SERVER:
-            self._fork_server.start_failed(child, child.reason() or why)
+        if child.kind is Kind.STARTER:
+            self._starter.start_failed(child, child.reason() or why)
         elif child.forked:
             self._start_unforked(child, child.reason() or why)
         else:
             self._report_failure(child, child.reason())
 
     def _unforked(self) -> list[Child]:
-        """Return the children that the fork server was asked for and has not forked yet."""
+        """Return the children that the starter was asked for and has not forked yet."""
         return [child for child in self._starting if child.pid is None]
 
     def _fork_deadline(self, child: Child) -> float:
-        """Return when the fork server must have forked this child."""
+        """Return when the starter must have forked this child."""
         usual, early = child.requested_at + FORK_MAX_SECONDS, child.requested_at + FORK_MAX_SECONDS_WHILE_STOPPING
         return usual if self._stopping is None else min(usual, max(self._stopping.deadline, early))
 
     def _end_service(self, tag: int) -> None:
-        for child in [*self._starting, *self._fork_server.waiting, *self._children.values()]:
+        for child in [*self._starting, *self._starter.waiting, *self._children.values()]:
             if child.kind is Kind.SERVICE and child.tag == tag:
                 child.cancelled = True
                 if child.pid is not None:
@@ -259,12 +259,12 @@ class WardenProcess:
             self._fences += self._stopping is None or not self._stopping.fenced
             self._stop(SIGKILL, grace=0.0, fenced=True)
         for child in [child for child in self._unforked() if now >= self._fork_deadline(child)]:
-            self._fork_server.kill(child.requested_of)
+            self._starter.kill(child.requested_of)
             self._read_start(child)
-            if child in self._starting and child.pid is None:  # a killed fork server may not die, and keep the pipe
+            if child in self._starting and child.pid is None:  # a killed starter may not die, and keep the pipe
                 self._starting.remove(child)
                 child.close_pipe()
-                self._handle_failed_start(child, "the preloaded process does not answer")
+                self._handle_failed_start(child, "the starter does not answer")
         self._reap()
         now = time.monotonic()  # the fence's stop has begun since
         if expired := self._helpers.take_expired(now):
@@ -315,8 +315,8 @@ class WardenProcess:
 
     def _report_end(self, child: Child, returncode: int) -> None:
         match child.kind:
-            case Kind.FORK_SERVER:
-                self._add_child(self._fork_server.handle_death(child, returncode, closing=self._channel.closed))
+            case Kind.STARTER:
+                self._add_child(self._starter.handle_death(child, returncode, closing=self._channel.closed))
             case Kind.SERVICE if child.started:
                 self._send_event("service_ended", tag=child.tag, returncode=returncode)
             case Kind.WORKER if child.started and not (self._stopping and self._stopping.fenced):
@@ -354,7 +354,7 @@ class WardenProcess:
             self._helpers.clear()
         if self._stopping is None:
             self._stopping = StopInProgress(signum, grace, now, fenced)
-            for child in self._fork_server.drop_waiting_workers():
+            for child in self._starter.drop_waiting_workers():
                 self._report_failure(child, STOPPING_REASON)
             if grace > 0:
                 self._signal_workers([pid for pid in self._workers() if pid not in ending], signum)

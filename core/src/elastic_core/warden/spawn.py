@@ -1,6 +1,6 @@
 """Starts a process of the warden: fork and exec, and a pipe on which the child reports whether it started.
 
-A worker that starts warm is forked by the fork server (``fork_server``), not here, but reports on the same kind of
+A worker that starts warm is forked by the starter (``starter``), not here, but reports on the same kind of
 pipe. The warden process imports this module: it must stay cheap.
 """
 
@@ -27,7 +27,7 @@ OUT_OF_THE_WAY = 48
 """The least number of a control channel: a script's files have numbers from 3 on, a shell's near 63 and 255."""
 SLOT_DESCRIPTOR = 200  # the least number of the node's slot: below 255, where bash keeps its script
 SERVICE_VARIABLE = "ELASTIC_SERVICE"
-"""Holds the call of a service that starts fresh (``forkserver/service.py``): JSON with the entry, the arguments, and
+"""Holds the call of a service that starts fresh (``warden/service.py``): JSON with the entry, the arguments, and
 the numbers of the descriptors by name."""
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 OOM_SCORE = 300
@@ -39,7 +39,7 @@ class Kind(enum.Enum):
 
     WORKER = enum.auto()
     SERVICE = enum.auto()  # started by name, ended by name; a round's stop does not touch it
-    FORK_SERVER = enum.auto()  # the service that forks the others
+    STARTER = enum.auto()  # the service that forks the others
 
 
 class Child:
@@ -51,13 +51,13 @@ class Child:
         self.descriptors = descriptors  # for as long as a fresh start may need them
         self.slot = slot  # the warden's descriptor of the node's slot, of which a worker inherits a copy (S8)
         self.tag: int | None = request.get("tag")
-        self.forked = False  # whether the fork server forks it
+        self.forked = False  # whether the starter forks it
         self.pid: int | None = None  # None until it is known
         self.pipe: int | None = None  # of its reports; None before the request for a fork, and after end-of-file
         self.requested_at = 0.0  # when its fork was last requested
-        self.requested_of: Child | None = None  # the fork server that was asked to fork it
+        self.requested_of: Child | None = None  # the starter that was asked to fork it
         self.started = False  # whether its program runs, or has run
-        self.unlearned = 0  # modules that an earlier worker imported and its fork server has not
+        self.unlearned = 0  # modules that an earlier worker imported and its starter has not
         self.cancelled = False  # whether it was ended before it began
         self._report = b""
 
@@ -76,7 +76,7 @@ class Child:
     def read_start(self) -> bool:
         """Read its reports; return whether its start is over.
 
-        A child that the fork server forks writes ``pid N``, and in the end ``ok N UNLEARNED``, or ``no`` and the
+        A child that the starter forks writes ``pid N``, and in the end ``ok N UNLEARNED``, or ``no`` and the
         reason. One that the warden forks writes the text of an error, or only end-of-file if its program runs.
         """
         if self.pipe is None:
@@ -92,7 +92,7 @@ class Child:
                 line, self._report = self._report.split(b"\n", 1)
                 word, number, *more = line.split()
                 # Both lines have the same number: the first fork, which writes "pid", may be killed before.
-                # After "ok" no end-of-file is awaited: the fork server may hold the other end a little longer.
+                # After "ok" no end-of-file is awaited: the starter may hold the other end a little longer.
                 self.pid, ok = int(number), word == b"ok"
                 self.unlearned = int(more[0]) if more else 0
             if ok or not received:

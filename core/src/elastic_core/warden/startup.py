@@ -1,14 +1,14 @@
-"""Has Python processes below the warden import our ``sitecustomize`` before their program: fork server and workers."""
+"""Has Python processes below the warden import our ``sitecustomize`` before their program: starter and workers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping, Sequence
 
-STAGE = "ELASTIC_FORK_SERVER"  # the variable by which our ``sitecustomize`` recognizes the process
+STAGE = "ELASTIC_STARTUP"  # the variable by which our ``sitecustomize`` recognizes the process
 PREPARE_WORKER = "worker"  # the stage of a worker that starts fresh: it prepares to write its stacks
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STARTUP = os.path.join(PACKAGE, "forkserver", "startup")  # the directory of our ``sitecustomize``
+STARTUP = os.path.join(PACKAGE, "worker", "startup")  # the directory of our ``sitecustomize``
 
 
 def prepare_worker(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """The worker's end of its channel to its agent: one inherited descriptor, whose number a variable names.
 
 A report is a JSON object with a ``type``, in one packet of a socketpair, so that reports of a worker and of its forks
-never mix. ``agent/worker_channels.py`` is the agent's end. The warden and the fork server import this module too, so it
+never mix. ``agent/worker_channels.py`` is the agent's end. The warden and the starter import this module too, so it
 must stay cheap.
 """
 

@@ -12,7 +12,7 @@ handled. An exception that ends another thread is recorded too, but ends nothing
 A program that handles SIGTERM may save, and exit with 0, as if it had finished. So the report of its end says whether
 that was just before: its handler is called by one that notes the time, and that the program does not see.
 
-A fresh worker executes this file before its program, by the file's path (``forkserver/startup``). Every module that is
+A fresh worker executes this file before its program, by the file's path (``worker/startup``). Every module that is
 imported here would stay in the worker. So only modules that the interpreter has loaded by itself, and ``threading``,
 are imported at first; the others once the program has failed.
 """

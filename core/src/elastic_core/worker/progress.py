@@ -89,7 +89,7 @@ def report(
     Raises:
         ValueError: A value is no number, or out of range, or there is none.
     """
-    global _own  # made by the worker, and not by a fork server that imports this module
+    global _own  # made by the worker, and not by a starter that imports this module
     if _own is None:
         _own = Reporter()
     return _own.report(step, loss, samples, epoch)

@@ -17,7 +17,7 @@ No request ends a process that is about to end. While the interpreter is torn do
 each signal that has a handler, and the default action of these three ends the process. So the last ``atexit`` function
 has the process ignore them, which the interpreter leaves alone.
 
-``forkserver/startup`` executes this file by its path, before the program's own modules: it imports only modules that
+``worker/startup`` executes this file by its path, before the program's own modules: it imports only modules that
 are built in, or loaded anyway.
 """
 

@@ -1,0 +1,306 @@
+"""The warden's side of the starter: starts and restarts it, asks it for forks, and limits how long it may take.
+
+The starter begins as ``python -u train.py`` like any worker, with our ``sitecustomize`` in front. While ``site`` is
+imported, the starter's entry is called there, and from then on it forks. A fork continues there as a fresh interpreter
+would (``elastic_core.starter``).
+
+Modules that programs import late should not delay the first start. So once the starter is idle, it forks a successor
+that imports these modules too and replaces it. Nothing in here blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from elastic_core.exit_codes import describe_exit
+from elastic_core.warden.channel import Channel, Message, close_all
+from elastic_core.warden.linux import signal_group
+from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
+from elastic_core.warden.startup import STAGE, STARTUP
+
+ENTRY, ROOTS = "ELASTIC_STARTER", "ELASTIC_STARTER_ROOTS"
+"""The variables in which the starter finds its entry, and the directories of the packages that it needs."""
+ROOM = "ELASTIC_STARTER_ROOM"
+"""Reserves room in which a worker shows the variables that the starter has not (``host/process_title.py``)."""
+ROOM_SIZE = 4096  # bytes; these variables take about a thousand
+PROBE = f"""
+import os, sys
+if os.environ["{STAGE}"] != "starter":
+    sys.exit("elastic: this interpreter takes no sitecustomize from PYTHONPATH, so there is no warm start")
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Runs first, and becomes the starter: an interpreter without the hook would simply run the user's program."""
+SERVICE = """
+import sys
+sys.path[:1] = []
+sys.path += {roots!r}
+from elastic_core.warden.service import main
+main()
+"""
+"""The program of a service that starts fresh: it does not search the current directory, and our packages last."""
+IMPORT_MAX_SECONDS = 60.0  # from the start of a starter until it is ready; after that, workers start fresh
+FORK_MAX_SECONDS = 10.0  # from the request for a fork to its pid; it takes milliseconds
+FORK_MAX_SECONDS_WHILE_STOPPING = 1.0  # instead of :data:`FORK_MAX_SECONDS` while the workers are being stopped
+SUCCESSOR_MAX_SECONDS = 600.0  # for the imports of a successor; the starter serves meanwhile
+NOTHING_NEW = "nothing is left to be imported"  # the starter's answer if a successor would be the same
+
+
+class StarterClient:
+    """The starter, and the children that wait for it.
+
+    Args:
+        send_event: Sends an event to the agent.
+        clock: Seconds on the monotonic clock.
+    """
+
+    def __init__(self, send_event: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._send_event = send_event
+        self._clock = clock
+        self._settings: Message = {}
+        self._channel: Channel | None = None
+        self._ready = False
+        self._early_deaths = 0
+        self._began = -math.inf
+        self._forked_at, self._grown = math.inf, 0
+        self._successor: Child | None = None
+        self._successor_channel: Channel | None = None
+        self.process: Child | None = None  # the starter; None if there is none and will be none
+        self.refusal = "there is no starter"  # why no child starts warm; '' if children may
+        self.waiting: list[Child] = []  # the children that wait for the end of its imports
+
+    @property
+    def channels(self) -> list[Channel]:
+        """The sockets to the starter and to its successor, to be polled."""
+        return [channel for channel in (self._channel, self._readable_successor_channel()) if channel is not None]
+
+    def _readable_successor_channel(self) -> Channel | None:
+        """Return the successor's channel, once it may become the starter: its pid is known, and no request is lost.
+
+        The report of its pid, on a pipe, may be read later than its first message.
+        """
+        undelivered = self._channel is not None and self._channel.pending
+        known = self._successor is not None and self._successor.pid is not None
+        return self._successor_channel if known and not undelivered else None
+
+    def start(self, settings: Message) -> Child | None:
+        """Start the starter, or replace one with other settings. Return its process; None if none was started."""
+        if settings == self._settings:
+            return None
+        self.kill(self.process)
+        self._close_channel()
+        self.process, self._ready, self._settings = None, False, settings
+        self.refusal = ""
+        return self._start()
+
+    def receive(self) -> None:
+        """Handle the messages of the starter."""
+        if self._channel is None:
+            return
+        self._channel.flush()
+        for message, _ in self._channel.receive():
+            match message:
+                case {"event": "ready", "text": text, "fields": more}:
+                    self._ready, self._early_deaths = True, 0
+                    assert self.process is not None
+                    self._send_event("starter_ready", pid=self.process.pid, text=text, more=more)
+                case {"event": "failed", "reason": reason}:
+                    self._fail(reason)
+        if self._channel.closed:
+            self._close_channel()  # its death will be noticed
+
+    def receive_from_successor(self) -> None:
+        """Handle the messages of the successor; once it is ready, it is the starter."""
+        channel, successor = self._readable_successor_channel(), self._successor
+        if channel is None or successor is None:
+            return
+        for message, _ in channel.receive():
+            match message:
+                case {"event": "ready", "text": text, "fields": more}:
+                    if not self._ready:  # the old one has replaced a dead one, and still imports
+                        self.kill(self.process)
+                    self._close_channel()  # the old one ends once it has done what was requested
+                    self.process, self._channel, self._ready = successor, channel, True
+                    self.refusal, self._early_deaths = "", 0
+                    self._grown = max(self._grown, 1)  # 0 if the old one was started after this one was requested
+                    self._successor = self._successor_channel = None
+                    self._send_event("starter_grown", pid=successor.pid, text=text, more=more)
+                    return
+                case {"event": "failed", "reason": reason}:
+                    self._drop_successor(reason)
+                    return
+
+    def take_released(self) -> list[Child]:
+        """Remove and return the children that need not wait any longer: it can fork them, never will, or is late."""
+        if not (self.refusal or self.is_ready or self.is_late()):
+            return []
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the starter forks at once."""
+        return self._ready and self._channel is not None
+
+    def request_fork(self, child: Child) -> None:
+        """Request the fork of a child: now, or when the starter is ready.
+
+        Raises:
+            OSError: No descriptor is left.
+        """
+        child.requested_at = self._clock()
+        if not self.is_ready or self._channel is None:
+            self.waiting.append(child)
+            return
+        child.forked, child.requested_of = True, self.process
+        if child.kind is Kind.WORKER:
+            self._forked_at, self._grown = self._clock(), min(self._grown, 1)
+        given = {name: number for number, name in enumerate(STANDARD_STREAMS)} if child.kind is Kind.WORKER else {}
+        given.update(child.named_descriptors())
+        child.pipe, given["pipe"] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        request = {**child.request, "kind": child.kind.name, "warden": os.getpid(), "descriptors": list(given)}
+        try:
+            self._channel.send(request, list(given.values()))
+        except OSError:
+            child.close_pipe()
+            raise
+        finally:
+            os.close(given["pipe"])
+
+    def fresh_service(self, child: Child) -> Child | None:
+        """Make a service that starts fresh out of ``child``; None if no settings have come."""
+        if not self._settings:
+            return None
+        code = SERVICE.format(roots=self._settings["roots"])
+        argv, environment = [*self._settings["python"], "-c", code], dict(self._settings["env"])
+        descriptors, child.descriptors = child.descriptors, []
+        return Child(child.kind, {**child.request, "argv": argv, "env": environment}, descriptors)
+
+    def next_deadline(self) -> float:
+        """Return when :meth:`take_released` or :meth:`fork_successor` has something to do."""
+        if self.waiting and (self.refusal or self.is_ready):
+            return 0.0
+        waits_until = self._began + IMPORT_MAX_SECONDS if self.waiting else math.inf
+        return min(waits_until, self._successor_deadline())
+
+    def _successor_deadline(self) -> float:
+        """Return when a successor is due, or when the one that imports has taken too long."""
+        if self._successor is not None:
+            return self._successor.requested_at + SUCCESSOR_MAX_SECONDS
+        growth = self._settings.get("growth", ())
+        return self._forked_at + growth[self._grown][0] if self.is_ready and self._grown < len(growth) else math.inf
+
+    def fork_successor(self) -> Child | None:
+        """Request the fork of a successor if one is due; return its process, whose start is to be read."""
+        if self._clock() < self._successor_deadline():
+            return None
+        if self._successor is not None:
+            self.kill(self._successor)
+            self._drop_successor(f"its import did not end within {SUCCESSOR_MAX_SECONDS:.0f} s")
+            return None
+        request: Message = {**self._settings["growth"][self._grown][1], "descriptors": ["control"]}
+        self._grown += 1
+        try:
+            ours, theirs = socket.socketpair()
+            child = Child(Kind.STARTER, request, [theirs.detach()])
+            self._successor, self._successor_channel = child, Channel(ours)
+            self.request_fork(child)
+        except OSError as exc:
+            self._drop_successor(str(exc))
+            return None
+        return child
+
+    def is_late(self) -> bool:
+        """Return whether the starter has imported for so long that workers do not wait for it."""
+        return not self.is_ready and self._clock() >= self._began + IMPORT_MAX_SECONDS
+
+    def drop_waiting_workers(self) -> list[Child]:
+        """Remove and return the workers that wait, because of a stop."""
+        dismissed = [child for child in self.waiting if child.kind is Kind.WORKER]
+        self.waiting = [child for child in self.waiting if child.kind is not Kind.WORKER]
+        return dismissed
+
+    def start_failed(self, child: Child, reason: str) -> None:
+        """Handle that the starter's program could not run, or that the successor could not be forked."""
+        if child is self._successor:
+            self._drop_successor(reason)
+        elif child is self.process:
+            self._fail(reason)
+
+    def handle_death(self, child: Child, returncode: int, *, closing: bool) -> Child | None:
+        """Handle the death of a starter, whose children live on; return the next one, if there is to be one.
+
+        One that dies during its imports is started again once.
+        """
+        if child is self._successor:
+            self.receive_from_successor()  # its last message
+        if child is self._successor:
+            self._drop_successor(f"the process that imported it {describe_exit(returncode)}")
+        if child is not self.process:
+            return None
+        self.receive()  # its last message
+        self._close_channel()
+        self.process = None
+        if closing or self.refusal:
+            return None
+        was_ready, self._ready = self._ready, False
+        self._early_deaths += not was_ready
+        if self._early_deaths > 1:
+            imported = ", ".join(self._settings["imports"])
+            self._fail(f"it died twice while it imported {imported} (it {describe_exit(returncode)})")
+            return None
+        self._send_event("starter_died", how=describe_exit(returncode))
+        return self._start()
+
+    def kill(self, process: Child | None) -> None:
+        """Kill a starter, and the fork that it is about to make, which is still in its process group."""
+        if process is not None and process.pid is not None:
+            signal_group(process.pid, signal.SIGKILL)
+
+    def _close_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _drop_successor(self, reason: str) -> None:
+        if reason != NOTHING_NEW:
+            self._settings["growth"] = []  # the next one would fail too
+            self._send_event("starter_stayed", reason=reason)
+        if self._successor is not None:
+            close_all(self._successor.descriptors)
+        if self._successor_channel is not None:
+            self._successor_channel.close()
+        self._successor = self._successor_channel = None
+
+    def _fail(self, reason: str) -> None:
+        self.refusal = "the starter could not be made"
+        self._ready = False
+        self._send_event("starter_failed", reason=reason)
+
+    def _start(self) -> Child | None:
+        environment = dict(self._settings["env"])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, environment.get("PYTHONPATH")]))
+        environment[STAGE], environment[ROOM] = "probe", " " * ROOM_SIZE
+        environment[ENTRY], environment[ROOTS] = self._settings["entry"], os.pathsep.join(self._settings["roots"])
+        python = self._settings["python"]
+        argv = [*python, "-c", PROBE, *python, *self._settings["program"]]
+        request: Message = {"argv": argv, "env": environment, "descriptors": ["stdin", "control"]}
+        descriptors: list[int] = []
+        try:
+            ours, theirs = socket.socketpair()
+            descriptors = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), theirs.detach()]
+            channel = Channel(ours)
+            channel.send(self._settings["order"])
+            child = Child(Kind.STARTER, request, descriptors)
+            start(child)
+        except OSError as exc:
+            close_all(descriptors)
+            self._fail(str(exc))
+            return None
+        self.process, self._channel, self._began = child, channel, self._clock()
+        self._forked_at, self._grown = self._clock(), 0
+        return child

@@ -1,0 +1,90 @@
+"""The warden's hook: ``site`` imports a module of this name just before the interpreter runs the program.
+
+``ELASTIC_STARTUP`` is ``probe`` in the interpreter that shows that this file is found, and ``starter`` in the starter,
+where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which prepares to write its
+stacks and to record the exception that ends it. In other processes, and afterwards in a worker, this module hides: it
+ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
+"""
+
+import os
+import sys
+
+
+def _stand_aside() -> None:
+    """Remove this directory from the path, and let ``site`` import another ``sitecustomize`` if there is one."""
+    here = os.path.dirname(__file__)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    sys.path_importer_cache.pop(here, None)
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry != here]
+    if any(others):
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    sys.modules.pop(__name__, None)
+    import site
+
+    site.execsitecustomize()
+
+
+def _be_the_starter() -> None:
+    """Return in workers only: in any other process the interpreter would go on to run the user's program."""
+    try:
+        _stand_aside()
+        usual = frozenset(sys.modules)
+        roots = os.environ.pop("ELASTIC_STARTER_ROOTS").split(os.pathsep)
+        module, _, name = os.environ.pop("ELASTIC_STARTER").partition(":")
+        path = sys.path[:]
+        sys.path += [root for root in roots if root not in path]  # last, so that they hide nothing
+        enter = getattr(__import__(module, fromlist=[name]), name)
+        sys.path[:] = path
+        # A program that imports these packages gets them anew, as it would in a fresh process.
+        ours = {"elastic_core", module.partition(".")[0]}
+        for name in [name for name in sys.modules if name.partition(".")[0] in ours and name not in usual]:
+            del sys.modules[name]
+        enter(int(os.environ.pop("ELASTIC_CONTROL_FD")), usual)
+    except KeyboardInterrupt:  # in a worker whose program has not begun; no traceback
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        os._exit(1)  # it is blocked
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def _prepare_worker() -> None:
+    """Have this worker write its stacks on request, and record the exception that ends it.
+
+    Of the modules that this needs, ``threading`` stays, and what that imports; the program finds no other one.
+    """
+    usual = frozenset(sys.modules)
+    _prepare("stack_dump")
+    for name in [name for name in sys.modules if name not in usual]:
+        del sys.modules[name]
+    _prepare("failure_recorder")
+
+
+def _prepare(name: str) -> None:
+    """Run a module of ours and its ``prepare``, without an import: that would leave our package in ``sys.modules``."""
+    path = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "worker", f"{name}.py"))
+    name = f"elastic_core.worker.{name}"
+    module = type(sys)(name)
+    try:
+        exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
+        module.prepare()
+    except Exception:  # such as a module that this interpreter was built without: the program runs all the same
+        return
+
+
+_stage = os.environ.pop("ELASTIC_STARTUP", None)
+if _stage == "probe":
+    os.environ["ELASTIC_STARTUP"] = "starter"
+elif _stage == "starter":
+    _be_the_starter()
+else:
+    if _stage == "worker":
+        _prepare_worker()
+    _stand_aside()
+if sys.modules.get(__name__) is None or sys.modules[__name__].__dict__ is globals():
+    raise ImportError(f"No module named {__name__!r}", name=__name__)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_warmstart.init_probe import CALL, HOME, NAME, watch
+
+
+class Counter:
+    """As torch's: counts nothing, but says what is done with it."""
+
+    told: list[str]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def guard(self) -> Counter:
+        return self
+
+    def __enter__(self) -> None:
+        self.told.append(f"into {self.name}")
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.told.append(f"out of {self.name}")
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What stands for torch's module."""
+    Counter.told = []
+    home = SimpleNamespace(**{NAME: Counter})
+    monkeypatch.setitem(sys.modules, HOME, home)
+    return home
+
+
+def call(home: SimpleNamespace, name: str, error: Exception | None = None) -> None:
+    """What torch's decorator does."""
+    with getattr(home, NAME)(name).guard():
+        if error is not None:
+            raise error
+
+
+def test_it_is_told_once_when_the_call_is_over_and_nothing_of_it_is_left(home: SimpleNamespace) -> None:
+    watch(lambda: Counter.told.append("told"))
+    assert getattr(home, NAME) is not Counter
+    call(home, CALL)
+    assert Counter.told == [f"into {CALL}", f"out of {CALL}", "told"]
+    assert getattr(home, NAME) is Counter
+
+
+def test_a_call_that_fails_is_not_told_and_the_next_one_is(home: SimpleNamespace) -> None:
+    watch(lambda: Counter.told.append("told"))
+    error = ValueError("no")
+    with pytest.raises(ValueError, match="no") as caught:
+        call(home, CALL, error)
+    assert [entry.name for entry in caught.traceback] == [caught.traceback[0].name, "call"]  # no frame of ours
+    assert error.__context__ is None
+    assert "told" not in Counter.told
+    call(home, CALL)
+    assert Counter.told[-1] == "told"
+
+
+def test_other_calls_get_what_they_would_have_got(home: SimpleNamespace) -> None:
+    watch(lambda: Counter.told.append("told"))
+    assert type(getattr(home, NAME)("pytorch.wait_counter.c10d.new_group")) is Counter
+    call(home, "pytorch.wait_counter.c10d.new_group")
+    assert "told" not in Counter.told
+
+
+@pytest.mark.parametrize("found", [None, SimpleNamespace()], ids=["no torch", "another torch"])
+def test_where_there_is_no_such_counter_nothing_happens(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, HOME, found)
+    watch(lambda: pytest.fail("told"))
+    assert found is None or not vars(found)
+
+
+def test_this_torch_takes_its_counter_from_there() -> None:
+    """Should a later torch not, the time of the initialization is missing from every warm recovery."""
+    pytest.importorskip("torch")
+    dist: Any = import_module("torch.distributed")
+    told = []
+    watch(lambda: told.append(dist.is_initialized()))
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        assert told == [True]
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,67 @@
+"""What the fork server of a run imports."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
+from elastic_core.starter import find_starter
+from elastic_warmstart import starter as module
+from elastic_warmstart.starter import LATER, SUCCESSOR_DELAYS_SECONDS, modules, starter
+
+
+def config(kind: ProgramKind = ProgramKind.SCRIPT, nproc_per_node: int = 1, **settings: Any) -> RunConfig:
+    return RunConfig(program=Program(kind, "train.py"), nproc_per_node=nproc_per_node, settings=settings)
+
+
+def test_core_finds_it_by_its_file() -> None:
+    assert find_starter() is starter
+
+
+@pytest.mark.parametrize(
+    ("run", "names"),
+    [
+        (config(preload=("numpy", "torch")), ("numpy", "torch")),
+        (config(preload=()), ()),
+        (config(warm_start=False), ()),
+        (config(ProgramKind.EXECUTABLE, preload=("torch",)), ()),
+    ],
+)
+def test_the_fork_server_imports_what_the_run_names(run: RunConfig, names: tuple[str, ...]) -> None:
+    assert modules(run) == names
+    found = starter(run, {})
+    assert (() if found is None else found.imports) == names
+
+
+@pytest.mark.parametrize(("there", "names"), [(True, ("torch",)), (False, ())])
+def test_torch_is_what_is_imported_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, there: bool, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: SimpleNamespace() if there and name == "torch" else None)
+    assert modules(config()) == names
+
+
+@pytest.mark.parametrize(
+    ("named", "later"),
+    [
+        pytest.param({}, LATER, id="what torch imports late is imported late"),
+        pytest.param({"preload": ("torch",)}, None, id="a list of modules is the whole list"),
+    ],
+)
+def test_the_fork_server_has_the_threads_that_workers_have(
+    monkeypatch: pytest.MonkeyPatch, named: dict[str, Any], later: tuple[str, ...] | None
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: SimpleNamespace())
+    found = starter(config(nproc_per_node=2, **named), {"PATH": "/bin"})
+    assert found is not None
+    assert (found.imports, found.python, found.program) == (("torch",), (sys.executable, "-u"), ("train.py",))
+    assert found.env == found.order["env"] == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+    assert found.store == "elastic_warmstart.worker_store:serve"
+    requests = {} if later is None else dict.fromkeys(SUCCESSOR_DELAYS_SECONDS, later)
+    assert {delay: request["modules"] for delay, request in found.growth} == requests
+    assert [request["learns"] for _, request in found.growth] == [number > 0 for number in range(len(requests))]
