@@ -20,6 +20,7 @@ import pytest
 from elastic_core.distributions import distributions
 from elastic_core.plugins.entry_points import Catalogue, Group
 from elastic_core.plugins.flags import declared_flags
+from elastic_core.starter import FOLDER
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -317,6 +318,9 @@ def test_core_knows_every_distribution_and_what_it_brings() -> None:
         name = project["project"]["name"]
         more: dict[str, object] = {"all": False} if name == "elastic-testing" else {}
         more |= {"flags": sorted(flags[name])} if name in flags else {}
+        included = project["tool"]["hatch"]["build"]["targets"]["wheel"].get("force-include", {}).values()
+        if starters := [Path(file).stem for file in included if Path(file).parent.name == FOLDER]:
+            more["starters"] = starters
         found[name] = {"folder": folder, **more, **brings}
     known = {
         name: {kind: names if kind in ("folder", "all") else sorted(names) for kind, names in brings.items()}

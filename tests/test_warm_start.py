@@ -231,7 +231,7 @@ def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_a
     first = trains(agent, 0)
     fork_server, *_ = agent.named("elastic: fork server")  # before its forks that are not yet another process
     os.kill(fork_server, signal.SIGKILL)
-    agent.wait_for("the starter was killed by SIGKILL")
+    agent.wait_for("the process that forks workers was killed by SIGKILL")
     agent.wait_for(FORKED, count=2)
     assert all(os.path.exists(f"/proc/{pid}") for pid in first)
     os.kill(first[0], signal.SIGKILL)

@@ -11,12 +11,12 @@ import elastic_core
 
 ROOT = Path(elastic_core.__file__).parent
 INSIDE = re.compile(
-    r"\b(slots?|leaders?|fork servers?|ledgers?|rosters?|wardens?|fences?|fenced|fd stores?|leader views?|node views?|"
-    r"chairs?|seats?|templates?)\b",
+    r"\b(slots?|leaders?|fork servers?|starters?|ledgers?|rosters?|wardens?|fences?|fenced|fd stores?|leader views?|"
+    r"node views?|chairs?|seats?|templates?)\b",
     re.IGNORECASE,
 )
 NOT_SHOWN = {
-    "the fork server has imported ": "DEBUG",
+    "\nimport ": "a program",
     "no heartbeat from the leader, ": "DEBUG, why another node leads",
     "the leader, ": "DEBUG, why another node leads",
     "the warden sent ": "an assertion",

@@ -10,6 +10,7 @@ None if the run is to have none. Without a starter, each worker is a new interpr
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class Starter:
     returns in forked workers only, whose interpreters then run the program as fresh ones would.
 
     Attributes:
-        entry: ``module:function``. The module is in the package of the function that has made this object.
+        entry: ``module:function``.
         python: The workers' interpreter with its flags: ``("/usr/bin/python3", "-u")``.
         program: The rest of a worker's command: ``("train.py", "--lr", "1")``. Workers may differ in the arguments.
         env: The environment that all workers share.
@@ -54,8 +55,11 @@ class Starter:
 
     def request(self) -> dict[str, Any]:
         """Return what the warden is told of it: JSON, with the directories in which its process finds its modules."""
-        packages = dict.fromkeys((__name__.partition(".")[0], self.entry.partition(".")[0]))
-        roots = [os.path.dirname(path) for name in packages for path in import_module(name).__path__]
+        packages = dict.fromkeys((__name__.partition(".")[0], re.split("[.:]", self.entry)[0]))
+        modules = [import_module(name) for name in packages]
+        roots = [
+            os.path.dirname(path) for found in modules for path in getattr(found, "__path__", (str(found.__file__),))
+        ]
         names = ("entry", "python", "program", "env", "imports", "order", "growth")
         return {**{name: getattr(self, name) for name in names}, "roots": roots}
 

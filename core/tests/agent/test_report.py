@@ -386,7 +386,7 @@ def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
     ("returncode", "how"), [(2, "exited with code 2"), (-9, "was killed by SIGKILL"), (-77, "was killed by signal 77")]
 )
 def test_the_end_of_a_process_reads_as_a_sentence(returncode: int, how: str) -> None:
-    assert starter(StarterDied(how)).message == f"the starter {how}; another one is being started"
+    assert starter(StarterDied(how)).message == f"the process that forks workers {how}; another one is being started"
     assert warden_death(returncode).reason == f"it {how}"
 
 

@@ -20,13 +20,13 @@ print(json.dumps({
     "module": getattr(sys.modules.get("sitecustomize"), "MINE", None) if "sitecustomize" in sys.modules else "none",
     "path": [entry for entry in sys.path if "startup" in entry or "own" in entry],
     "PYTHONPATH": os.environ.get("PYTHONPATH"),
-    "ours": "elastic_warmstart" in sys.modules,
+    "ours": "elastic_core" in sys.modules,
 }))
 """
 
 
 def report(**environment: str) -> dict[str, object]:
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ELASTIC_FORK_SERVER")}
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ELASTIC_STARTUP")}
     command = [sys.executable, "-c", REPORT]
     done = subprocess.run(command, env={**env, **environment}, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -34,7 +34,7 @@ def report(**environment: str) -> dict[str, object]:
     return found
 
 
-def test_a_process_that_is_no_fork_server_finds_nothing_of_it() -> None:
+def test_a_process_that_is_no_starter_finds_nothing_of_it() -> None:
     plain = report()
     assert plain["PYTHONPATH"] is None
     assert report(PYTHONPATH=STARTUP) == plain

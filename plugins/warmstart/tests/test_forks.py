@@ -296,7 +296,7 @@ def test_without_a_fork_server_a_worker_starts_fresh_and_says_so_first(listener:
     listener.script.write_text(REPORT)
     tag, said = listener.output()
     listener.end(tag)
-    assert listener.heard[0] == StartedFresh(tag, "there is no starter")
+    assert listener.heard[0] == StartedFresh(tag, "there is no process that forks workers")
     assert listener.wait(Spawned).warm is False
     assert json.loads(said)["preloaded"] is False
 
@@ -316,7 +316,7 @@ def test_a_preload_that_raises_is_told_with_its_traceback_and_workers_start_fres
         "ZeroDivisionError: division by zero",
     ]
     assert listener.end(tag).returncode == 0
-    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the starter could not be made")]
+    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the process that forks workers could not be made")]
     assert listener.all_of(StarterDied) == []
 
 
@@ -574,7 +574,9 @@ def test_a_worker_that_is_asked_for_while_the_fork_server_is_dead_waits_for_the_
     tag = listener.spawn()
     assert listener.end(tag).returncode == 0
     warm = listener.wait(Spawned).warm
-    assert warm or listener.all_of(StartedFresh) == [StartedFresh(tag, "the starter died, or what it had forked")]
+    assert warm or listener.all_of(StartedFresh) == [
+        StartedFresh(tag, "the process that forks workers died, or what it had forked")
+    ]
 
 
 def test_a_request_that_a_dying_fork_server_has_not_answered_is_started_fresh(listener: Workers) -> None:
@@ -585,7 +587,9 @@ def test_a_request_that_a_dying_fork_server_has_not_answered_is_started_fresh(li
     listener.end(100)  # the request is on its way by now
     os.kill(fork_server.pid, signal.SIGKILL)
     assert listener.end(tag).returncode == 0
-    assert listener.all_of(StartedFresh) == [StartedFresh(tag, "the starter died, or what it had forked")]
+    assert listener.all_of(StartedFresh) == [
+        StartedFresh(tag, "the process that forks workers died, or what it had forked")
+    ]
 
 
 # Stopping ------------------------------------------------------------------------------------------------------------
@@ -799,4 +803,4 @@ def test_a_service_that_is_not_there_is_reported(listener: Workers, entry: str, 
 
 def test_without_a_fork_server_there_is_no_service(listener: Workers) -> None:
     listener.warden.serve(1, "signal:pause", {})
-    assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no starter")
+    assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no process that forks workers")

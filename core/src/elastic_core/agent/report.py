@@ -141,7 +141,9 @@ def starter(event: messages.StarterEvent) -> Event:
             message = f"the warm start is off, so each worker imports everything by itself:\n{reason}"
             return Event("starter_failed", message, Level.WARNING)
         case messages.StarterDied(how):
-            return Event("starter_died", f"the starter {how}; another one is being started", Level.WARNING)
+            return Event(
+                "starter_died", f"the process that forks workers {how}; another one is being started", Level.WARNING
+            )
 
 
 def describe_verdict(closed: Closed, known: str = FIRST_OF_ALL, summary: RunSummary | None = None) -> str:

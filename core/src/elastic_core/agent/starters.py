@@ -48,7 +48,8 @@ def problem(config: RunConfig, environ: Mapping[str, str]) -> Event | None:
             find(config, inheritable(environ))
             return None
     except Exception as exc:
-        message = f"each worker starts as a new interpreter, since the starter cannot be used: {in_one_line(exc)}"
+        why = f"the process that forks workers cannot be used: {in_one_line(exc)}"
+        message = f"each worker starts as a new interpreter, since {why}"
         return Event("no_starter", message, Level.WARNING)
     hint = how_to_install(next(iter(brought("starters").values())))
     message = (
@@ -65,7 +66,7 @@ def wait_until_ready(
 ) -> list[WardenEvent]:
     """Return the events of the warden until its starter is ready, and has imported all that it is to import, or cannot.
 
-    Ends earlier if there is no starter, after ``PATIENCE``, or at the ``interruption``.
+    Ends earlier if there is no process that forks workers, after ``PATIENCE``, or at the ``interruption``.
     ``before`` are the events so far.
     """
     from elastic_core.warden import messages

@@ -148,7 +148,7 @@ class WardenProcess:
         elif self._is_obsolete(child):
             self._report_failure(child, STOPPING_REASON)
         elif self._starter.is_late():
-            self._start_unforked(child, "the starter takes too long to import")
+            self._start_unforked(child, "the process that forks workers takes too long to import")
         else:
             try:
                 self._starter.request_fork(child)
@@ -221,7 +221,7 @@ class WardenProcess:
             elif child.kind is Kind.SERVICE:
                 self._send_event("service_started", tag=child.tag, pid=child.pid)
         else:
-            self._handle_failed_start(child, "the starter died, or what it had forked")
+            self._handle_failed_start(child, "the process that forks workers died, or what it had forked")
 
     def _handle_failed_start(self, child: Child, why: str) -> None:
         """Report a failed start, or try a fresh one. The reason is the child's own, or else ``why``."""
@@ -264,7 +264,7 @@ class WardenProcess:
             if child in self._starting and child.pid is None:  # a killed starter may not die, and keep the pipe
                 self._starting.remove(child)
                 child.close_pipe()
-                self._handle_failed_start(child, "the starter does not answer")
+                self._handle_failed_start(child, "the process that forks workers does not answer")
         self._reap()
         now = time.monotonic()  # the fence's stop has begun since
         if expired := self._helpers.take_expired(now):

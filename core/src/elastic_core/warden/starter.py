@@ -70,7 +70,7 @@ class StarterClient:
         self._successor: Child | None = None
         self._successor_channel: Channel | None = None
         self.process: Child | None = None  # the starter; None if there is none and will be none
-        self.refusal = "there is no starter"  # why no child starts warm; '' if children may
+        self.refusal = "there is no process that forks workers"  # why no child starts warm; '' if children may
         self.waiting: list[Child] = []  # the children that wait for the end of its imports
 
     @property
@@ -277,7 +277,7 @@ class StarterClient:
         self._successor = self._successor_channel = None
 
     def _fail(self, reason: str) -> None:
-        self.refusal = "the starter could not be made"
+        self.refusal = "the process that forks workers could not be made"
         self._ready = False
         self._send_event("starter_failed", reason=reason)
 

@@ -16,7 +16,7 @@ WARM_START: Flag[bool] = Flag(
     parse=switch,
     default="1",
     off="no_warm_start",
-    after="run_path",
+    after="use_env",
 )
 PRELOAD: Flag[tuple[str, ...] | None] = Flag(
     name="preload",
