@@ -309,7 +309,9 @@ def test_core_knows_every_distribution_and_what_it_brings() -> None:
     flags = dict[str, list[str]]()
     catalogue = Catalogue.read()
     for name, flag in declared_flags(catalogue).items():
-        flags.setdefault(catalogue.find(flag.reader, Group.FLAGS).distribution, []).append(name)
+        flags.setdefault(catalogue.find(flag.reader, Group.FLAGS).distribution, []).extend(
+            filter(None, (name, flag.off))
+        )
     assert (ROOT / "distributions.toml").resolve() == CORE / "elastic_core" / "distributions.toml"
     found = {}
     for folder, project in PROJECTS.items():

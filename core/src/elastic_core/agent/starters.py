@@ -51,11 +51,9 @@ def problem(config: RunConfig, environ: Mapping[str, str]) -> Event | None:
         why = f"the process that forks workers cannot be used: {in_one_line(exc)}"
         message = f"each worker starts as a new interpreter, since {why}"
         return Event("no_starter", message, Level.WARNING)
+    message = "each worker starts as a new interpreter and imports everything by itself; forked workers start faster"
     hint = how_to_install(next(iter(brought("starters").values())))
-    message = (
-        f"each worker starts as a new interpreter, which imports everything by itself. A restart is faster: {hint}"
-    )
-    return Event("no_starter", message)
+    return Event("no_starter", f"{message}.\n{hint}")
 
 
 def wait_until_ready(
