@@ -326,7 +326,11 @@ def test_who_is_waited_for_while_it_leaves_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("others", "waiting"),
-    [([], ""), ([stopped("b", leaving=True)], ""), ([stopped("b")], "1 more node(s) to replace host-a, for up to 598 s")],
+    [
+        ([], ""),
+        ([stopped("b", leaving=True)], ""),
+        ([stopped("b")], "1 more node(s) to replace host-a, for up to 598 s"),
+    ],
 )
 def test_a_job_all_of_whose_nodes_leave_waits_for_no_other_node(others: list[NodeView], waiting: str) -> None:
     ledger = halted("ab" if others else "a", HaltReason.NODE_LEFT, settings(2 if others else 1, 2), at=NOW - 2)

@@ -17,17 +17,15 @@ from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.node_events import Exit
 
 SAME_REQUEST_SECONDS = 1.0  # in which one request to end arrives as several signals
-BY_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 _WOKEN = 0  # what :meth:`Interruption.wake` writes into the pipe; Python writes the numbers of signals
 
 
 def repeats_request(signum: int, seconds: float) -> bool:
     """Return whether a signal ``seconds`` after the first one belongs to the same request to end.
 
-    ``timeout``, schedulers and systemd signal a process and then its group, so it gets the signal twice. A signal from
-    the keyboard is a new request: a user presses Ctrl-C again.
+    ``timeout`` and schedulers signal a process and then its group. A signal from the keyboard is always a new request.
     """
-    return signum not in BY_KEYBOARD and seconds < SAME_REQUEST_SECONDS
+    return signum not in (signal.SIGINT, signal.SIGQUIT) and seconds < SAME_REQUEST_SECONDS
 
 
 class Interruption:

@@ -308,8 +308,7 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     deadline = ledger.halt_at + view.timing.join_timeout
     if view.now >= deadline:
         return leader_entries.close_for_too_few_nodes(view, nodes, since=ledger.halt_at)
-    all_leave = bool(members.leaving) and not nodes  # so that no node here waits for others
-    waiting = "" if all_leave else leader_entries.describe_wait(view, nodes, deadline)
+    waiting = "" if members.leaving and not nodes else leader_entries.describe_wait(view, nodes, deadline)
     return LookAgain(view.next_look_at(deadline, nodes=nodes), waiting)
 
 

@@ -274,8 +274,7 @@ def _judge(
         step, suspect = min((at, rank) for rank, at in behind.items())
         text, hang = _fit_lines(_describe_behind(behind, places)), True
     else:
-        lines = summarize(places, requested=not asked.window)
-        text, suspect = _fit_lines([*lines, *late]), culprit(answers, places)
+        text, suspect = _fit_lines([*summarize(places, requested=not asked.window), *late]), culprit(answers, places)
         hang = asked.window > 0 and complete and is_hang(answers, last, places)
     as_before = last is not None and last.report == text and (last.culprit < 0) == (suspect < 0)
     advanced = last is not None and last.step is not None and step is not None and step > last.step
