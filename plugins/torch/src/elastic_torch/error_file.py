@@ -23,7 +23,7 @@ class Progress(Protocol):
     epoch: int
     """The epoch in progress, from 0."""
     lacks_batches: bool
-    """Whether it was resumed after its last batch."""
+    """The epoch was resumed after its last batch."""
 
 
 UNSET = "none left: what the loop over them sets needs a value from before it"

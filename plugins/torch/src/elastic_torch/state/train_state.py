@@ -160,10 +160,9 @@ class TrainState:
         """Whether the last commit came after the loader's end, so that a loader's own state is that of its end."""
         self._epoch_is_over = False
         """Whether the last step committed was an epoch's last one, and the next epoch has not begun."""
-        self._in_epoch = self._unkept = False
-        """Whether the script is in the body of a loop over epochs; whether the last step is counted and not yet kept."""
-        self.lacks_batches = False
-        """Whether the epoch in progress was resumed after its last batch, so that no variable of its loop is set."""
+        self._in_epoch = False  # the script is in the body of a loop over epochs
+        self._unkept = False  # the last step is counted, and is kept when the next epoch begins
+        self.lacks_batches = False  # the epoch was resumed after its last batch: no variable of its loop is set
         self._ranks = self._peers.world
         """How many ranks made the restored state."""
         self._snapshot_every = snapshot_every
