@@ -256,7 +256,9 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 def streamed(hangs: bool = False) -> Iterator[tuple[int, int, int]]:
-    """Train for two epochs, or until the first one's code after the loop: the steps committed before each batch, its epoch and its number."""
+    """Train for two epochs: the steps committed before each batch, its epoch and its number; ``hangs`` after the first
+    one's last batch.
+    """
     model = nn.Linear(1, 1)
     loader = StatefulDataLoader(Stream(), batch_size=1)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), per_rank={"loader": loader})
