@@ -2,9 +2,9 @@
 
 Reports where its state came from, each step, and at the end a digest of the weights. With ``--hold`` it stays in the
 steps ``--at``, every rank, until the file of that name and the step's number is there, and takes ``--pace`` seconds
-more for each step as long as some of these files are not; and behind the last batch of the epoch ``--after``. With ``--late`` rank 1 stays in its first commit until there
-is a file of that name. ``--global_batch`` makes the sampler elastic; with
-``--plain`` nothing is random but the order of samples, and each step's loss is that of all ranks.
+more for each step as long as some of these files are not; and behind the last batch of the epoch ``--after``. With
+``--late`` rank 1 stays in its first commit until there is a file of that name. ``--global_batch`` makes the sampler
+elastic; with ``--plain`` nothing is random but the order of samples, and each step's loss is that of all ranks.
 """
 
 from __future__ import annotations
