@@ -95,7 +95,7 @@ def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(memory
         "size": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    assert [event.name for event in said] == ["rescuing", "rescued"]
+    assert [event.name for event in said] == ["rescue_failed", "rescuing", "rescued"], "other has no place on disk"
     snapshot_rescue.rescue(memory.held, (), said.append, "host:2")
     assert json.loads((tmp_path / "there" / "abc" / f"{name}.json").read_text()) == described, "another node has it"
 
@@ -116,10 +116,24 @@ def test_nothing_is_written_that_nobody_asked_for_or_that_is_on_disk(memory: Mem
     said: list[Event] = []
     memory.snapshot("train/0/0", 2, 7)
     snapshot_rescue.rescue(memory.held, (), said.append, "n")
+    assert [event.name for event in said] == ["rescue_failed"]
     memory.request("train", Target(tmp_path), saved=[2, 7])
     snapshot_rescue.rescue(memory.held, (), said.append, "n")
-    assert said == []
+    assert len(said) == 1
     assert files(tmp_path) == []
+
+
+def test_a_state_that_has_no_place_on_disk_is_lost_and_that_is_said(memory: Memory, tmp_path: Path) -> None:
+    said: list[Event] = []
+    memory.request("train", Target(tmp_path / "there"))
+    memory.snapshot("train/0/0", 2, 7)
+    memory.snapshot("other/0/0", 3, 9)
+    memory.snapshot("other/1/0", 3, 8)
+    snapshot_rescue.rescue(memory.held, (), said.append, "host:1")
+    lost, *_, written = said
+    assert (lost.name, lost.fields["step"], written.name) == ("rescue_failed", 9, "rescued")
+    assert "step 9 was only in memory, and is lost with the job: the next run begins without it." in lost.message
+    assert "TrainState(disk=...)" in lost.message, "what to do"
 
 
 def test_what_another_release_has_left_is_lost_and_that_is_said(memory: Memory, tmp_path: Path) -> None:

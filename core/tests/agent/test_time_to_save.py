@@ -40,7 +40,7 @@ BEGIN = "the workers of round 3 had 30.0 s to save, and ended after 5.0 s: "
             812,
             (800, 60.0),
             812,
-            "the newest snapshot in memory is of step 812; no step is lost as long as a node keeps it",
+            "the newest snapshot in memory is of step 812; no step is lost while a node of the job runs",
             Level.INFO,
         ),
         (812, (812, 1.0), 800, "a checkpoint of step 812 was saved 1.0 s before the end; no step is lost", Level.INFO),

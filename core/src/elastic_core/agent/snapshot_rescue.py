@@ -103,6 +103,12 @@ def rescue(
         what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
         message = f"{what}. Use one release of Elastic for agents and workers"
         publish(Event("rescue_failed", message, Level.ERROR))
+    for kept in unasked(held):
+        message = (
+            f"step {kept.step} was only in memory, and is lost with the job: the next run begins without it. Save "
+            "checkpoints, with TrainState(disk=...), or set ELASTIC_RESCUE_DIR"
+        )
+        publish(Event("rescue_failed", message, Level.WARNING, {"step": kept.step}))
     wanted = [(request, kept) for request in requests(held) if (kept := worth(request, snapshots(held, request.name)))]
     if not wanted:
         return
@@ -157,6 +163,12 @@ def requests(held: Mapping[str, int]) -> list[Request]:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 found.append(_request(name.removesuffix(f"/{RESCUE}"), os.pread(fd, _LARGEST_REQUEST, 0)))
     return found
+
+
+def unasked(held: Mapping[str, int]) -> list[Kept]:
+    """Return the newest snapshot of each state that no worker has asked to write."""
+    names = {name.partition("/")[0] for name in held if f"{name.partition('/')[0]}/{RESCUE}" not in held}
+    return [kept[0] for name in sorted(names) if (kept := snapshots(held, name))]
 
 
 def unreadable(held: Mapping[str, int]) -> list[str]:

@@ -47,7 +47,7 @@ class TimeToSave:
             saved = f"they saved none then, and the newest{of} was {age} old at the end"
         lost = ""
         if self.in_memory and self.lost_steps == 0:
-            lost = "; no step is lost as long as a node keeps it"
+            lost = "; no step is lost while a node of the job runs"
         elif self.lost_steps is not None:
             lost = f"; {self.lost_steps} step(s) are lost" if self.lost_steps else "; no step is lost"
         took, had = describe_duration(self.took_s), describe_duration(self.had_s)

@@ -218,8 +218,8 @@ class WorkerGroup:
                 worker.failed_early = True  # the warden reports the start over another channel
             case worker_channels.Lingers(tag) if (worker := self._round.workers.get(tag)) and worker.exit_code is None:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
-            case worker_channels.Stepped(tag, step, leaves) if worker := self._round.workers.get(tag):
-                return self._stepped(worker, step, leaves)
+            case worker_channels.Stepped(tag) if worker := self._round.workers.get(tag):
+                return self._stepped(worker, event)
             case worker_channels.Advanced(tag, progress) if worker := self._round.workers.get(tag):
                 self.progress.observe(worker.assignment.rank, progress)
             case StepSeen(number) if not self._round.over and self.alive():
@@ -443,15 +443,15 @@ class WorkerGroup:
                 if isinstance(told, worker_channels.Advanced):
                     self.progress.observe(worker.assignment.rank, told.progress)
                 else:
-                    self._stepped(worker, told.step, told.leaves)
+                    self._stepped(worker, told)
         return True
 
-    def _stepped(self, worker: Worker, step: int, leaves: bool) -> node_events.TakesNotices | None:
+    def _stepped(self, worker: Worker, told: worker_channels.Stepped) -> node_events.TakesNotices | None:
         """Note the step of a worker. Once all have reported one, they are known to read notices."""
         first = worker.step is None
-        worker.step = step if worker.step is None else max(step, worker.step)
-        worker.leaves = worker.leaves or leaves
-        self.progress.observe(worker.assignment.rank, Progress(step=worker.step))
+        worker.step = max(told.step + told.ahead, worker.step or 0)
+        worker.leaves = worker.leaves or told.leaves
+        self.progress.observe(worker.assignment.rank, Progress(step=told.step))
         known = first and all(other.step is not None for other in self._round.workers.values())
         return node_events.TakesNotices(worker.assignment.round) if known else None
 

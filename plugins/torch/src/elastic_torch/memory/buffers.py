@@ -103,6 +103,12 @@ class Buffers:
         if rounds:
             self.go_back_to(max(self.stamps(), default=None))
 
+    def take_back(self, stamp: Stamp) -> None:
+        """Let go of this snapshot, if it is here."""
+        if (buffer := self.buffer_of(stamp)) is not None:
+            buffer.begin()
+            self.go_back_to(max(self.stamps(), default=None))
+
     def snapshot(self, stamp: Stamp) -> Snapshot:
         """Return the snapshot with this stamp. The next commit goes to another buffer.
 
