@@ -219,15 +219,13 @@ def elastic_init_process_group() -> Callable[..., None] | None:
 
 @hookspec
 def elastic_rescue(left: LeftMemory) -> None:
-    """Write training state to disk that is only in the memory files which workers have left with this agent.
+    """Write the training state to disk that is only in memory files of workers.
 
-    Called when the agent has ended and no other node continues from these files: the job has failed, its store is lost,
-    or the last node leaves. Called once, on the main thread, if there are any files; all plugins are called, one after
-    the other. No worker runs any more. The agent's exit waits for the hook, so write with ``left.run``, which sets a
-    limit of time and ends at a signal. Publish the result, as ``rescued`` or ``rescue_failed``.
-
-    A plugin that raises is reported by ``rescue_failed``, and so are the files if no plugin implements this hook; the
-    agent ends as it would have.
+    Called if workers have left files with the agent, and no other node continues from them: the job has failed, its
+    store is lost, or the last node leaves. Called once, on the main thread, when the agent and its workers have ended;
+    all plugins are called in turn. The exit waits: write with ``left.run``, which limits the time and ends at a signal,
+    and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is reported as ``rescue_failed``,
+    as are the files if no plugin has this hook; the agent ends as it would have.
     """
 
 

@@ -24,7 +24,7 @@ from elastic_core.agent.rescue import EndingAgentMemory
 from elastic_core.events import Event
 from elastic_core.monitors import RunningRound
 from elastic_torch.memory import agent
-from elastic_torch.memory.agent import requests, snapshots, worth
+from elastic_torch.memory.rescue_decision import requests, snapshots, worth
 from elastic_torch.memory.rescue_files import Written, write
 from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, WRITING, Kept, Request, Target
 from elastic_torch.version import Stamp
@@ -373,9 +373,24 @@ def test_the_newest_snapshot_of_all_is_shown(memory: Memory) -> None:
     assert round.find_snapshot(memory.held) == (3, 4)
 
 
-def test_the_agents_part_imports_no_torch() -> None:
-    """An agent would take ten times its memory."""
-    check = (
-        "import sys, elastic_torch.memory.agent, elastic_torch.memory.rescue_files; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+SNAPSHOT_IN_AN_AGENT = """
+import os, sys, threading
+from elastic_torch.memory import agent
+parts = {f"elastic_torch.memory.{name}" for name in ("snapshot_format", "rescue_files", "rescue_decision")}
+assert not parts & {*sys.modules}
+assert agent.newest({}) is None
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC
+fd = os.memfd_create("train")
+os.write(fd, HEADER.pack(MAGIC, COMPLETE, HEADER.size, 10, 0) + b"[2, 7, 0, ")
+assert agent.newest({"train/0/0": fd}) == (2, 7)
+for thread in threading.enumerate():
+    if thread.name == "elastic-prepare":
+        thread.join()
+assert parts <= {*sys.modules}
+assert "torch" not in sys.modules
+"""
+
+
+def test_the_agent_imports_its_part_when_there_is_a_snapshot_and_never_torch() -> None:
+    """Imports take time at the start, and the environment may be gone when the job fails; torch takes much memory."""
+    assert subprocess.run([sys.executable, "-c", SNAPSHOT_IN_AN_AGENT], check=False).returncode == 0
