@@ -408,6 +408,15 @@ def test_an_entry_point_that_names_no_whole_class_is_refused(install: Install, e
     assert listed.error == f"The rendezvous backend 'mine' (dist 1.0) fails to load: {why}"
 
 
+def test_without_the_adapter_its_distribution_is_named(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(
+        "dist", {"torchrun.handlers": {"mine": "handlers:get"}}, {"handlers": "def get():\n    return lambda: None\n"}
+    )
+    monkeypatch.setattr(Catalogue, "adapters", lambda self, imported=False: [])
+    with pytest.raises(PluginError, match="it has no hooks, and needs elastic-torchrun, which is not installed"):
+        load_backend("mine")
+
+
 def test_what_is_registered_by_hand_goes_before_what_is_installed() -> None:
     registry.register("local", Bare)
     assert type(handler_of(load(run_config(rdzv_backend="local")))) is Bare

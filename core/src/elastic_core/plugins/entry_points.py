@@ -185,9 +185,13 @@ def load(offer: InstalledPlugin) -> Any:
         if offer.group is Group.HANDLERS:
             loaded = loaded()
         if offer.group is Group.HANDLERS or (offer.group is Group.RENDEZVOUS and not _has_hooks(loaded)):
-            for adapter in Catalogue.read().adapters():
-                if (plugin := adapter.adapt(offer.name, loaded)) is not None:
-                    return plugin
+            if not (adapters := Catalogue.read().adapters()):
+                from elastic_core.distributions import brought
+
+                needed = ", ".join(brought(Group.ADAPTERS.kind).values())
+                raise PluginError(f"it has no hooks, and needs {needed}, which is not installed.")
+            if (made := next(filter(None, (one.adapt(offer.name, loaded) for one in adapters)), None)) is not None:
+                return made
         return loaded() if inspect.isclass(loaded) else loaded
     except Exception as exc:
         raise PluginError(
