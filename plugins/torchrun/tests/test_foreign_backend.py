@@ -88,7 +88,7 @@ def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
     with ExitStack() as stack:
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))
         warden = stack.enter_context(begun())
-        return connect_and_run(config, plugins, slot, warden, ())
+        return connect_and_run(config, plugins, slot, warden)
 
 
 class Run:
