@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -69,15 +70,15 @@ def join_and_run(
     runtime, warm = RUNTIME, warden.starter is not None
     with ExitStack() as stack:
         show_state(Status.of(config).describe_joining)
-        form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
-        address = advertised_address(config.rdzv_endpoint, form, config.local_addr, single_node=single)
-        door = None if single else stack.enter_context(closing(Door(address)))
+        options, single = plugins.rendezvous_options(), config.max_nodes == 1
+        address = advertised_address(config.rdzv_endpoint, options.endpoint, config.local_addr, single_node=single)
+        door = None if single or options.handler else stack.enter_context(closing(Door(address)))
         applicant = applicant_for(config, plugins, slot, runtime, door)
         info = applicant.info
         publish = partial(publish_as, plugins, info)
         publish(report.joining(config, info))
         for warning in store.warnings:
-            publish(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
+            publish(Event("store_warning", f"{warning.message} {warning.hint}".rstrip(), Level.WARNING))
         if own_address(address) is None:
             publish(Event("listens_everywhere", f"{address} is not an address of this host: {LISTENS_EVERYWHERE}"))
         heard: list[WardenEvent] = []
@@ -106,7 +107,7 @@ def join_and_run(
                     lookout = Lookout(store, applicant, runtime, arrival, tell=interruption.wake)
                     joining.enter_context(closing(lookout))
                     lookout.wait_until_entered(config.timing.beat_interval)
-                health.run(interruption)
+                health.run(interruption, patience=patience if options.handler else math.inf)
                 heard += health.heard
                 if warden.starter and arrival is not None and arrival.round and not interruption.is_due():
                     publish(report.under_way(arrival, warden.starter.imports))
@@ -140,7 +141,7 @@ def join_and_run(
         if door is not None:
             resources.loop.watch(door, door.greet)
         show_state(supervisor.describe)
-        resources.announce(supervisor.describe, store.connect)
+        resources.announce(supervisor.describe, None if options.handler else store.connect)
         ending = rescue.run(supervisor, resources)
     if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
         end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
