@@ -537,7 +537,7 @@ def test_a_second_signal_kills(run: Run, tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return 0
 
-    script = f"trap 'kill -TERM {os.getpid()}' TERM; touch {ready}; while true; do sleep 0.05; done"
+    script = f"trap 'sleep 1.2; kill -TERM {os.getpid()}' TERM; touch {ready}; while true; do sleep 0.05; done"
     ending = run(Scripted(waiting=look), script, shutdown_timeout=PATIENCE)
     assert ending.exit_code == 143
     assert "again: killing the workers" in run.said("signal")[1]
