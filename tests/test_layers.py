@@ -82,7 +82,7 @@ LONG = {
     ),
     "elastic_core/protocol/leader.py": (450, "the leader's decision in one file, to be read from top to bottom"),
     "elastic_rdzv_etcd/backend.py": (430, "one method for each operation of a backend"),
-    "elastic_torch/state/train_state.py": (440, "one public class with its documentation"),
+    "elastic_torch/state/train_state.py": (490, "one public class with its documentation"),
 }
 """The modules that are longer, each with the most lines that it may have, and the reason."""
 
