@@ -26,7 +26,6 @@ from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.parse import Stream
-from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
@@ -247,9 +246,9 @@ def open_resources(
             publish(Event("logs", f"logs are in {directory}"))
         with suppress(OSError):  # what cannot be written there is reported later
             make_directories(directory)
-        if config.program.kind is ProgramKind.FUNCTION:
-            stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
-            warden.sweep(config.program.target)
+        if config.program.directory:
+            stack.enter_context(marked(Path(config.program.directory), slot.keep))
+            warden.sweep(config.program.directory)
         output = Output(
             redirects=config.redirects,
             tee=config.tee,

@@ -158,9 +158,9 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
     try:
         function.write(function.Call(entrypoint, args), directory)
-        run_program(
-            replace(config, program=Program(ProgramKind.FUNCTION, str(directory), function=_name_of(entrypoint)))
-        )
+        place = str(directory)
+        program = Program(ProgramKind.MODULE, function.MODULE, (place,), name=_name_of(entrypoint), directory=place)
+        run_program(replace(config, program=program))
         return function.results(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -25,7 +25,6 @@ from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.registration import cpus_of_workers
 from elastic_core.config import parse
 from elastic_core.config.parse import Stream
-from elastic_core.config.program import function_command
 from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.warden.client import Warden
@@ -329,7 +328,7 @@ class PContext:
     def _command(self, local_rank: int) -> list[str]:
         if isinstance(self._entrypoint, str):
             return [self._entrypoint, *map(str, self._args[local_rank])]
-        return function_command(str(self._call), round_number=0, rank=local_rank)
+        return function.command(self._call, local_rank)
 
     def _failed(self) -> bool:
         return bool(self._errors) or any(self._codes.values())
