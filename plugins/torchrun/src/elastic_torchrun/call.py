@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from elastic_core.errors import UsageError
 from elastic_core.worker.error_file import record
 
-MODULE = "elastic_core.worker.function"
+MODULE = "elastic_torchrun.call"
 MAIN = "__mp_main__"
 """The main program's name while it is run again; a guard ``if __name__ == "__main__"`` holds there too."""
 _CALL = "call.pickle"
@@ -245,6 +245,6 @@ def _name(function: object) -> str:
 
 
 if __name__ == "__main__":
-    from elastic_core.worker import function as calls
+    from elastic_torchrun import call as calls
 
     calls.main(sys.argv[1:])  # in the module that other modules import, not in this copy
