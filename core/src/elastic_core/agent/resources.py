@@ -20,7 +20,7 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish, hang_explained, warden_silent
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.start_gate import StartGate
+from elastic_core.agent.start_gate import StartDelay
 from elastic_core.agent.status import Status
 from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
@@ -95,11 +95,9 @@ class Resources:
         if silence := self.warden_watch.look(run_nanoseconds(self.warden.pid), now):
             self.publish(warden_silent(self.warden.pid, silence))
 
-    def start_gate(self, now: Callable[[], float]) -> StartGate:
+    def start_delay(self, now: Callable[[], float]) -> StartDelay:
         """Return the wait before the start of workers."""
-        ask, run_uid = self.plugins.workers_wait, self.group.run_uid
-        asked = None if ask is None else lambda number, waited: ask(number, run_uid, waited)
-        return StartGate(asked, self.loop, now, self.publish)
+        return StartDelay(self.plugins.before_start, self.group.run_uid, self.loop, now, self.publish)
 
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
         """Have a monitor find out where the workers are, on another thread, which posts a Located."""

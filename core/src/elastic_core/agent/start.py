@@ -106,7 +106,7 @@ def connect_and_run(
 ) -> Ending:
     """Make the first connection to the job's store, or the handler, and run the loop for it. Main thread only.
 
-    Arguments and errors are those of :func:`elastic_core.agent.membership.join_and_run`.
+    Arguments are those of :class:`elastic_core.agent.membership.Start`, errors those of ``join_and_run`` there.
     """
     from elastic_core.agent import membership
     from elastic_core.agent.directories import remove_abandoned
@@ -126,6 +126,13 @@ def connect_and_run(
 
         return agent.run(config, plugins, made, slot, warden, cpus=cpus, show_state=show_state)
     with closing(made):
-        return membership.join_and_run(
-            config, plugins, made, slot, warden, cpus=cpus, former=former, show_state=show_state
+        start = membership.Start(
+            config=config,
+            plugins=plugins,
+            slot=slot,
+            warden=warden,
+            cpus=cpus,
+            former=former,
+            show_state=show_state,
         )
+        return membership.join_and_run(start, made)

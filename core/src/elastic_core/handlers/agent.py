@@ -17,8 +17,8 @@ from functools import partial
 
 from elastic_core.agent import report, snapshot_rescue
 from elastic_core.agent.event_loop import Crashed, HangExplained, HostEnds, Overdue, SignalReceived, StopDue
-from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
+from elastic_core.agent.join_gate import pass_gate
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import (
@@ -126,15 +126,13 @@ def run(
         publish(report.joining(config, info))
         cost = COST.format(exit_barrier=config.exit_barrier)
         publish(Event("no_ledger", f"{config.rdzv_backend}: {cost}", Level.WARNING))
-        health = HealthChecks(config.rdzv_id, plugins.node_checks(config), warden, publish)
+        gate = plugins.join_gate(config, publish, _retry_patience(config))
         with closing(Interruption(leave_signals(config), plugins.host_end)) as interruption:
-            health.run(interruption, patience=_retry_patience(config))
+            pass_gate(gate, interruption)
         if (end := interruption.end) is not None:
             return report.leave(publish, end.code, end.why, None)
-        run, heard = RUNTIME.new_id(), health.heard
-        resources = stack.enter_context(
-            open_resources(config, plugins, publish, info, run, warden, slot, heard=heard, cpus=cpus)
-        )
+        run = RUNTIME.new_id()
+        resources = stack.enter_context(open_resources(config, plugins, publish, info, run, warden, slot, cpus=cpus))
         agent = HandlerAgent(resources, RUNTIME, handler)
         show_state(agent.describe)
         resources.announce(agent.describe, None)
@@ -178,7 +176,7 @@ class HandlerAgent:
         self._locating = False  # whether it is being found out where the ranks are
         self._silence = 0.0  # seconds for which a rank of this round makes no progress; 0 while all do
         self._over = False  # whether the handler is shut down too
-        self._gate = resources.start_gate(runtime.now)
+        self._gate = resources.start_delay(runtime.now)
         self._handler_thread = HandlerThread(handler, resources.info, self._config, self._loop.post)
 
     def run(self) -> Ending:
