@@ -74,6 +74,7 @@ SOURCES = [
     DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
     DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
     DOCS.parent / "plugins" / "progress" / "src" / "elastic_progress",
+    DOCS.parent / "plugins" / "torch" / "src" / "elastic_torch",
     DOCS.parent / "plugins" / "torchrun" / "src" / "elastic_torchrun",
 ]
 WHEN = {

@@ -67,6 +67,17 @@ def test_a_second_signal_does_not_wait_for_stubborn_workers(stage: Stage) -> Non
     assert agent.exit_code() == 128 + signal.SIGINT
 
 
+def test_timeout_which_signals_an_agent_twice_asks_it_once_to_leave(stage: Stage) -> None:
+    """It signals its child, and then its process group."""
+    job = ["--standalone", "--shutdown_timeout=2", WORKERS / "stubborn.py"]
+    agent = stage.start(["timeout", "600", sys.executable, "-m", "elastic_core", "run", *map(str, job)])
+    agent.wait_for_report("started")
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.exit_code() == 128 + signal.SIGTERM
+    assert agent.output.count("received SIGTERM") == 2, "as it leaves, and as it is out"
+    assert "again" not in agent.output
+
+
 def test_the_other_nodes_outlive_a_killed_agent(stage: Stage, file_rendezvous: list[str]) -> None:
     command = ["--nnodes=1:2", *file_rendezvous, WORKERS / "sleeper.py"]
     first = stage.run(*command)

@@ -17,6 +17,9 @@ from redis_servers import redis_server
 from stage import WORKERS, Agent, Stage, free_port, over
 from wardens import wait_until
 
+from elastic_operate.host_jobs import host_jobs
+from elastic_operate.host_list import ask_all
+
 SLEEPER = str(WORKERS / "sleeper.py")
 STANDALONE = ("--standalone", "--nproc_per_node=2")
 STRANGER = 54321
@@ -32,9 +35,9 @@ class Shell:
 
     @property
     def files(self) -> list[str]:
-        """The names of the agents' files."""
+        """The names of the files of agents that run."""
         folder = self.runtime / "elastic"
-        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        return sorted(path.name for path in folder.iterdir() if path.suffix) if folder.exists() else []
 
     def run(self, *arguments: object) -> Agent:
         """Start an agent."""
@@ -98,7 +101,29 @@ def test_a_standalone_job_is_shown_without_a_flag(shell: Shell, no_torch: Shell)
     assert re.search(r"^round 1: .*\n  ranks 0-1", stacks.stdout)
 
 
-def test_the_file_is_gone_with_the_job(shell: Shell) -> None:
+def test_the_workers_of_this_host_are_shown_as_soon_as_they_run(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their nodes write them into their rows seconds later."""
+    job = ["--nnodes=2", *over("file", tmp_path / "store"), "--max_restarts=1", SLEEPER]
+    agents = [shell.run(*job) for _ in range(2)]
+    shell.wait_for_jobs({agent.pid for agent in agents})
+    for agent in agents:
+        agent.wait_for_report("started")
+    os.kill(agents[0].reports("started")[0]["pid"], signal.SIGKILL)
+    for agent in agents:
+        agent.wait_for_report("started", restart_count=1)
+        agent.wait_for("round 2 runs")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(shell.runtime))
+    [found] = ask_all(host_jobs())
+    assert found.status is not None
+    pids = sorted(report["pid"] for agent in agents for report in agent.reports("started") if report["restart_count"])
+    assert sorted(worker.pid or 0 for node in found.status.nodes for worker in node.workers) == pids
+    shown = shell.elastic("status").stdout
+    assert all(re.search(rf"; pid {pid}$", shown, re.MULTILINE) for pid in pids), shown
+
+
+def test_the_file_is_gone_with_the_job_whose_end_is_remembered(shell: Shell) -> None:
     agent = shell.run(*STANDALONE, SLEEPER)
     shell.wait_for_jobs({agent.pid})
     agent.signal(signal.SIGTERM)
@@ -106,7 +131,11 @@ def test_the_file_is_gone_with_the_job(shell: Shell) -> None:
     assert shell.files == []
     missing = shell.elastic("status")
     assert missing.returncode == 2
-    assert missing.stderr.startswith("elastic: error: No running job of this user was found on this host.\n")
+    said = "elastic: error: No running job of this user was found on this host. The last one, job '(.*)', ended "
+    found = re.match(said + r"\S+ s ago: this node is out: received SIGTERM.\n", missing.stderr)
+    assert found, missing.stderr
+    assert f"job {found[1]!r}, ended" in shell.elastic("status", found[1]).stderr
+    assert "ended" not in shell.elastic("status", "another").stderr
 
 
 @pytest.mark.parametrize("backend", ["file", "c10d"])

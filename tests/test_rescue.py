@@ -157,6 +157,16 @@ def test_a_run_that_is_stopped_by_a_signal_keeps_its_newest_step(stage: Stage, t
     assert agent.exit_code() == 0, agent.output
 
 
+def test_a_run_without_a_disk_that_is_stopped_by_a_signal_says_what_is_lost(stage: Stage, tmp_path: Path) -> None:
+    job = [TRAIN, "--epochs=2", "--at", 7, "--hold", tmp_path / "hold"]
+    agent = stage.start([*RUN, "--standalone", "--nproc_per_node=2", *map(str, job)], env=QUICK)
+    agent.wait_for_report("holding", count=2)
+    agent.signal(signal.SIGTERM)
+    assert agent.exit_code() == 128 + signal.SIGTERM, agent.output
+    agent.wait_for("the newest snapshot in memory is of step 7; no step is lost while a node of the job runs")
+    agent.wait_for(r"step 7 was only in memory, and is lost with the job.* with TrainState\(disk=\.\.\.\)")
+
+
 def test_a_run_whose_place_another_one_has_taken_writes_its_newest_step_first(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     meeting = [*over("file", tmp_path / "store"), "--nnodes=1:2", "--nproc_per_node=1"]

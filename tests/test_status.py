@@ -50,11 +50,12 @@ STEPPING = """
 import os, signal
 import elastic_core.worker.fd_store as fd_store
 from elastic_core import report
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC
 report(step=7 + int(os.environ["RANK"]))
 if os.environ["RANK"] == "0":
     text = b'[1, 6, "all", []]'
     fd = os.memfd_create("train")
-    os.write(fd, fd_store.SNAPSHOT_HEADER.pack(fd_store.SNAPSHOT_MAGIC, fd_store.SNAPSHOT_COMPLETE, 64, len(text), 0))
+    os.write(fd, HEADER.pack(MAGIC, COMPLETE, 64, len(text), 0))
     os.pwrite(fd, text, 64)
     assert fd_store.hold("train/0/0", fd)
     print("saved checkpoint at step 5", flush=True)

@@ -72,3 +72,27 @@ def test_a_script_of_which_nothing_is_known_is_not_blamed(stage: Stage) -> None:
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 143
     assert "to save" not in agent.output
+
+
+QUICK_STEPS = """
+import signal
+from elastic_core.worker.graceful_stop import should_checkpoint
+
+for step in range(1, 301):  # each is over before the next report is due
+    should_checkpoint(step)
+print("saved checkpoint at step 300", flush=True)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_steps_that_a_quick_script_could_have_taken_without_a_report_are_not_lost(stage: Stage, tmp_path: Path) -> None:
+    path = tmp_path / "quick.py"
+    path.write_text(QUICK_STEPS)
+    agent = stage.run("--standalone", "--checkpoint_pattern=saved checkpoint at step (?P<step>[0-9]+)", path)
+    agent.wait_for("ready")
+    agent.signal(signal.SIGTERM)
+    assert agent.exit_code() == 143
+    agent.wait_for(
+        "the newest of step 300 was .* old at the end; no step is lost|a checkpoint of step 300 .*no step is"
+    )

@@ -155,6 +155,25 @@ def test_a_rank_that_is_killed_in_its_first_commit_begins_once_more_with_its_own
     assert digests(agent) == alone
 
 
+@pytest.mark.parametrize("epoch", [2, EPOCHS - 1], ids=["amid", "last"])
+def test_code_after_an_epochs_last_batch_is_repeated_with_its_last_step(
+    stage: Stage, tmp_path: Path, alone: set[str], epoch: int
+) -> None:
+    hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
+    job = [*LONG, "--audit", log, f"--after={epoch}", "--hold", hold]
+    agent = stage.run(*TWO, "--max_restarts=2", *job, env=QUICK)
+    for kill in range(2):
+        agent.wait_for_report("after", count=2 + 2 * kill)
+        agent.kill_worker(kill)
+    agent.wait_for_report("after", count=6)
+    Path(f"{hold}-after").touch()
+    assert agent.exit_code() == 0, agent.output
+    assert [r["step"] for r in agent.reports("began", rank=0)] == [0, *[(epoch + 1) * STEPS - 1] * 2]
+    assert len({(r.rank, r["loss"]) for r in agent.reports("after")}) == 2
+    assert digests(agent) == alone
+    assert proved(log).endswith(f"Proved: 0 skipped, 0 repeated, in {EPOCHS} epochs.\n")
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("ranks", "kills"),

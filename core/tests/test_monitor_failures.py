@@ -17,6 +17,7 @@ from elastic_core.monitors import (
     NOTES_MAX,
     LineReader,
     OutputReader,
+    PlannedStop,
     RunningRound,
 )
 from elastic_core.progress import Checkpoint, Progress
@@ -59,11 +60,15 @@ def test_no_exception_of_a_monitor_reaches_the_agent(running: RunningRound, publ
     running.look_last(broken)
     running.read_output(broken)
     running.answer_where(broken)  # type: ignore[arg-type]  # it raises before it answers
+    running.answer_snapshot(broken)
     [look] = running.last_looks
-    look()
+    assert look(PlannedStop(30.0, 5.0)) is None
+    assert running.find_snapshot({}) is None
     assert running.open_readers(0) == []
     assert running.locate(Locate(3, full=False, judge=False)).places == {}
-    assert len(published) == 1, "it is one function"
+    assert len(published) == 4
+    assert running.open_readers(0) == []
+    assert len(published) == 4, "each is called no more"
 
 
 def test_a_reader_that_raises_gets_no_more_of_its_stream(running: RunningRound, published: list[Event]) -> None:

@@ -70,6 +70,11 @@ def test_a_monitor_that_raises_is_reported_and_the_next_one_is_called(
     assert round.locate(WHERE) == NOWHERE
     round.tell_hang(HANG)
     assert told == [HANG]
-    assert [event.message for event in published] == [
-        "a monitor raised, and is not called again in this round: ValueError: no such rank."
-    ]
+    message = "a monitor raised, and is not called again in this round: ValueError: no such rank."
+    assert [event.message for event in published] == [message] * 2, "once for each call that it registered"
+
+
+def test_of_several_monitors_the_first_one_answers_for_snapshots(round: RunningRound) -> None:
+    round.answer_snapshot(lambda held: (1, held["a"]))
+    round.answer_snapshot(lambda held: (9, 9))
+    assert round.find_snapshot({"a": 7}) == (1, 7)

@@ -27,6 +27,8 @@ def main(epochs: int) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if step % 50 == 0 and dist.get_rank() == 0:
+                print(f"step {step}: loss {loss.item():.4f}", flush=True)
             step += 1
     if dist.get_rank() == 0:
         print(f"trained for {step} steps", flush=True)

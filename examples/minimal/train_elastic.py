@@ -31,6 +31,8 @@ def main(epochs: int) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if state.step % 50 == 0 and dist.get_rank() == 0:
+                print(f"step {state.step}: loss {loss.item():.4f}", flush=True)
     if dist.get_rank() == 0:
         print(f"trained for {state.step} steps", flush=True)
 

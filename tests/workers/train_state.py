@@ -2,9 +2,9 @@
 
 Reports where its state came from, each step, and at the end a digest of the weights. With ``--hold`` it stays in the
 steps ``--at``, every rank, until the file of that name and the step's number is there, and takes ``--pace`` seconds
-more for each step as long as some of these files are not. With ``--late`` rank 1 stays in its first commit until there
-is a file of that name. ``--global_batch`` makes the sampler elastic; with
-``--plain`` nothing is random but the order of samples, and each step's loss is that of all ranks.
+more for each step as long as some of these files are not; and behind the last batch of the epoch ``--after``. With
+``--late`` rank 1 stays in its first commit until there is a file of that name. ``--global_batch`` makes the sampler
+elastic; with ``--plain`` nothing is random but the order of samples, and each step's loss is that of all ranks.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ parser.add_argument("--pace", type=float, default=0.0)
 parser.add_argument("--at", type=int, nargs="*", default=[])
 parser.add_argument("--hold", type=Path)
 parser.add_argument("--late", action="store_true")
+parser.add_argument("--after", type=int, help="the epoch after whose last batch it is held")
 parser.add_argument("--fail", type=int, help="the step at which rank 1 raises, in every round")
 parser.add_argument("--end", type=int, help="the step after which the script just ends")
 parser.add_argument("--mark", default="train", help="the name of the state")
@@ -164,6 +165,10 @@ def main() -> None:
                     dist.all_reduce(total)
                 report("step", step=state.step + 1, epoch=epoch, world_size=ranks, loss=total.item() / ranks)
                 total.zero_()
+        if epoch == args.after:
+            report("after", step=state.step, loss=loss.item())
+            while not Path(f"{args.hold}-after").exists():
+                time.sleep(0.02)
     if state.stopping:
         report("stopped", step=state.step, world_size=ranks)
         return

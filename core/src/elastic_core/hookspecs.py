@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastic_core.events import Event
     from elastic_core.gates import JoinGate, StartGate
     from elastic_core.incidents import Explanation, History, Incident, Verdict
-    from elastic_core.monitors import RunningRound
+    from elastic_core.monitors import LeftMemory, RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
@@ -214,6 +214,18 @@ def elastic_init_process_group() -> Callable[..., None] | None:
 
     Called as :func:`elastic_train_state`. The function calls ``elastic_core.worker.channel.report("initialized")`` once
     the process group is there, which counts as progress of the round.
+    """
+
+
+@hookspec
+def elastic_rescue(left: LeftMemory) -> None:
+    """Write the training state to disk that is only in memory files of workers.
+
+    Called if workers have left files with the agent, and no other node continues from them: the job has failed, its
+    store is lost, or the last node leaves. Called once, on the main thread, when the agent and its workers have ended;
+    all plugins are called in turn. The exit waits: write with ``left.run``, which limits the time and ends at a signal,
+    and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is reported as ``rescue_failed``,
+    as are the files if no plugin has this hook; the agent ends as it would have.
     """
 
 

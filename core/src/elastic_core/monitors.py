@@ -1,4 +1,4 @@
-"""The public view of a round on this node, for plugins that watch its workers.
+"""The public view of a round on this node, and of what its workers leave in memory, for plugins.
 
 A plugin that implements ``elastic_round_starts`` is a *monitor*. It gets a :class:`RunningRound`, registers callbacks
 there, and starts its own threads for work that blocks. All methods may be called from any thread. Once the round is
@@ -13,9 +13,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
@@ -102,6 +101,25 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStop:
+    """A planned stop of a round, as for a preemption, after which all workers of this node have ended. None: not known.
+
+    Attributes:
+        had_s: Seconds that the workers had from the notice on.
+        took_s: Seconds from the notice until the last of them had ended.
+        step: The newest step that a worker of this node had reached.
+        checkpoint: The step of the newest checkpoint, and its age in seconds at the end.
+        snapshot_step: The step of the newest snapshot that workers keep in memory.
+    """
+
+    had_s: float
+    took_s: float
+    step: int | None = None
+    checkpoint: tuple[int | None, float] | None = None
+    snapshot_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RankFailed:
     """A monitor fails a rank. For the agent's loop."""
 
@@ -122,6 +140,34 @@ class Signal:
 
 def _ignore(event: object) -> None:
     """Take an event that no agent waits for, as in a test of a monitor."""
+
+
+def _find_no_places(asked: Locate) -> LocalStacks:
+    """Return an answer for a node without a monitor that finds out where its workers are."""
+    return LocalStacks(answers=asked.index, places={})
+
+
+def _find_no_snapshot(held: Mapping[str, int]) -> tuple[int, int] | None:
+    """Return None, for a node without a monitor that knows the snapshots in memory."""
+
+
+class _Guarded(Generic[_Found]):
+    """Calls a monitor, until that raises: the error is published, and from then on each call returns None."""
+
+    def __init__(self, call: Callable[..., _Found], publish: Callable[[Event], None]) -> None:
+        self._call: Callable[..., _Found] | None = call
+        self._publish = publish
+
+    def __call__(self, *given: object) -> _Found | None:
+        if (call := self._call) is None:
+            return None
+        try:
+            return call(*given)
+        except Exception as exc:
+            self._call = None
+            message = f"a monitor raised, and is not called again in this round: {in_one_line(exc)}"
+            self._publish(Event("plugin_failed", message, Level.WARNING))
+            return None
 
 
 @dataclass
@@ -151,12 +197,12 @@ class RunningRound:
     signals: dict[int, Signal] = field(default_factory=dict, repr=False)
     every_stream: bool = field(default=False, repr=False)
     """Whether a monitor reads streams that the agent would otherwise leave to the worker."""
-    last_looks: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    _locate: Callable[[Locate], LocalStacks] | None = field(default=None, repr=False)
+    last_looks: list[Callable[[PlannedStop], Event | None]] = field(default_factory=list, repr=False)
+    locate: Callable[[Locate], LocalStacks] = field(default=_find_no_places, repr=False)
+    find_snapshot: Callable[[Mapping[str, int]], tuple[int, int] | None] = field(default=_find_no_snapshot, repr=False)
     _hang_followers: list[Callable[[Stacks], object]] = field(default_factory=list, repr=False)
     _open: list[Callable[[int], OutputReader | None]] = field(default_factory=list, repr=False)
     _readers: list[GuardedReader] = field(default_factory=list, repr=False)
-    _broken: list[Callable[..., object]] = field(default_factory=list, repr=False)
 
     # Observation
 
@@ -173,17 +219,20 @@ class RunningRound:
             every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
                 own stdout, since nothing keeps or changes that, keeps it.
         """
-        self._open.append(open)
+        self._open.append(_Guarded(open, self.publish))
         self.every_stream |= every_stream
 
     def follow_progress(self, take: Callable[[int, Progress], None]) -> None:
         """Have ``take(rank, progress)`` called for each progress that a rank reports, or that a monitor reports."""
         if not self.closed.is_set():
-            self.progress.followers.append(partial(self._guard, take))
+            self.progress.followers.append(_Guarded(take, self.publish))
 
-    def look_last(self, look: Callable[[], None]) -> None:
-        """Have ``look`` called on a thread after a planned stop, when all workers have ended; it has 0.2 s."""
-        self.last_looks.append(partial(self._guard, look))
+    def look_last(self, look: Callable[[PlannedStop], Event | None]) -> None:
+        """Have ``look`` called on a thread after a planned stop, when all workers have ended; it has 0.2 s.
+
+        If it returns an event, that is published, and ``verdict.json`` has the fields under the name of the event.
+        """
+        self.last_looks.append(_Guarded(look, self.publish))
 
     def newest_progress(self) -> Mapping[int, tuple[Progress, float]]:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
@@ -198,7 +247,7 @@ class RunningRound:
 
         It is called on the agent's loop, so it must return within milliseconds.
         """
-        self._hang_followers.append(take)
+        self._hang_followers.append(_Guarded(take, self.publish))
 
     # Actions
 
@@ -245,7 +294,19 @@ class RunningRound:
         It is called on a thread of the agent's, also for two questions at once. Of several monitors the first one to
         call this answers: that of the plugin that was registered last.
         """
-        self._locate = self._locate or locate
+        if self.locate is _find_no_places:
+            guarded = _Guarded(locate, self.publish)
+            self.locate = lambda asked: guarded(asked) or _find_no_places(asked)
+
+    def answer_snapshot(self, find: Callable[[Mapping[str, int]], tuple[int, int] | None]) -> None:
+        """Have ``find(held)`` return the round and step of the newest snapshot in memory, for ``elastic status``.
+
+        ``held`` has the memory files that workers have left with the agent (``elastic_core.worker.fd_store``): their
+        descriptors by name. It is called on the agent's loop every few seconds, also after the round, and must return
+        within a millisecond. As with :meth:`answer_where`, the first monitor to call this answers.
+        """
+        if self.find_snapshot is _find_no_snapshot:
+            self.find_snapshot = _Guarded(find, self.publish)
 
     def explain(self, text: str) -> None:
         """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two."""
@@ -264,32 +325,15 @@ class RunningRound:
 
     # For the agent
 
-    def locate(self, asked: Locate) -> LocalStacks:
-        """Return where the workers are; no places if no monitor finds that out."""
-        found = None if self._locate is None else self._guard(self._locate, asked)
-        return found or LocalStacks(answers=asked.index, places={})
-
     def tell_hang(self, found: Stacks) -> None:
         """Pass on a report, if it is one that this round hangs."""
         if found.hang and found.round == self.number:
             for take in self._hang_followers:
-                self._guard(take, found)
-
-    def _guard(self, call: Callable[..., _Found], *given: object) -> _Found | None:
-        """Call a monitor. If it raises, publish that, return None, and call it no more in this round."""
-        if call in self._broken:
-            return None
-        try:
-            return call(*given)
-        except Exception as exc:
-            self._broken.append(call)
-            message = f"a monitor raised, and is not called again in this round: {in_one_line(exc)}"
-            self.publish(Event("plugin_failed", message, Level.WARNING))
-            return None
+                take(found)
 
     def open_readers(self, rank: int) -> list[OutputReader]:
         """Return the readers of one stream of a worker."""
-        opened = (self._guard(open, rank) for open in self._open)
+        opened = (open(rank) for open in self._open)
         made = [GuardedReader(reader, self.publish) for reader in opened if reader is not None]
         self._readers += made
         return [*made]
@@ -298,6 +342,32 @@ class RunningRound:
         """Have all readers read what they have put off."""
         for reader in tuple(self._readers):
             reader.catch_up()
+
+
+@dataclass(frozen=True)
+class LeftMemory(ABC):
+    """The memory files that workers have left with an agent that ends, and that are gone with it.
+
+    Attributes:
+        held: Their descriptors by name (``elastic_core.worker.fd_store``); the agent closes them.
+        node: The name of this node.
+        publish: Publishes an event of this node.
+    """
+
+    held: Mapping[str, int]
+    node: str
+    publish: Callable[[Event], None] = field(repr=False)
+
+    @abstractmethod
+    def run(self, work: Callable[[threading.Event], _Found], patience: float) -> tuple[_Found, str]:
+        """Return the result of ``work(stop)``, which runs on another thread, and why it was told to stop: '' if not.
+
+        ``stop`` is set after a signal that ends the agent, also after an earlier one, and after ``patience`` seconds.
+        Then the work has 5 s to return.
+
+        Raises:
+            TimeoutError: It has not returned by then.
+        """
 
 
 class GuardedReader(OutputReader):

@@ -7,7 +7,9 @@ import signal
 import threading
 from contextlib import closing
 
-from elastic_core.agent.interruption import Interruption
+import pytest
+
+from elastic_core.agent.interruption import Interruption, repeats_request
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.node_events import Exit
 
@@ -22,6 +24,31 @@ def test_a_signal_that_another_thread_takes_ends_a_wait() -> None:
         thread.join()
         assert interruption.end == Exit(128 + signal.SIGUSR1, "received SIGUSR1, before this node had entered the job")
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_a_signal_that_is_repeated_at_once_is_one_request() -> None:
+    """``timeout`` signals its child and then its group; a second request would end this process."""
+    with closing(Interruption([signal.SIGUSR1, signal.SIGUSR2], HostEnd())) as interruption:
+        for signum in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
+            signal.raise_signal(signum)
+        assert interruption.wait([], PATIENCE) == []
+        assert interruption.end == Exit(128 + signal.SIGUSR1, "received SIGUSR1, before this node had entered the job")
+
+
+@pytest.mark.parametrize(
+    ("signum", "seconds", "same"),
+    [
+        (signal.SIGTERM, 0.0, True),
+        (signal.SIGHUP, 0.99, True),
+        (signal.SIGTERM, 1.0, False),
+        (signal.SIGINT, 0.0, False),
+        (signal.SIGQUIT, 0.5, False),
+    ],
+)
+def test_a_signal_repeats_a_request_within_a_second_unless_it_is_from_the_keyboard(
+    signum: int, seconds: float, same: bool
+) -> None:
+    assert repeats_request(signum, seconds) == same
 
 
 def test_a_signal_on_which_the_node_does_not_leave_ends_no_wait() -> None:

@@ -78,6 +78,13 @@ def test_a_verdict_is_written_beside_the_logs(tmp_path: Path) -> None:
     assert [failure["round"] for failure in told["failures"]] == [1]
 
 
+def test_a_verdict_has_the_facts_of_monitors_under_names_of_their_own(tmp_path: Path) -> None:
+    facts = {"time_to_save": {"had_s": 30.0}, "success": {"had_s": 1.0}}
+    assert write_verdict(replace(SUMMARY, logs=tmp_path, stop_facts=facts), FAILED) is None
+    told = json.loads((tmp_path / FILE_NAME).read_text())
+    assert (told["time_to_save"], told["success"]) == ({"had_s": 30.0}, False)
+
+
 def test_a_verdict_replaces_the_one_of_another_node_as_a_whole(tmp_path: Path) -> None:
     for node in ("node0", "node1"):
         assert write_verdict(replace(SUMMARY, node=node, logs=tmp_path), FAILED) is None

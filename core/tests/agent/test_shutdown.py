@@ -44,7 +44,8 @@ class Node:
             warden=SimpleNamespace(wake=lambda: None),
             group=SimpleNamespace(stop=self.kill),
         )
-        runtime: Any = SimpleNamespace(now=lambda: 0.0)
+        self.now = 0.0
+        runtime: Any = SimpleNamespace(now=lambda: self.now)
         self.departing: Departure = Departure(
             resources,
             runtime,
@@ -106,10 +107,28 @@ def test_at_the_end_of_its_grace_it_leaves_whatever_the_workers_do() -> None:
     assert node.grace == 0.0
 
 
-def test_the_second_signal_ends_everything() -> None:
+@pytest.mark.parametrize(
+    ("signum", "seconds", "killed"),
+    [
+        pytest.param(signal.SIGTERM, 0.001, False, id="timeout signals its child and then its group"),
+        pytest.param(signal.SIGURG, 0.9, False, id="a scheduler"),
+        pytest.param(signal.SIGTERM, 1.0, True, id="a second request"),
+        pytest.param(signal.SIGINT, 0.001, True, id="Ctrl-C"),
+    ],
+)
+def test_a_second_request_ends_everything(signum: int, seconds: float, killed: bool) -> None:
     node = Node(25.0)
     node.signal()
-    node.signal()
+    node.now = seconds
+    node.signal(signum)
+    assert (node.killed, node.grace, len(node.said)) == (killed, 0.0 if killed else 25.0, 2 if killed else 1)
+
+
+def test_after_a_repeated_signal_the_next_request_still_ends_everything() -> None:
+    node = Node(25.0)
+    for node.now in (0.0, 0.001, 5.0):
+        assert not node.killed
+        node.signal()
     assert (node.killed, node.grace) == (True, 0.0)
 
 
@@ -129,7 +148,7 @@ def test_the_second_signal_ends_everything() -> None:
 )
 def test_a_signal_to_all_processes_of_a_job_is_one_request(signals: str, killed: bool) -> None:
     node = Node(25.0)
-    for word in signals.split():
+    for node.now, word in enumerate(signals.split()):
         node.departing.on_signal(signal.SIGTERM, to_warden=word == "warden")
     assert (node.killed, len(node.asked), node.departing.received) == (killed, 1, signal.SIGTERM)
 

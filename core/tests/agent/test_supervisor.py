@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from elastic_core import hookimpl
 from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import MARK
 from elastic_core.agent.slot import Slot
@@ -21,6 +23,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError
 from elastic_core.host.identity import boot_id
 from elastic_core.host.ports import HeldPort
+from elastic_core.monitors import LeftMemory
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.roster import Phase
@@ -43,9 +46,14 @@ class Job:
 
     take_at = take
 
-    def run(self, config: RunConfig = CONFIG, backend: Callable[[MemoryStore], LocalBackend] = LocalBackend) -> None:
+    def run(
+        self,
+        config: RunConfig = CONFIG,
+        backend: Callable[[MemoryStore], LocalBackend] = LocalBackend,
+        **others: object,
+    ) -> None:
         plugins: Any = Plugins()
-        for name, plugin in core_plugins().items():
+        for name, plugin in {**core_plugins(), **others}.items():
             plugins.register(name, plugin)
         plugins.make_rendezvous = lambda _: backend(self.store)
         plugins.rendezvous_options = RendezvousOptions
@@ -107,8 +115,19 @@ def test_who_has_joined_and_cannot_begin_leaves_no_row(
     assert job.let_go()
 
 
-def test_an_agent_that_fails_writes_out_what_is_only_in_memory(job: Job, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
+class Rescuer:
+    """A plugin that reads what workers have left."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, bytes] = {}
+
+    @hookimpl
+    def elastic_rescue(self, left: LeftMemory) -> None:
+        self.found.update({name: os.pread(fd, 100, 0) for name, fd in left.held.items()})
+
+
+def test_an_agent_that_fails_has_plugins_rescue_what_is_only_in_memory(job: Job, tmp_path: Path) -> None:
+    mark, rescuer = tmp_path / "mark", Rescuer()
 
     class Defective(LocalBackend):
         def connect(self) -> Defective:
@@ -119,10 +138,10 @@ def test_an_agent_that_fails_writes_out_what_is_only_in_memory(job: Job, tmp_pat
                 raise ValueError("a defect")
             return super().heartbeat(*args, **more)
 
-    command = (str(Path(__file__).with_name("keeper.py")), str(tmp_path / "there"), str(mark))
+    command = (str(Path(__file__).with_name("keeper.py")), str(mark))
     program = Program(ProgramKind.EXECUTABLE, sys.executable, command)
     with pytest.raises(RuntimeError, match="a thread of the session failed"):
-        job.run(replace(CONFIG, program=program), Defective)
-    assert (tmp_path / "there" / "abc" / "train_round-00001_step-000000007.json").exists()
+        job.run(replace(CONFIG, program=program), Defective, rescuer=rescuer)
+    assert rescuer.found == {"train/0/0": b"step 7"}
     [row] = LocalBackend(job.store).roster()
     assert (said_by(row).phase, said_by(row).leaving) == (Phase.STOPPED, True), "nobody waits for it meanwhile"

@@ -201,6 +201,7 @@ def test_descriptors_that_a_worker_sends_along_are_closed(agent: Agent) -> None:
     ("packet", "report"),
     [
         (b'{"type": "step", "step": 7}', Stepped(3, 7)),
+        (b'{"type": "step", "step": 7, "ahead": 2}', Stepped(3, 7, 2)),
         (b'{"type": "leaves", "step": 7}', Stepped(3, 7, leaves=True)),
         (b'{"type": "progress", "step": 7}', Advanced(3, Progress(step=7))),
         (b'{"type": "progress", "loss": 0.5, "epoch": 1}', Advanced(3, Progress(loss=0.5, epoch=1.0))),
@@ -216,6 +217,8 @@ def test_what_is_no_step_is_ignored_for_a_reason(step: bytes) -> None:
     for kind in (b"step", b"leaves"):
         with pytest.raises(ValueError, match="it reports a step, but names none"):
             parse_packet(b'{"type": "%s", "step": %s}' % (kind, step), 3)
+    with pytest.raises(ValueError, match="it reports steps ahead, but not how many"):
+        parse_packet(b'{"type": "step", "step": 7, "ahead": %s}' % step, 3)
 
 
 @pytest.mark.parametrize(

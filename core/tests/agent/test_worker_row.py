@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,6 @@ from elastic_core.agent.worker_row import WorkerRows
 from elastic_core.progress import Progress
 from elastic_core.protocol.roster import LocalWorkers, SavedStep
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, seconds_to_workers_row
-from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
 
 
 def worker(rank: int, pid: int | None) -> Worker:
@@ -26,24 +23,12 @@ def look(rows: WorkerRows, now: float = 100.0, **changed: Any) -> LocalWorkers |
         "workers": [worker(4, 11), worker(5, None)],
         "progress": {4: (Progress(step=7), 2.0)},
         "checkpoint": None,
-        "held": (),
+        "snapshot": None,
         "notes": {},
         "heartbeat": 9,
         "store": 0.00123,
     }
     return rows.look(**{**facts, **changed}, now=now)
-
-
-def snapshot(step: int) -> bytes:
-    text = f'[1, {step}, "all", []]'.encode()
-    return SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE, 64, len(text), 0).ljust(64) + text
-
-
-@pytest.fixture
-def memory() -> Iterator[int]:
-    fd = os.memfd_create("train")
-    yield fd
-    os.close(fd)
 
 
 def test_pids_steps_and_ages_are_said() -> None:
@@ -66,15 +51,13 @@ def test_nothing_is_said_twice() -> None:
     assert look(rows, 120.0, progress={4: (Progress(step=8), 11.0)}, checkpoint=(8, 6.0)) is None
 
 
-def test_the_age_of_a_snapshot_counts_from_when_it_was_first_seen(memory: int) -> None:
+def test_the_age_of_a_snapshot_counts_from_when_it_was_first_seen() -> None:
     rows = WorkerRows()
-    os.pwrite(memory, snapshot(6), 0)
     for now, step, seconds in ((100.0, 6, 0.0), (105.0, 6, 5.0), (110.0, 7, 0.0)):
-        os.pwrite(memory, snapshot(step), 0)
-        found = look(rows, now, held=[memory], progress={4: (Progress(step=int(now)), 0.0)})
+        found = look(rows, now, snapshot=(1, step), progress={4: (Progress(step=int(now)), 0.0)})
         assert found is not None
         assert found.snapshot == SavedStep(step, seconds)
-    assert look(rows, 115.0, held=[memory], progress={4: (Progress(step=110), 5.0)}) is None
+    assert look(rows, 115.0, snapshot=(1, 7), progress={4: (Progress(step=110), 5.0)}) is None
     gone = look(rows, 120.0, progress={4: (Progress(step=110), 10.0)})
     assert gone is not None
     assert gone.snapshot is None

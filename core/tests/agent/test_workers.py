@@ -32,9 +32,9 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Explanation, FailureClass, Incident, IncidentKind
-from elastic_core.monitors import RankFailed, RunningRound
+from elastic_core.monitors import PlannedStop, RankFailed, RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
-from elastic_core.progress import Progress
+from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import StepSeen
 from elastic_core.protocol.entries import Member, Round
 from elastic_core.protocol.node_events import (
@@ -358,6 +358,41 @@ def test_workers_that_take_notices_answer_a_plan_and_stop_as_they_are_told(node:
     assert len(steps) == 2
     assert node.group.notify(replace(plan, step=max(steps) + 1)) is None
     assert node.next() == SteppedDown()
+
+
+def test_monitors_look_once_more_at_a_round_that_was_stopped_as_planned(node: Node) -> None:
+    stops: list[PlannedStop] = []
+
+    class Monitor:
+        @hookimpl
+        def elastic_round_starts(self, round: RunningRound) -> None:
+            round.answer_snapshot(lambda held: (1, 6))
+            round.look_last(lambda stop: round.report_checkpoint(Checkpoint(5), 1.0))
+            round.look_last(self.look)
+
+        def look(self, stop: PlannedStop) -> Event:
+            stops.append(stop)
+            return Event("saved", "it was saved", fields={"step": 5})
+
+    node.plugins.register("monitor", Monitor())
+    node.start("exec sleep 1000")
+    node.run()
+    node.group.progress.observe(0, Progress(step=7))
+    node.group.stop(30.0)
+    node.time += 4.0
+    assert node.next() is None
+    node.group.finish_round()
+    [stop] = stops
+    assert (stop.had_s, stop.took_s, stop.step, stop.snapshot_step) == (30.0, 4.0, 7, 6)
+    assert stop.checkpoint is not None
+    assert stop.checkpoint[0] == 5
+    assert [event.message for event in node.said_of("saved")] == ["it was saved"]
+    assert node.group.stop_facts == {"saved": {"step": 5}}
+    node.start("exit 1", number=2)
+    node.failure()
+    node.group.stop(30.0)
+    node.group.finish_round()
+    assert len(stops) == 1, "it was not planned"
 
 
 def test_a_worker_that_stopped_as_told_has_not_finished_though_its_end_is_heard_of_first(node: Node) -> None:

@@ -324,6 +324,21 @@ def test_who_is_waited_for_while_it_leaves_is_named() -> None:
     assert decision.waiting == "host-a to stop its workers"
 
 
+@pytest.mark.parametrize(
+    ("others", "waiting"),
+    [
+        ([], ""),
+        ([stopped("b", leaving=True)], ""),
+        ([stopped("b")], "1 more node(s) to replace host-a, for up to 598 s"),
+    ],
+)
+def test_a_job_all_of_whose_nodes_leave_waits_for_no_other_node(others: list[NodeView], waiting: str) -> None:
+    ledger = halted("ab" if others else "a", HaltReason.NODE_LEFT, settings(2 if others else 1, 2), at=NOW - 2)
+    decision = decide(view(ledger, stopped("a", leaving=True), *others))
+    assert isinstance(decision, LookAgain)
+    assert decision.waiting == waiting
+
+
 def test_who_stopped_for_newcomers_has_no_more_of_them_than_there_is_room_for() -> None:
     ledger = halted("ab", HaltReason.RESIZE, settings(1, 2))
     assert outcome(view(ledger, stopped("a"), stopped("b"), seen("c", head=3))) == "ab"

@@ -472,6 +472,12 @@ def test_the_first_line_says_where_no_rank_stands_out(places: dict[int, str], li
     assert summarize(places)[0] == line
 
 
+def test_where_nothing_hangs_the_places_are_no_diagnosis() -> None:
+    places = {0: LOADS, 1: "in sleep (train.py:3)"}
+    lines = [f"rank 0 is {LOADS}", "rank 1 is in sleep (train.py:3)"]
+    assert summarize(places, requested=True) == summarize(places)[1:] == lines
+
+
 def test_the_ranks_at_the_rarest_place_come_first() -> None:
     places = dict.fromkeys(range(8), WAITS) | {3: LOADS, 9: "the process is gone", 10: "finished"}
     assert summarize(places) == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -33,13 +34,14 @@ class Agent:
         self.tells("stop_at", plan=number, step=step, leaving=leaving)
 
     def hears(self) -> list[tuple[str, int]]:
+        """How far the worker comes without another report, by the reports."""
         found: list[tuple[str, int]] = []
         while True:
             try:
                 packet = json.loads(self.end.recv(4096))
             except BlockingIOError:
                 return found
-            found.append((packet["type"], packet["step"]))
+            found.append((packet["type"], packet["step"] + packet.get("ahead", 0)))
 
     def calls(self, step: int, after: float = 1.0) -> bool:
         """The worker's call, so many seconds after the one before."""
@@ -66,6 +68,18 @@ def test_steps_in_quick_succession_are_reported_ahead(agent: Agent) -> None:
     assert len(horizons) < 5.0 / PERIOD * 2
     assert horizons == sorted(set(horizons))
     assert horizons[-1] >= 4999, "no step was taken that the agent does not know of"
+
+
+def test_a_report_names_the_step_that_was_taken_and_not_the_one_that_it_reaches(agent: Agent) -> None:
+    ahead = []
+    for step in range(5000):
+        agent.calls(step, 0.001)
+        with contextlib.suppress(BlockingIOError):
+            packet = json.loads(agent.end.recv(4096))
+            assert packet["step"] == step
+            ahead.append(packet["ahead"])
+    assert ahead[0] == 0
+    assert ahead[-1] > 1
 
 
 def test_who_slows_down_is_exact_again_after_one_report(agent: Agent) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from elastic_core.cli.job_store import NoStoreError
 from elastic_core.errors import UsageError
-from elastic_hangs.local_ranks import LocalProcess, workers_of
+from elastic_hangs.local_ranks import LocalProcess, locate_local, workers_of
 
 
 def process(pid: int, *, rank: int, uid: str = "a", number: int = 1, started: int = 0) -> LocalProcess:
@@ -30,3 +31,16 @@ def test_which_processes_are_workers(processes: list[LocalProcess], pids: list[i
 def test_two_jobs_of_one_id_are_refused() -> None:
     with pytest.raises(UsageError, match=r"Several jobs with the id 'job' have a rank 0 .* processes 7 and 9"):
         workers_of("job", [process(7, rank=0), process(9, rank=0, uid="b")])
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("nothing", "No job. No worker of job 'nothing' was found on this host, among this user's processes."),
+        (None, "No job."),
+    ],
+)
+def test_a_job_that_is_not_there_is_named_only_if_the_user_has_named_it(named: str | None, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        locate_local(named, NoStoreError("No job."), full=False)
+    assert raised.value.message == message

@@ -22,12 +22,24 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
 from elastic_core.events import Event
+from elastic_core.monitors import RunningRound, WorkerView
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
+from elastic_core.progress import Progress
+from elastic_core.progress_table import ProgressTable
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.session.job_view import JobStatus, NodeStatus, WorkerStatus
 from elastic_operate import command_server
 from elastic_operate.command_server import CommandServer
-from elastic_operate.host_jobs import AgentStore, EndedAgentError, HostJob, SilentAgentError, host_jobs
-from elastic_operate.job_file import describe_agent
+from elastic_operate.course import Course
+from elastic_operate.host_jobs import (
+    AgentStore,
+    EndedAgentError,
+    HostJob,
+    SilentAgentError,
+    host_jobs,
+    with_own_workers,
+)
+from elastic_operate.job_file import JobFile, describe_agent
 
 BYTES = bytes(range(256))
 PATIENCE = 30.0
@@ -49,17 +61,21 @@ class Agent:
         self.memory, self.said = MemoryStore(), "waits for nothing\n"
         self.published: list[Event] = []
         self.connect: Callable[[], RendezvousBackend] | None = lambda: LocalBackend(self.memory)
+        self.course = Course()
 
     def describe(self) -> str:
         if not self.said:
             raise RuntimeError("in the middle of a change")
         return self.said
 
+    def server(self, file: JobFile) -> CommandServer:
+        return CommandServer(file, self.describe, self.course, self.connect, self.published.append, threading.Event())
+
     @contextmanager
     def served(self) -> Iterator[HostJob]:
         config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_id="job")
         file = describe_agent(config, "run", "node", None)
-        server = CommandServer(file, self.describe, self.connect, self.published.append, threading.Event())
+        server = self.server(file)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -107,6 +123,50 @@ def test_a_command_sees_the_store_as_its_agent_does(agent: Agent) -> None:
         assert far.wait(cursor, roster=True, timeout=0.01) == cursor
         far.remove("b")
         assert [row.node_id for row in near.roster()] == ["a"]
+
+
+def running(*nodes: NodeStatus, round: int = 2) -> JobStatus:
+    return JobStatus(
+        job="job",
+        run="run",
+        state="running",
+        why="",
+        round=round,
+        world_size=2,
+        age_s=1.0,
+        restarts=0,
+        max_restarts=3,
+        failures=(),
+        host_losses={},
+        nodes=nodes,
+        store_s=0.0,
+    )
+
+
+WROTE = (WorkerStatus(2, None), WorkerStatus(3, None))
+"""The workers of a node as its row tells them, which it wrote before they had started."""
+
+
+def test_a_command_sees_the_workers_of_this_host_as_they_are_now(agent: Agent) -> None:
+    table = ProgressTable(now=lambda: 7.5)
+    views = [WorkerView(2, 0, 4711, None, False), WorkerView(3, 1, 4712, None, False)]
+    agent.course.round = RunningRound(2, "run", ["other", "node"], Path(), table, look=lambda: views)
+    table.begin(2)
+    table.observe(2, Progress(step=40), at=7.0)
+    node = NodeStatus(
+        node_id="node", host="h", ranks=(2, 3), phase="running", leads=False, leaving=False, workers=WROTE
+    )
+    other, now = replace(node, node_id="other"), (WorkerStatus(2, 4711, 40, 0.5), WorkerStatus(3, 4712))
+    with agent.served() as job:
+        for seen, shown in (
+            (node, now),
+            (replace(node, phase="starting"), now),
+            (replace(node, phase="stopped", workers=()), ()),
+        ):
+            assert with_own_workers(running(other, seen), job).nodes == (other, replace(seen, workers=shown))
+        assert with_own_workers(running(other, node, round=3), job).nodes == (other, node), "it has no such round yet"
+        agent.course.round.closed.set()
+        assert with_own_workers(running(other, node), job).nodes == (other, node)
 
 
 def test_the_request_of_a_command_that_is_gone_is_taken_back(agent: Agent) -> None:
@@ -233,7 +293,7 @@ def test_an_agent_renews_its_file_and_keeps_another_where_it_was_removed(
         for remove in ((runtime / "node.json").unlink, (runtime / "node.sock").unlink, partial(shutil.rmtree, runtime)):
             remove()
             assert wait_until(lambda: host_jobs() == [job] and answers(job))
-    assert [*runtime.iterdir()] == []
+    assert [path.name for path in runtime.iterdir()] == ["last"]
 
 
 def test_without_a_directory_one_event_says_so(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +301,6 @@ def test_without_a_directory_one_event_says_so(agent: Agent, monkeypatch: pytest
     monkeypatch.setenv("TMPDIR", "/proc")
     config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_id="job")
     file = describe_agent(config, "run", "node", None)
-    CommandServer(file, agent.describe, agent.connect, agent.published.append, threading.Event()).run()
+    agent.server(file).run()
     [event] = agent.published
     assert event.message.startswith("commands on this host do not find this agent, whose file cannot be kept: /proc/")

@@ -18,7 +18,16 @@ from elastic_core.config.run import RunConfig
 from elastic_core.protocol.schema import writer
 from elastic_core.rendezvous.job_token import JobToken
 from elastic_operate import job_file
-from elastic_operate.job_file import JobFile, describe_agent, directories, kept, opened, read_all, read_last
+from elastic_operate.job_file import (
+    LAST_LOGS,
+    JobFile,
+    describe_agent,
+    directories,
+    kept,
+    opened,
+    read_all,
+    read_last,
+)
 
 SECRET = "0123456789abcdef" * 2
 CONFIG = RunConfig(
@@ -69,11 +78,23 @@ def test_the_file_holds_no_secret_and_only_its_user_reads_it(runtime: Path, agen
     assert agent.pid == os.getpid()
 
 
-def test_nothing_is_left_of_an_agent_without_logs(agent: JobFile, runtime: Path) -> None:
-    with kept(agent, str(runtime)):
+def test_of_an_agent_that_has_ended_it_is_known_when_and_how(agent: JobFile, runtime: Path) -> None:
+    before = time.time()
+    with kept(agent, str(runtime), lambda: "the job is done"):
         assert len([*runtime.iterdir()]) == 2
-    assert [*runtime.iterdir()] == []
-    assert read_last() is None
+        assert read_last() is None
+    assert [path.name for path in runtime.iterdir()] == ["last"]
+    assert (last := read_last()) is not None
+    assert (last.job, last.end) == ("job", "the job is done")
+    assert before <= last.ended <= time.time()
+    assert read_last(LAST_LOGS) is None
+
+
+def test_of_an_agent_that_was_killed_it_is_not_known_how(agent: JobFile, runtime: Path) -> None:
+    with kept(replace(agent, started=1), str(runtime)):
+        assert read_all() == []
+        assert (last := read_last()) is not None
+        assert (last.job, last.end, last.ended) == ("job", "", 0.0)
 
 
 def test_the_last_agent_with_logs_is_remembered(agent: JobFile, runtime: Path, tmp_path: Path) -> None:
@@ -82,9 +103,11 @@ def test_the_last_agent_with_logs_is_remembered(agent: JobFile, runtime: Path, t
             pass
     with kept(agent, str(runtime)):
         pass
-    last = read_last()
+    last = read_last(LAST_LOGS)
     assert last is not None
     assert last.logs == str(tmp_path / "b")
+    assert (last := read_last()) is not None
+    assert last.node == agent.node
     assert read_all() == []
 
 
@@ -113,7 +136,7 @@ def test_the_last_agent_is_the_one_that_has_ended_last(runtime: Path, tmp_path: 
 def test_the_file_of_a_process_that_is_gone_is_removed(agent: JobFile, runtime: Path, change: dict[str, int]) -> None:
     with kept(replace(agent, **change), str(runtime)):  # type: ignore[arg-type]  # both fields are numbers
         assert read_all() == []
-        assert [*runtime.iterdir()] == []
+        assert [path.name for path in runtime.iterdir()] == ["last"]
 
 
 def test_a_file_of_another_boot_or_container_is_neither_listed_nor_removed(agent: JobFile, runtime: Path) -> None:
@@ -154,7 +177,7 @@ def test_a_directory_of_another_user_is_not_used(agent: JobFile, runtime: Path) 
         assert read_all() == []
         with pytest.raises(OSError, match="not only this user's"), opened(str(runtime)):
             pass
-    assert [*runtime.iterdir()] == [], "its own agent has had it open"
+    assert [path.name for path in runtime.iterdir()] == ["last"], "its own agent has had it open"
 
 
 def test_a_link_in_the_place_of_the_directory_is_not_followed(agent: JobFile, runtime: Path, tmp_path: Path) -> None:

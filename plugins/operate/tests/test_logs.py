@@ -140,14 +140,30 @@ def test_a_selection_without_output_says_what_there_is(tmp_path: Path) -> None:
     keep(tmp_path, 3, 1, "one\n")
     done = elastic_logs(tmp_path, "--rank", "7")
     assert done.returncode == 2
-    assert "rounds 3 to 3, ranks 1 to 1" in done.stderr
+    assert "There is: rounds 3 to 3, ranks 1 to 1, stdout." in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [["--stream=stderr"], ["--rank=7"], ["--round=7"]])
+def test_output_that_is_empty_is_no_error_and_output_that_is_not_there_is_one(tmp_path: Path, wrong: list[str]) -> None:
+    keep(tmp_path, 3, 1, "")
+    for selected in ([], ["--stream=stdout"]):
+        done = elastic_logs(tmp_path, *selected)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "elastic: the output is empty\n")
+    assert elastic_logs(tmp_path, *wrong).returncode == 2
+
+
+def test_a_run_that_has_kept_only_error_files_says_how_output_is_kept(tmp_path: Path) -> None:
+    keep(tmp_path, 1, 0, "").rename(tmp_path / "round_1" / "rank_0" / "error.json")
+    done = elastic_logs(tmp_path)
+    assert done.returncode == 2
+    assert "Start the job with --log_dir=DIRECTORY" in done.stderr
 
 
 def test_without_a_directory_and_a_job_that_keeps_logs_it_is_said_how_they_are_kept() -> None:
     done = elastic_logs()
     assert done.returncode == 2
     assert done.stderr.startswith("elastic: error: No job of this host keeps logs.\n")
-    assert "--log_dir together with --redirects or --tee" in done.stderr
+    assert "Start the job with --log_dir=DIRECTORY" in done.stderr
 
 
 def test_following_prints_what_comes_until_it_is_interrupted(tmp_path: Path) -> None:

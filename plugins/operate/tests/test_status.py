@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -53,9 +54,9 @@ RUNNING = JobStatus(
 
 def test_a_running_job() -> None:
     assert "\n".join(describe(RUNNING)) == (
-        "job 'job42' is running: rank 9 on node1 was killed by SIGKILL\n"
+        "job 'job42' is running\n"
         "  run       c48a123563c5, for 62 min\n"
-        "  round     3: 16 worker(s) on 3 node(s)\n"
+        "  round     3: 16 worker(s) on 3 node(s), after: rank 9 on node1 was killed by SIGKILL\n"
         "  restarts  2 of 3 spent:\n"
         "            round 1: ValueError, rank 9 on node1 at step 812, 50 min ago\n"
         "            round 2: was killed by SIGKILL, rank 3 on node0, 12.5 s ago\n"
@@ -83,3 +84,23 @@ def test_nodes_that_wait_and_spares_have_a_line_each() -> None:
     lines = list(describe(replace(RUNNING, waiting=1, why_waiting=why, spares=2)))
     assert f"  waiting   1 node(s): {why}" in lines
     assert "  spares    1 of --spares=2" in lines
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        ({"state": "restarting"}, "job 'job42' is restarting: rank 9 on node1 was killed by SIGKILL"),
+        ({"state": "failed", "why": "no restart is left"}, "job 'job42' is failed: no restart is left"),
+        ({"round": 1, "why": "the first round"}, "job 'job42' is running"),
+    ],
+)
+def test_the_first_line_has_the_reason_of_a_job_that_does_not_run(changed: dict[str, Any], first: str) -> None:
+    seen = list(describe(replace(RUNNING, **changed)))
+    assert seen[0] == first
+    assert "after" not in seen[2]
+
+
+def test_a_job_on_one_node_has_no_slowest_one_and_without_a_store_no_line_about_it() -> None:
+    alone = replace(RUNNING, nodes=RUNNING.nodes[:1])
+    assert list(describe(alone))[-1] == "  store     answers in 1 ms"
+    assert not any("store" in line for line in describe(alone, has_store=False))

@@ -12,7 +12,7 @@ import pytest
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
-from elastic_core.monitors import RankFailed, RunningRound
+from elastic_core.monitors import PlannedStop, RankFailed, RunningRound
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import Checkpointed
@@ -70,11 +70,14 @@ def test_a_round_whose_checkpoints_are_all_noticed_says_so_when_it_begins(lookin
 
 
 def test_files_are_looked_at_once_more_when_the_workers_have_ended(looking: Job) -> None:
-    [look] = looking.round.last_looks
-    look()
+    files, time_to_save = looking.round.last_looks
+    assert files(PlannedStop(30.0, 5.0)) is None
     checkpoint = looking.table.last_checkpoint()
     assert checkpoint is not None
     assert checkpoint[0] == 7
+    event = time_to_save(PlannedStop(30.0, 5.0, step=8, checkpoint=checkpoint))
+    assert event is not None
+    assert (event.name, event.fields["lost_steps"]) == ("time_to_save", 1)
 
 
 def test_broken_losses_fail_a_rank_on_request_alone() -> None:

@@ -62,8 +62,7 @@ def test_a_pattern_is_published_once_and_its_progress_is_kept() -> None:
     [event] = node.named("progress_pattern")
     assert event.level is Level.INFO
     assert event.message == (
-        "progress is read from the workers' output, as a tqdm bar (Accelerate, diffusers and others) says it: "
-        "rank 0 is at step 3"
+        'rank 0 is at step 3, read from its output by the pattern "a tqdm bar (Accelerate, diffusers and others)"'
     )
     assert node.table.newest() == {0: (Progress(step=8), 0.0)}
     node.begin(2)
@@ -72,10 +71,20 @@ def test_a_pattern_is_published_once_and_its_progress_is_kept() -> None:
     assert node.named("progress_pattern") == [event]
 
 
+def test_no_pattern_is_published_for_a_script_that_reports_its_steps() -> None:
+    node = Node()
+    node.prints(*map(bar, (1, 2)))
+    node.table.observe(0, Progress(step=2))
+    node.prints(*map(bar, (3, 4)))
+    assert node.named("progress_pattern") == []
+    assert node.table.newest() == {0: (Progress(step=4), 0.0)}
+
+
 def test_an_own_expression_needs_no_three_lines() -> None:
     node = Node(compile_expressions(r"at (?P<step>\d+)"))
     node.prints("at 7")
     [event] = node.named("progress_pattern")
+    assert event.message == "rank 0 is at step 7, read from its output by --progress_pattern"
     assert event.fields == {"pattern": "--progress_pattern", "rank": 0}
     assert node.table.newest()[0][0] == Progress(step=7)
 

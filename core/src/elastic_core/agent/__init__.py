@@ -19,9 +19,8 @@ General layout:
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines,
   ``traceback_fold`` leaves out tracebacks of ranks that have only lost a peer, ``console``
   writes to the terminal, and ``pseudo_terminal`` gives the workers one.
-* ``shutdown``: how a node leaves, after a signal or a drain. ``snapshot_rescue`` then writes snapshots that are only in
-  memory to disk, by means of ``snapshot_files``. ``probing``: which peers can be reached after a failure.
-  ``time_to_save``: whether the workers of a planned stop had time to save their state.
+* ``shutdown``: how a node leaves, after a signal or a drain. ``rescue`` then has plugins write to disk what is only in
+  memory. ``probing``: which peers can be reached after a failure.
 * ``launcher_error_file``: the file in which the launcher tells TorchX why a job failed.
 * ``report``: the events that people read. ``recovery_timing``: how long a recovery took. ``run_summary``: the counters
   of the run. ``status`` and ``state_dump``: what the agent is waiting for, on SIGQUIT.

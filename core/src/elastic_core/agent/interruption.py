@@ -16,19 +16,29 @@ from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.node_events import Exit
 
+SAME_REQUEST_SECONDS = 1.0  # in which one request to end arrives as several signals
 _WOKEN = 0  # what :meth:`Interruption.wake` writes into the pipe; Python writes the numbers of signals
+
+
+def repeats_request(signum: int, seconds: float) -> bool:
+    """Return whether a signal ``seconds`` after the first one belongs to the same request to end.
+
+    ``timeout`` and schedulers signal a process and then its group. A signal from the keyboard is always a new request.
+    """
+    return signum not in (signal.SIGINT, signal.SIGQUIT) and seconds < SAME_REQUEST_SECONDS
 
 
 class Interruption:
     """Ends the waits of a node that is being checked. Make and close it on the main thread: it sets signal handlers.
 
-    The first of ``signals`` becomes :attr:`end`. A second one ends this process at once, and the warden then ends all
-    that it has started.
+    The first of ``signals`` becomes :attr:`end`. A second request ends this process at once, and the warden then ends
+    all that it has started.
     """
 
     def __init__(self, signals: Iterable[int], host_end: HostEnd) -> None:
         self.end: Exit | None = None  # how the agent ends; None while nothing makes it leave
-        self._is_due = self._signalled = self._closed = False
+        self._is_due = self._closed = False
+        self._signalled_at: float | None = None
         self._lock = threading.RLock()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # Without this a signal that another thread takes would not end a ``select`` of the main thread.
@@ -71,10 +81,12 @@ class Interruption:
         os.close(self._wake_w)
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
-        if self._signalled:
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
+            self._leave(signum, f"received {signal_name(signum)}")
+        elif not repeats_request(signum, now - self._signalled_at):
             os._exit(signalled(signum))
-        self._signalled = True
-        self._leave(signum, f"received {signal_name(signum)}")
 
     def _leave(self, signum: int, why: str) -> None:
         self.end = self.end or Exit(signalled(signum), f"{why}, before this node had entered the job")

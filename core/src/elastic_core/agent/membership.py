@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from elastic_core.agent import report, snapshot_rescue, starters
+from elastic_core.agent import report, rescue, starters
 from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.join_gate import pass_gate
 from elastic_core.agent.probing import Door
@@ -82,7 +82,7 @@ def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
         supervisor, resources = newcomer.supervise()
         start.show_state(supervisor.describe)
         resources.announce(supervisor.describe, store.connect)
-        ending = snapshot_rescue.run(supervisor, resources)
+        ending = rescue.run(supervisor, resources)
     if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
         end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
         return report.leave(newcomer.publish, end.code, end.why, None)

@@ -159,7 +159,7 @@ class Resources:
             node=str(self.info),
             interrupted_seconds=round(self.group.interrupted_seconds, 3),
             logs=None if self.group.temporary else self.group.directory,
-            time_to_save=self.group.time_to_save,
+            stop_facts=self.group.stop_facts,
             **counters,
         )
 

@@ -12,13 +12,12 @@ import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent.time_to_save import TimeToSave
-from elastic_core.events import describe_duration
+from elastic_core.events import Field, describe_duration
 from elastic_core.incidents import Failure, Incident
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed
@@ -46,7 +45,7 @@ class RunSummary:
         interrupted_seconds: Of these, how long the workers of this node did not run between two rounds.
         failures: The newest failures that spent a restart, oldest first.
         logs: Where the logs are; None where none are kept.
-        time_to_save: What became of the workers' state at the last planned stop; None if there was none.
+        stop_facts: What monitors have found out after the last planned stop, by name.
     """
 
     job: str
@@ -60,7 +59,7 @@ class RunSummary:
     interrupted_seconds: float
     failures: Sequence[Failure] = ()
     logs: Path | None = None
-    time_to_save: TimeToSave | None = None
+    stop_facts: Mapping[str, Mapping[str, Field]] = field(default_factory=dict)
 
     def describe(self) -> str:
         """Return it in one line: ``2 restarts, processes were down for 11.2 s of 3.0 h (up 99.9 %), logs in /logs``."""
@@ -91,9 +90,9 @@ def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
     """Return the contents of ``verdict.json``."""
     facts = asdict(summary)
     del facts["logs"]
-    failures = facts.pop("failures")
+    failures, of_monitors = facts.pop("failures"), facts.pop("stop_facts")
     ended_at = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-    return {
+    found = {
         "success": closed.success,
         "exit_code": int(closed.exit_code),
         "requeue": closed.requeue,
@@ -103,6 +102,7 @@ def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
         "incident": None if closed.incident is None else describe_incident(closed.incident),
         "failures": failures,
     }
+    return {**found, **{name: fields for name, fields in of_monitors.items() if name not in found}}
 
 
 def describe_incident(incident: Incident) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic_core.agent.event_loop import Depart, HostEnds
+from elastic_core.agent.interruption import repeats_request
 from elastic_core.agent.resources import Resources, kill_workers
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.node import NodeState, supersedes
@@ -38,23 +39,26 @@ class Departure:
     step: Callable[[NodeEvent], None]
     say: Callable[[str, str], None]
     received: int | None = None  # the first signal that was received, which the workers get too
-    _directly: bool = False  # whether this agent itself has received one
+    _signalled_at: float | None = None  # when this agent itself received its first one
     _finishing: bool = False  # whether the workers here may finish, as those of other nodes have
 
     def on_signal(self, signum: int, *, to_warden: bool = False) -> None:
-        """Leave after a signal, also one to the warden; the second one to this agent ends the workers at once.
+        """Leave after a signal, also one to the warden; a second request to this agent ends the workers at once.
 
         So a signal to all processes of a job, agent and warden, as Slurm and systemd send it, counts once.
         """
         if signum not in self.resources.signals:
             return
-        name, again = signal_name(signum), self._directly and not to_warden
-        self._directly = self._directly or not to_warden
-        if again:
-            self.say("signal", f"received {name} again: killing the workers")
-            kill_workers(self.resources, self.runtime.now())
-            self.step(Leaving.signalled(signum, name))
-        elif self.received is None:
+        name, now = signal_name(signum), self.runtime.now()
+        if not to_warden and self._signalled_at is not None:
+            if not repeats_request(signum, now - self._signalled_at):
+                self.say("signal", f"received {name} again: killing the workers")
+                kill_workers(self.resources, now)
+                self.step(Leaving.signalled(signum, name))
+            return
+        if not to_warden:
+            self._signalled_at = now
+        if self.received is None:
             self.received = signum
             if to_warden:
                 self.say("signal", TO_WARDEN.format(name))

@@ -26,7 +26,7 @@ class Worker:
     exit_code: int | None = None
     ended_at: float = 0.0  # when it was reaped, if it has an exit code
     initialized: bool = False
-    step: int | None = None  # the last step that it can reach without another report
+    step: int | None = None  # the last step that it can take without another report
     leaves: bool = False  # whether it has reported that it stops, after a notice
     terminated: bool = False  # whether it has exited with 0 because of SIGTERM by an unknown hand
     tag: int = 0  # its name in events

@@ -84,10 +84,11 @@ class Terminated:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A worker reports the step that it can reach without another report, or that it stops after this step."""
+    """A worker has taken a step, and can take ``ahead`` more without another report; or it stops after this step."""
 
     tag: int
     step: int
+    ahead: int = 0
     leaves: bool = False
 
 
@@ -207,7 +208,7 @@ class Reports:
                     self._later(self._clock(), told)
             if told is not None:
                 return None
-            steps += filter(None, (channel.newest, channel.advanced))
+            steps += filter(None, (channel.advanced, channel.newest))
         return steps
 
     def listen_again(self, event: ListenAgain) -> None:
@@ -322,7 +323,9 @@ def parse_packet(packet: bytes, tag: int) -> Records | Initialized | Failed | Li
         case {"type": str(name)} if name in _MEANINGS:
             return _MEANINGS[name](tag)
         case {"type": str(name), "step": int(step)} if name in (STEP, LEAVES) and 0 <= step < LARGEST_STEP:
-            return Stepped(tag, step, leaves=name == LEAVES)
+            if not isinstance(ahead := message.get("ahead", 0), int) or not 0 <= ahead < LARGEST_STEP:
+                raise ValueError("it reports steps ahead, but not how many")
+            return Stepped(tag, step, ahead, leaves=name == LEAVES)
         case {"type": str(name)} if name in (STEP, LEAVES):
             raise ValueError("it reports a step, but names none")
         case {"type": str(name)} if name == PROGRESS:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_core.agent.snapshot_files import newest_kept
 from elastic_core.agent.worker import Worker
 from elastic_core.progress import Progress
 from elastic_core.protocol.roster import LocalWorkers, SavedStep
@@ -30,7 +29,7 @@ class WorkerRows:
         workers: Sequence[Worker],
         progress: Mapping[int, tuple[Progress, float]],
         checkpoint: tuple[int | None, float] | None,
-        held: Collection[int],
+        snapshot: tuple[int, int] | None,
         notes: Mapping[str, str],
         *,
         now: float,
@@ -42,18 +41,21 @@ class WorkerRows:
         Args:
             progress: How far each rank has come, and how many seconds ago it last moved.
             checkpoint: The step of the last one, as far as it is known, and its age in seconds.
-            held: The memory files in which workers keep snapshots.
+            snapshot: The round and step of the newest that workers keep in memory.
             notes: What monitors have noted, by name.
             store: The seconds that the store took to answer it.
         """
         known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in workers]
-        snapshot = self._newest_snapshot(held, now)
+        if snapshot is None or self._snapshot is None or self._snapshot[0] != snapshot:
+            self._snapshot = None if snapshot is None else (snapshot, now)
         found = LocalWorkers(
             heartbeat=heartbeat,
             pids=tuple(worker.pid for worker in workers),
             steps=tuple(reached.step for reached, _ in known),
             seconds=tuple(None if ago is None else round(ago, 1) for _, ago in known),
-            snapshot=snapshot,
+            snapshot=None
+            if self._snapshot is None
+            else SavedStep(self._snapshot[0][1], round(now - self._snapshot[1], 1)),
             checkpoint=None if checkpoint is None else SavedStep(checkpoint[0], round(checkpoint[1], 1)),
             store=round(store, 4),
             notes={**notes},
@@ -65,11 +67,3 @@ class WorkerRows:
             return None
         self._told = told
         return found
-
-    def _newest_snapshot(self, held: Collection[int], now: float) -> SavedStep | None:
-        if (newest := newest_kept(held)) is None:
-            self._snapshot = None
-            return None
-        if self._snapshot is None or self._snapshot[0] != newest.stamp:
-            self._snapshot = newest.stamp, now
-        return SavedStep(newest.step, round(now - self._snapshot[1], 1))

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torc
 from elastic_core.agent.output import Output
 from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
-from elastic_core.agent.snapshot_files import newest_kept
-from elastic_core.agent.time_to_save import TimeToSave, saved_event, time_to_save
 from elastic_core.agent.worker import Worker, assignments, error_file, ignored_signals, line_prefix
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import (
@@ -43,7 +42,7 @@ from elastic_core.exit_codes import signal_name
 from elastic_core.host.addresses import collective_interfaces
 from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
-from elastic_core.monitors import RankFailed, RunningRound, WorkerView
+from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
@@ -55,7 +54,7 @@ from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
-CHECKPOINT_MAX_SECONDS = 0.2  # for a look at the disk, after a planned stop, for the last checkpoint
+LAST_LOOK_MAX_SECONDS = 0.2  # for each look of a monitor after a planned stop, as at the disk
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
 LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the starter, after which a line says so
@@ -109,7 +108,8 @@ class WorkerGroup:
     long_import: float = LONG_IMPORT_SECONDS  # seconds from the first round to the line about an import that goes on
     idle_after: float = IDLE_AFTER_SECONDS  # seconds from the first start until what a failure needs is imported
     _prepared: bool = False  # whether that import was scheduled
-    time_to_save: TimeToSave | None = None  # what became of the state of the last round that was stopped as planned
+    stop_facts: dict[str, Mapping[str, Field]] = field(default_factory=dict)
+    """What monitors have found out after the last planned stop, by the name of their event."""
     _rows: WorkerRows = field(default_factory=WorkerRows)
     _round: LocalRound = field(default_factory=LocalRound)  # the current one, or the last
     _directory_of: int = 0  # the round before the current one; 0 for none
@@ -184,7 +184,7 @@ class WorkerGroup:
             self.workers,
             self.progress.newest(),
             self.progress.last_checkpoint(),
-            self.reports.fd_store.held.values(),
+            self._newest_snapshot(),
             self._round.running.notes,
             now=self.now(),
             heartbeat=heartbeat,
@@ -218,8 +218,8 @@ class WorkerGroup:
                 worker.failed_early = True  # the warden reports the start over another channel
             case worker_channels.Lingers(tag) if (worker := self._round.workers.get(tag)) and worker.exit_code is None:
                 self.publish(worker_lingers(worker.assignment.rank, worker.pid))
-            case worker_channels.Stepped(tag, step, leaves) if worker := self._round.workers.get(tag):
-                return self._stepped(worker, step, leaves)
+            case worker_channels.Stepped(tag) if worker := self._round.workers.get(tag):
+                return self._stepped(worker, event)
             case worker_channels.Advanced(tag, progress) if worker := self._round.workers.get(tag):
                 self.progress.observe(worker.assignment.rank, progress)
             case StepSeen(number) if not self._round.over and self.alive():
@@ -335,7 +335,7 @@ class WorkerGroup:
         if self._recovery is not None:
             self._recovery.stopped = self.now()
         self._drain_streams()
-        self._tell_saved()
+        self._look_last()
         self.close()
         alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self.workers)
         self._round.workers.clear()
@@ -351,28 +351,28 @@ class WorkerGroup:
         if seconds is None or self._round.notice is None:
             self._round.notice = None if seconds is None else (self.now(), seconds)
 
-    def _tell_saved(self) -> None:
-        """Publish what became of the state of workers that had a notice, and have ended."""
+    def _look_last(self) -> None:
+        """Have the monitors look at a round whose workers had a notice and have ended, and publish their events."""
         if self._round.notice is None or not self._round.workers:
             return
-        (began, had), took = self._round.notice, self.now() - self._round.notice[0]
+        (began, had), ended = self._round.notice, self.now()
         self._read_steps()
+        self.stop_facts = {}
         for look in self._round.running.last_looks:
+            checkpoint = self.progress.last_checkpoint()
+            if checkpoint is not None:
+                checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.now() - ended))
+            snapshot = self._newest_snapshot()
+            step = None if snapshot is None else snapshot[1]
+            stop = PlannedStop(had, ended - began, self.newest_step(), checkpoint, step)
             with contextlib.suppress(TimeoutError):
-                bounded(look, CHECKPOINT_MAX_SECONDS)
-        kept = newest_kept(self.reports.fd_store.held.values())
-        checkpoint = self.progress.last_checkpoint()
-        if checkpoint is not None:
-            checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.now() - began - took))
-        self.time_to_save = time_to_save(
-            next(iter(self._round.workers.values())).assignment.round,
-            had=had,
-            took=took,
-            step=self.newest_step(),
-            checkpoint=checkpoint,
-            snapshot=None if kept is None else kept.step,
-        )
-        self.publish(saved_event(self.time_to_save))
+                if (found := bounded(partial(look, stop), LAST_LOOK_MAX_SECONDS)) is not None:
+                    self.stop_facts[found.name] = found.fields
+                    self.publish(found)
+
+    def _newest_snapshot(self) -> tuple[int, int] | None:
+        """Return the round and step of the newest snapshot that workers keep in memory."""
+        return self._round.running.find_snapshot(self.reports.fd_store.held)
 
     def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""
@@ -443,15 +443,15 @@ class WorkerGroup:
                 if isinstance(told, worker_channels.Advanced):
                     self.progress.observe(worker.assignment.rank, told.progress)
                 else:
-                    self._stepped(worker, told.step, told.leaves)
+                    self._stepped(worker, told)
         return True
 
-    def _stepped(self, worker: Worker, step: int, leaves: bool) -> node_events.TakesNotices | None:
+    def _stepped(self, worker: Worker, told: worker_channels.Stepped) -> node_events.TakesNotices | None:
         """Note the step of a worker. Once all have reported one, they are known to read notices."""
         first = worker.step is None
-        worker.step = step if worker.step is None else max(step, worker.step)
-        worker.leaves = worker.leaves or leaves
-        self.progress.observe(worker.assignment.rank, Progress(step=worker.step))
+        worker.step = max(told.step + told.ahead, worker.step or 0)
+        worker.leaves = worker.leaves or told.leaves
+        self.progress.observe(worker.assignment.rank, Progress(step=told.step))
         known = first and all(other.step is not None for other in self._round.workers.values())
         return node_events.TakesNotices(worker.assignment.round) if known else None
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from elastic_core.agent import report, snapshot_rescue
+from elastic_core.agent import report, rescue
 from elastic_core.agent.event_loop import Crashed, HangExplained, HostEnds, Overdue, SignalReceived, StopDue
 from elastic_core.agent.interruption import Interruption
 from elastic_core.agent.join_gate import pass_gate
@@ -136,7 +136,7 @@ def run(
         agent = HandlerAgent(resources, RUNTIME, handler)
         show_state(agent.describe)
         resources.announce(agent.describe, None)
-        return snapshot_rescue.run(agent, resources)
+        return rescue.run(agent, resources)
 
 
 def _retry_patience(config: RunConfig) -> float:

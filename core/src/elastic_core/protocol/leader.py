@@ -308,7 +308,8 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     deadline = ledger.halt_at + view.timing.join_timeout
     if view.now >= deadline:
         return leader_entries.close_for_too_few_nodes(view, nodes, since=ledger.halt_at)
-    return LookAgain(view.next_look_at(deadline, nodes=nodes), leader_entries.describe_wait(view, nodes, deadline))
+    waiting = "" if members.leaving and not nodes else leader_entries.describe_wait(view, nodes, deadline)
+    return LookAgain(view.next_look_at(deadline, nodes=nodes), waiting)
 
 
 def _why_restarted(view: LeaderView, old: Round, halt: Halt) -> str:

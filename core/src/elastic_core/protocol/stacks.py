@@ -61,11 +61,11 @@ def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -
     return Append(body, view.ledger.counters)
 
 
-def summarize(places: Mapping[int, str]) -> list[str]:
+def summarize(places: Mapping[int, str], *, requested: bool = False) -> list[str]:
     """Return one line for each place, from where each rank is. The rank that the others wait for comes first.
 
     That is one outside of torch's collectives; among several places, the one with the fewest ranks. Where that leaves
-    several ranks, the first line says so.
+    several ranks, the first line says so, unless the places were only ``requested``: the job need not hang.
     """
     order = _by_suspicion(places)
     lines = [_describe(where, ranks) for where, ranks in order]
@@ -73,7 +73,7 @@ def summarize(places: Mapping[int, str]) -> list[str]:
         return lines
     if waits_for_peers(order[0][0]):
         return ["the ranks wait in different collectives:", *lines]
-    return ["it cannot be told which rank the others wait for:", *lines]
+    return lines if requested else ["it cannot be told which rank the others wait for:", *lines]
 
 
 def waits_for_peers(where: str) -> bool:
@@ -274,7 +274,7 @@ def _judge(
         step, suspect = min((at, rank) for rank, at in behind.items())
         text, hang = _fit_lines(_describe_behind(behind, places)), True
     else:
-        text, suspect = _fit_lines([*summarize(places), *late]), culprit(answers, places)
+        text, suspect = _fit_lines([*summarize(places, requested=not asked.window), *late]), culprit(answers, places)
         hang = asked.window > 0 and complete and is_hang(answers, last, places)
     as_before = last is not None and last.report == text and (last.culprit < 0) == (suspect < 0)
     advanced = last is not None and last.step is not None and step is not None and step > last.step

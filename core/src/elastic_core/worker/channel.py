@@ -21,7 +21,7 @@ RECORDING, INITIALIZED, FAILED, OVER = "recording", "initialized", "failed", "ov
 """The worker records the exception that ends it; the process group is ready; such an exception has ended the program;
 the program has ended otherwise."""
 STEP, LEAVES, PROGRESS = "step", "leaves", "progress"
-"""The last ``step`` that a rank comes to without another report; that it stops after ``step``, as it was told; what a
+"""A rank has taken ``step``, and takes ``ahead`` more without a report; it stops after ``step``, as it was told; what a
 script reports (``progress.py``)."""
 PLAN, STOP_AT, GO_ON = "plan", "stop_at", "go_on"
 """Notices, from the agent: hold after the next report; stop after ``step``; do not wait any longer."""

@@ -7,10 +7,8 @@ share, until they are released or the job ends in whatever way; then the memory 
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
-import struct
 import time
 from array import array
 from typing import Any
@@ -18,15 +16,6 @@ from typing import Any
 from elastic_core.errors import ResourceError
 from elastic_core.worker.channel import HELD, HOLD, KIND, LONGEST, RELEASE, channel, wait_until_ready
 
-SNAPSHOT_HEADER = struct.Struct("<8sQQQQ")
-"""The beginning of a snapshot in a memory file: the magic word, whether it is complete, and the place, length and
-CRC-32 of a JSON text about its contents: a list that begins with the round and the step, followed by ``{"rank": 1,
-"world": 4, `` in a part of a sharded state. The rest of the file does not matter."""
-SNAPSHOT_MAGIC = b"elastic1"  # the last byte is the format's number
-SNAPSHOT_COMPLETE = 1
-RESCUE = "rescue"
-"""Under ``NAME/rescue`` a worker leaves instructions for the snapshots ``NAME/…`` if the job fails for good
-(``agent/snapshot_rescue.py``)."""
 PATIENCE = 10.0  # seconds that a worker waits for its agent's answer, which normally takes a millisecond
 
 
@@ -61,12 +50,6 @@ def held(name: str, timeout: float = PATIENCE) -> int | None:
 def release(name: str, timeout: float = PATIENCE) -> bool:
     """Have the agent close the descriptor that it keeps under this name; whether there was one."""
     return bool(_ask(RELEASE, name, timeout)[0].get("done"))
-
-
-def is_of_other_format(fd: int) -> bool:
-    """Whether a memory file is a snapshot in the format of another release."""
-    magic = os.pread(fd, len(SNAPSHOT_MAGIC), 0)
-    return magic != SNAPSHOT_MAGIC and magic[:-1] == SNAPSHOT_MAGIC[:-1]
 
 
 def _ask(type_: str, name: str, timeout: float, *descriptors: int) -> tuple[dict[str, Any], int | None]:

@@ -2,8 +2,8 @@
 
 A worker reports its step and *then* reads its notices; the agent writes the notice of a PLAN and *then* reads the
 reports. So a rank that goes beyond its last report has read the PLAN, and holds until it is told the step at which all
-ranks stop. No rank waits otherwise, and no collective is needed. A report names the last step that the rank comes to
-without another report, so a loop of a thousand steps a second sends ten packets.
+ranks stop. No rank waits otherwise, and no collective is needed. A report names the step, and how many steps after it
+the rank takes without another report, so a loop of a thousand steps a second sends ten packets.
 """
 
 from __future__ import annotations
@@ -78,10 +78,9 @@ class Notices:
         now, planned = self._clock(), self._hold_until is not None or self._stop_at is not None
         pace = (step - self._reported) / max(now - self._reported_at, 1e-6)
         self._ahead = 1 if planned else max(1, min(int(PERIOD * pace), 2 * self._ahead, FARTHEST))
-        horizon = step + self._ahead - 1
-        if not channel.send(agent, {"type": channel.STEP, "step": horizon}):
+        if not channel.send(agent, {"type": channel.STEP, "step": step, "ahead": self._ahead - 1}):
             return False
-        self._horizon, self._reported, self._reported_at = horizon, step, now
+        self._horizon, self._reported, self._reported_at = step + self._ahead - 1, step, now
         return True
 
     def _read(self, agent: socket.socket) -> bool:

@@ -9,7 +9,6 @@ import click
 
 from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, job_store
 from elastic_core.cli.option import FlagCommand
-from elastic_core.config.run import DEFAULT_ID
 from elastic_core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def stacks(*, job: str | None, full: bool, **given: Any) -> int:
     except NoStoreError as exc:
         from elastic_hangs.local_ranks import locate_local
 
-        found, note = locate_local(exc.job or given["rdzv_id"] or DEFAULT_ID, exc, full=full)
+        found, note = locate_local(exc.job or given["rdzv_id"], exc, full=full)
     click.echo("\n".join([*describe(found, full=full), *filter(None, [note])]))
     return int(ExitCode.SUCCESS)
 

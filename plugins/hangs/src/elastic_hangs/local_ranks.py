@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from elastic_core.cli.job_store import NoStoreError
+from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import UsageError
 from elastic_core.protocol.node_events import Locate
 from elastic_core.protocol.stacks import report_alone
@@ -34,16 +35,18 @@ class LocalProcess:
     pid: int
 
 
-def locate_local(job: str, why: NoStoreError, *, full: bool) -> tuple[Located, str]:
+def locate_local(named: str | None, why: NoStoreError, *, full: bool) -> tuple[Located, str]:
     """Return where the ranks of a job on this host are, and what to say if it has others. No worker is stopped.
 
-    ``why`` says why the job cannot be asked as a whole.
+    ``why`` says why the job cannot be asked as a whole. If no job is named, it is the one without an id.
 
     Raises:
         UsageError: No worker of the job runs here as this user, or several jobs of that id have workers here.
     """
+    job = named or DEFAULT_ID
     if not (workers := workers_of(job, _processes(job))):
-        message = f"{why.message} No worker of job {job!r} was found on this host, among this user's processes."
+        searched = f" No worker of job {job!r} was found on this host, among this user's processes." if named else ""
+        message = f"{why.message}{searched}"
         raise UsageError(message, hint="\n".join(filter(None, [_ELSEWHERE, why.hint]))) from why
     ranks = [LocalRank(worker.rank, worker.pid) for worker in workers]
     found = locate(Locate(0, full=full, judge=False), ranks, None, spy=PySpy())

@@ -18,7 +18,9 @@ from typing import Any
 
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
+from elastic_core.monitors import RunningRound
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_operate.course import Course
 from elastic_operate.job_file import BYTES, JobFile, directories, kept, renew
 
 CLIENTS_MAX = 8  # commands that are served at once
@@ -36,6 +38,7 @@ class CommandServer:
     Args:
         file: The file.
         describe: Returns the agent's state as a text; any thread may call it.
+        course: The agent's newest round, and how it has ended; another thread changes it.
         connect: Makes a connection to the job's store; None for a job that has none.
         publish: Publishes an event of the agent.
         closed: Ends the server once it is set; :meth:`close` sets it.
@@ -45,12 +48,13 @@ class CommandServer:
         self,
         file: JobFile,
         describe: Callable[[], str],
+        course: Course,
         connect: Callable[[], RendezvousBackend] | None,
         publish: Callable[[Event], None],
         closed: threading.Event,
     ) -> None:
-        self._file, self._describe, self._connect, self._publish = file, describe, connect, publish
-        self._closed = closed
+        self._file, self._describe, self._course = file, describe, course
+        self._connect, self._publish, self._closed = connect, publish, closed
         self._listener: socket.socket | None = None
         self._free = threading.BoundedSemaphore(CLIENTS_MAX)
         self._requesting: set[threading.Thread] = set()  # the threads whose command has a request in the store
@@ -61,7 +65,7 @@ class CommandServer:
             failed = []
             for directory in directories(reading=False):
                 try:
-                    with kept(self._file, directory) as self._listener:
+                    with kept(self._file, directory, lambda: self._course.end) as self._listener:
                         self._accept(self._listener, directory)
                     break
                 except OSError as exc:
@@ -113,10 +117,10 @@ class CommandServer:
             if uid != os.geteuid():
                 return
             client.settimeout(IDLE_MAX_SECONDS)
-            state = ""
+            state, workers = "", None
             with suppress(Exception):  # in the middle of a change
-                state = self._describe()
-            _send(client, {"store": self._connect is not None, "state": state})
+                state, workers = self._describe(), describe_workers(self._course.round)
+            _send(client, {"store": self._connect is not None, "state": state, "workers": workers})
             if self._connect is None or not requests.readline(REQUEST_MAX_BYTES):
                 return
             try:
@@ -155,6 +159,17 @@ class CommandServer:
                 self._requesting.discard(threading.current_thread())
                 return None
         raise ValueError(request)
+
+
+def describe_workers(round: RunningRound | None) -> dict[str, Any] | None:
+    """Return the number of a round and its workers here: rank, pid, step, and seconds since the last progress."""
+    if round is None:
+        return None
+    progress, workers = round.newest_progress(), []
+    for worker in round.workers:
+        reached, age = progress.get(worker.rank, (None, None))
+        workers.append([worker.rank, worker.pid, None if reached is None else reached.step, age])
+    return {"round": round.number, "workers": workers}
 
 
 def _send(client: socket.socket, reply: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import json
 import socket
 from collections.abc import Collection
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_core.errors import (
@@ -18,13 +18,16 @@ from elastic_core.errors import (
     StoreLostError,
     UsageError,
 )
+from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
+from elastic_core.session.job_view import JobStatus, WorkerStatus
 from elastic_core.warden.linux import state_of
 from elastic_operate import job_file
 from elastic_operate.job_file import BYTES, JobFile
 
 HELLO_SECONDS = 5.0  # for the agent's first line
 ANSWER_SECONDS = 30.0  # for any other answer: the agent may have to wait for the store
+_HAS_WORKERS = Phase.RUNNING.value, "starting"
 _ERRORS = {error.__name__: error for error in (RendezvousStateError, StoreLostError)}
 
 
@@ -99,6 +102,8 @@ class AgentStore(RendezvousBackend):
     Attributes:
         state: The agent's state, as it describes it on SIGQUIT.
         has_store: Whether the job has a store; a rendezvous handler of others has none.
+        round: The number of the agent's round; 0 before the first.
+        workers: The agent's workers of that round, as they are now; () for none.
     """
 
     hosting = False
@@ -118,6 +123,8 @@ class AgentStore(RendezvousBackend):
             self.close()
             raise SilentAgentError(f"{self._agent} does not answer.") from exc
         self.state, self.has_store = str(hello["state"]), bool(hello["store"])
+        found = hello.get("workers") or {"round": 0, "workers": ()}
+        self.round, self.workers = found["round"], tuple(WorkerStatus(*each) for each in found["workers"])
 
     def open(self) -> None:
         """Have the agent connect to the store. If it cannot, this connection is closed."""
@@ -172,6 +179,20 @@ class AgentStore(RendezvousBackend):
         if "error" in reply:
             raise _ERRORS.get(reply["error"], RendezvousConnectionError)(reply["message"], hint=reply["hint"])
         return reply["result"]
+
+
+def with_own_workers(seen: JobStatus, job: HostJob) -> JobStatus:
+    """Return the status with the workers of this host as its agents know them now, and not as they wrote last."""
+    own: dict[str, tuple[WorkerStatus, ...]] = {}
+    for file in job.agents:
+        with suppress(SilentAgentError), closing(AgentStore(file)) as agent:
+            if agent.workers and agent.round == seen.round:
+                own[file.node] = agent.workers
+    nodes = (
+        replace(node, workers=own[node.node_id]) if node.node_id in own and node.phase in _HAS_WORKERS else node
+        for node in seen.nodes
+    )
+    return replace(seen, nodes=tuple(nodes))
 
 
 def agent_state(job: HostJob) -> str:

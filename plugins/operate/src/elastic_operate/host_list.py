@@ -15,7 +15,7 @@ from elastic_core.events import describe_duration
 from elastic_core.host.terminal import printable
 from elastic_core.session.job_view import JobStatus, look
 from elastic_core.threads import asked
-from elastic_operate.host_jobs import HostJob
+from elastic_operate.host_jobs import HostJob, with_own_workers
 
 ANSWER_MAX_SECONDS = 10.0  # for all jobs together
 _COLUMNS = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "STEP", "RESTARTS", "UP", "PID")
@@ -37,7 +37,8 @@ def ask(job: HostJob) -> Answer:
             if not store.has_store:
                 return Answer(job, None, "runs over a rendezvous handler of others")
             store.open()
-            return Answer(job, look(store, job.newest.job))
+            seen = look(store, job.newest.job)
+        return Answer(job, None if seen is None else with_own_workers(seen, job))
     except ElasticError as exc:
         return Answer(job, None, exc.message)
 

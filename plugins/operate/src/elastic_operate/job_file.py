@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
 
 SUFFIX, SOCKET_SUFFIX = ".json", ".sock"
-LAST = "last"  # the file of an agent that has kept logs and has ended
+LAST, LAST_LOGS = "last", "last-logs"  # the files of the agent that has ended last, and of the last that kept logs
 BYTES = "latin-1"  # the encoding by which bytes are texts in the JSON that the socket takes
 OLD_SECONDS = 86400.0  # after which a file is removed that is of another boot or release, and that no agent renews
 _MAX_BYTES = 1 << 16
@@ -48,6 +48,8 @@ class JobFile:
         pid: The agent's process.
         started: The start of that process, in ticks since the boot.
         kernel: The boot and the PID namespace in which ``pid`` and ``started`` have a meaning.
+        ended: When the agent ended, in seconds since 1970; 0 while it runs, and if it was killed.
+        end: How it ended; '' while it runs, and if it was killed.
         directory: The directory that holds the file; not written.
     """
 
@@ -60,6 +62,8 @@ class JobFile:
     pid: int
     started: int
     kernel: str
+    ended: float = 0.0
+    end: str = ""
     directory: str = ""
 
     @property
@@ -117,8 +121,10 @@ def opened(directory: str) -> Iterator[str]:
 
 
 @contextmanager
-def kept(file: JobFile, directory: str) -> Iterator[socket.socket]:
+def kept(file: JobFile, directory: str, end: Callable[[], str] = str) -> Iterator[socket.socket]:
     """Keep a file in a directory while the block runs, and yield the socket beside it, which listens.
+
+    ``end`` returns how the agent has ended; by default ''.
 
     Raises:
         OSError: The directory cannot be used, or is full.
@@ -130,15 +136,23 @@ def kept(file: JobFile, directory: str) -> Iterator[socket.socket]:
         try:
             listener.bind(name + SOCKET_SUFFIX)
             listener.listen()
-            with open(os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-                json.dump(writer(JobFile)(file), out)
-            os.rename(f"{name}.new", name + SUFFIX)
+            _write(place, file, file.node + SUFFIX)
             yield listener
         finally:
-            with suppress(OSError):
-                os.unlink(f"{name}.new")
             renew(place, file)
-            _retire(place, file)
+            _retire(place, replace(file, ended=time.time(), end=end()))
+
+
+def _write(place: str, file: JobFile, name: str) -> None:
+    """Write a file under a name, whole or not at all."""
+    new = f"{place}/{file.node}.new"
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            json.dump(writer(JobFile)(file), out)
+        os.rename(new, f"{place}/{name}")
+    finally:
+        with suppress(OSError):
+            os.unlink(new)
 
 
 def renew(directory: str, file: JobFile) -> bool:
@@ -151,15 +165,18 @@ def renew(directory: str, file: JobFile) -> bool:
 
 
 def _retire(place: str, file: JobFile) -> None:
-    """Remove a file and its socket. One with logs becomes the last one, unless that was in use later."""
-    name, last = f"{place}/{file.node}", f"{place}/{LAST}"
+    """Remove a file and its socket. It becomes the last one, and of those with logs, unless that was in use later."""
+    name = f"{place}/{file.node}"
     with suppress(OSError):
         os.unlink(name + SOCKET_SUFFIX)
     with suppress(OSError):
-        if file.logs and not (os.path.exists(last) and os.path.getmtime(last) > os.path.getmtime(name + SUFFIX)):
-            os.rename(name + SUFFIX, last)
-        else:
-            os.unlink(name + SUFFIX)
+        used_at = os.path.getmtime(name + SUFFIX)
+        os.unlink(name + SUFFIX)
+        for last in (LAST, LAST_LOGS) if file.logs else (LAST,):
+            path = f"{place}/{last}"
+            if not (os.path.exists(path) and os.path.getmtime(path) > used_at):
+                _write(place, file, last)
+                os.utime(path, (used_at, used_at))
 
 
 def _remove_old(place: str, name: str) -> None:
@@ -186,11 +203,11 @@ def read_all() -> list[JobFile]:
     return sorted(found, key=lambda file: (file.started, file.pid))
 
 
-def read_last() -> JobFile | None:
-    """Return the file of the agent with logs that has ended last; None if none is known."""
+def read_last(name: str = LAST) -> JobFile | None:
+    """Return the file of the agent that has ended last, or of the last with logs; None if none is known."""
     for directory in directories():
         with suppress(OSError), opened(directory) as place:
-            if (file := read(place, LAST)) is not None:
+            if (file := read(place, name)) is not None:
                 return file
     return None
 

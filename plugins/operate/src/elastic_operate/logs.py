@@ -23,6 +23,7 @@ from elastic_core.errors import UsageError
 from elastic_core.exit_codes import ExitCode
 
 FOLLOW_INTERVAL_SECONDS = 0.2
+HOW_TO_KEEP = "Start the job with --log_dir=DIRECTORY, which keeps the workers' output by round and rank."
 _PIECE_BYTES = 1 << 16
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LOG = re.compile(r"round_(?P<round>\d+)/rank_(?P<rank>\d+)/(?P<stream>stdout|stderr)\.log")
@@ -78,7 +79,7 @@ def find_run(directory: Path) -> Path:
     if not runs:
         raise UsageError(
             f"No run has kept output in {str(directory)!r}.",
-            hint="Output is kept when elastic run has --log_dir together with --redirects or --tee, as in --tee 3.",
+            hint=HOW_TO_KEEP,
         )
     return max(runs, key=_written_at)
 
@@ -154,18 +155,17 @@ def directory_of(name: str | None) -> Path:
         UsageError: No such job keeps logs.
     """
     from elastic_operate.host_jobs import find_job, host_jobs
-    from elastic_operate.job_file import read_last
+    from elastic_operate.job_file import LAST_LOGS, read_last
 
     jobs = [*reversed(host_jobs())] if name is None else [job for job in [find_job(name)] if job is not None]
     found = [(job.newest.job, job.logs) for job in jobs if job.logs]
-    if not found and name is None and (last := read_last()) is not None and os.path.isdir(last.logs):
+    if not found and name is None and (last := read_last(LAST_LOGS)) is not None and os.path.isdir(last.logs):
         found = [(last.job, last.logs)]
     if not found:
         which = "No job of this host" if name is None else f"There is no directory {name!r}, and no job of this host"
         raise UsageError(
             f"{which}{'' if name is None else ' with that id'} keeps logs.",
-            hint="Write elastic logs DIRECTORY. Output is kept when elastic run has --log_dir together with "
-            "--redirects or --tee, as in --tee 3.",
+            hint=f"Write elastic logs DIRECTORY. {HOW_TO_KEEP}",
         )
     job, directory = found[0]
     click.echo(f"elastic: logs of job {job!r} in {directory}", err=True)
@@ -179,19 +179,20 @@ def directory_of(name: str | None) -> Path:
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
 def command(directory: str | None, number: int | None, rank: int | None, stream: str | None, follow: bool) -> int:
-    """Print the output of workers that `elastic run --log_dir=DIRECTORY --tee=3` has kept.
+    """Print the output of workers that `elastic run --log_dir=DIRECTORY` has kept.
 
     DIRECTORY is the --log_dir, whose newest run is printed, or the directory of one run, or the id of one of your jobs
     on this host. PET_LOG_DIR is its default, and without that the newest job of this host, or the last that has ended.
     """
     named = directory is not None and (os.sep in directory or os.path.isdir(directory))
     run = find_run(Path(directory) if directory is not None and named else directory_of(directory))
-    follower = Follower(run, Selection(number, rank, stream), sys.stdout.buffer)
+    selection = Selection(number, rank, stream)
+    follower = Follower(run, selection, sys.stdout.buffer)
     try:
+        if not follow and not find_logs(run, selection):
+            raise UsageError(f"No output in {str(run)!r} is of that round, rank and stream.", hint=_describe(run))
         if not follower.print_new(last=not follow) and not follow:
-            raise UsageError(
-                f"No output in {str(run)!r} is of that round, rank and stream.", hint=f"There is: {_describe(run)}."
-            )
+            click.echo("elastic: the output is empty", err=True)
         while follow:
             time.sleep(FOLLOW_INTERVAL_SECONDS)
             follower.print_new(last=False)
@@ -201,7 +202,9 @@ def command(directory: str | None, number: int | None, rank: int | None, stream:
 
 
 def _describe(run: Path) -> str:
-    """Return which rounds and ranks have output."""
-    logs = find_logs(run, Selection())
+    """Return which rounds, ranks and streams have output, or how output is kept."""
+    if not (logs := find_logs(run, Selection())):
+        return HOW_TO_KEEP
     rounds, ranks = sorted({log.round for log in logs}), sorted({log.rank for log in logs})
-    return f"rounds {rounds[0]} to {rounds[-1]}, ranks {ranks[0]} to {ranks[-1]}" if logs else "none"
+    streams = " and ".join(sorted({log.stream for log in logs}))
+    return f"There is: rounds {rounds[0]} to {rounds[-1]}, ranks {ranks[0]} to {ranks[-1]}, {streams}."

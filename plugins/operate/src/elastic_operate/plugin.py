@@ -11,17 +11,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
+from elastic_operate.course import Course
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
+    from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_operate.command_server import CommandServer
 
 DELAY_SECONDS = 0.25  # after which the file is written: the start of workers has been requested by then
+ENDS = ("job_closed", "left")  # the events that say how an agent ends
 END_MAX_SECONDS = 1.0  # for the removal of the file
 
 
@@ -32,6 +35,7 @@ class JobFiles:
         self._closed = threading.Event()
         self._server: CommandServer | None = None
         self._thread: threading.Thread | None = None
+        self._course = Course()
 
     @hookimpl
     def elastic_run_starts(
@@ -47,6 +51,7 @@ class JobFiles:
         """Start the thread that keeps the file and answers commands."""
         self.elastic_run_ends()  # the agent has entered the job again, as another node
         self._closed = closed = threading.Event()
+        self._course = course = Course()
 
         def run() -> None:
             if closed.wait(DELAY_SECONDS):
@@ -54,14 +59,24 @@ class JobFiles:
             from elastic_operate.command_server import CommandServer
             from elastic_operate.job_file import describe_agent
 
-            self._server = CommandServer(
-                describe_agent(config, run_uid, node.node_id, log_dir), describe, connect, publish, closed
-            )
-            self._server.run()
+            file = describe_agent(config, run_uid, node.node_id, log_dir)
+            self._server = server = CommandServer(file, describe, course, connect, publish, closed)
+            server.run()
 
         self._thread = threading.Thread(target=run, name="elastic-commands", daemon=True)
         with suppress(RuntimeError):  # no thread can be started
             self._thread.start()
+
+    @hookimpl
+    def elastic_round_starts(self, round: RunningRound) -> None:
+        """Take the round, whose workers commands show."""
+        self._course.round = round
+
+    @hookimpl
+    def elastic_observe(self, event: Event) -> None:
+        """Note how the job, or this node's part in it, has ended."""
+        if event.name in ENDS:
+            self._course.end = event.message.partition("\n")[0]
 
     @hookimpl
     def elastic_run_ends(self) -> None:

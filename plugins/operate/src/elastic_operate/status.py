@@ -55,17 +55,21 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
 
 def _status_of(given: dict[str, Any], *, watch: bool, as_json: bool) -> int:
     """Print what one job does. If only its agent's own state is known, print that."""
+    from elastic_core.config.rdzv_conf import LOCAL
     from elastic_core.session.job_view import look
-    from elastic_operate.host_jobs import EndedAgentError, agent_state, find_job
+    from elastic_operate.host_jobs import EndedAgentError, agent_state, find_job, with_own_workers
 
-    paint = painter(sys.stdout)
-    found = None if is_store_named(given) else find_job(given["rdzv_id"])
+    paint, named = painter(sys.stdout), is_store_named(given)
+    found = None if named else find_job(given["rdzv_id"])
+    has_store = found is None or found.newest.backend != LOCAL
     try:
         with job_store(given) as (store, job_id):
             while True:
                 if (seen := look(store, job_id)) is None:
                     raise UsageError(f"There is no job {job_id!r} in this store.", hint=NAMED)
-                lines = [*describe(seen, paint), *(() if found is None else [_here(found)])]
+                if found is not None:
+                    seen = with_own_workers(seen, found)
+                lines = [*describe(seen, paint, has_store=has_store), *(() if found is None else [_here(found)])]
                 _show(json.dumps(asdict(seen)) if as_json else "\n".join(lines), watch and not as_json)
                 if not watch or seen.state in ("succeeded", "failed"):
                     return int(ExitCode.SUCCESS)
@@ -76,6 +80,8 @@ def _status_of(given: dict[str, Any], *, watch: bool, as_json: bool) -> int:
         click.echo(f"{exc.message} Its own output says how.")
         return int(ExitCode.SUCCESS)
     except (NoStoreError, RendezvousConnectionError) as exc:
+        if found is None and not named and (ended := _describe_ended(given["rdzv_id"])):
+            raise UsageError(f"{exc.message} {ended}", hint=exc.hint) from exc
         if as_json or found is None or not (state := agent_state(found)):
             raise
         click.echo(state, nl=False)
@@ -92,20 +98,36 @@ def _here(job: HostJob) -> str:
     return printable(f"  here      agent pid {pids}, over {agent.backend}{at}{logs}")
 
 
+def _describe_ended(name: str | None) -> str:
+    """Return which job of this host ended last, and how; '' if none is known, or if it is not the one of that name."""
+    from elastic_operate.job_file import read_last
+
+    last = read_last()
+    if last is None or not (last.run == name or last.job.startswith(name or "")):
+        return ""
+    if not last.end:
+        return printable(f"The agent of the last one, job {last.job!r}, was killed.")
+    ago = describe_duration(max(0.0, time.time() - last.ended))
+    return printable(f"The last one, job {last.job!r}, ended {ago} ago: {last.end}.")
+
+
 def _show(text: str, clear: bool) -> None:
     if clear:
         click.clear()
     click.echo(text)
 
 
-def describe(seen: JobStatus, paint: Paint = plain) -> Iterator[str]:
+def describe(seen: JobStatus, paint: Paint = plain, *, has_store: bool = True) -> Iterator[str]:
     """Yield the lines for people. Other nodes, and strangers who reach the store, have written most of the texts."""
     seen = all_printable(seen)
-    yield f"job {seen.job!r} is {paint(seen.state, _STATES[seen.state])}" + (f": {seen.why}" if seen.why else "")
+    runs = seen.state == "running"  # then the reason is that of the newest round
+    why = f": {seen.why}" if seen.why and not runs else ""
+    yield f"job {seen.job!r} is {paint(seen.state, _STATES[seen.state])}{why}"
     yield f"  run       {seen.run}, for {describe_duration(seen.age_s)}"
     if seen.round:
         members = sum(node.ranks is not None for node in seen.nodes)
-        yield f"  round     {seen.round}: {seen.world_size} worker(s) on {members} node(s)"
+        after = f", after: {seen.why}" if runs and seen.round > 1 else ""
+        yield f"  round     {seen.round}: {seen.world_size} worker(s) on {members} node(s){after}"
     yield f"  restarts  {seen.restarts}{describe_limit(seen.max_restarts)} spent" + (":" if seen.failures else "")
     for failure in seen.failures[-FAILURES_SHOWN:]:
         yield paint(f"            {_failure(failure)}", YELLOW)
@@ -124,7 +146,8 @@ def describe(seen: JobStatus, paint: Paint = plain) -> Iterator[str]:
         yield f"  waiting   {seen.waiting} node(s): {seen.why_waiting}"
     if seen.spares and seen.state == "running":
         yield f"  spares    {seen.waiting} of --spares={seen.spares}"
-    yield f"  store     answers in {1000 * seen.store_s:.0f} ms{_slowest(seen.nodes)}"
+    if has_store:
+        yield f"  store     answers in {1000 * seen.store_s:.0f} ms{_slowest(seen.nodes)}"
 
 
 def _failure(failure: Failure) -> str:
@@ -178,9 +201,9 @@ def _workers(several: list[WorkerStatus]) -> str:
 
 
 def _slowest(nodes: Sequence[NodeStatus]) -> str:
-    """Return how long the store takes to answer the node for which it takes longest; '' if no node has said so."""
+    """Return how long the store takes to answer the node for which it takes longest; '' if it is the only one."""
     slowest = max(nodes, key=lambda node: node.store_s or 0.0, default=None)
-    if slowest is None or not slowest.store_s:
+    if len(nodes) < 2 or slowest is None or not slowest.store_s:
         return ""
     return f" here, and in {1000 * slowest.store_s:.0f} ms on {slowest.host}, which waits longest"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
@@ -14,7 +13,8 @@ from elastic_progress.reader import ProgressReader
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
-    from elastic_core.monitors import RunningRound
+    from elastic_core.events import Event
+    from elastic_core.monitors import PlannedStop, RunningRound
     from elastic_core.progress import Checkpoint
 
 
@@ -52,13 +52,24 @@ class ProgressMonitor:
             if self._files is None or self._run != round.run_uid:  # what one run has noticed is news to the next
                 self.elastic_run_ends()
                 self._files, self._run = CheckpointFiles(self._place, self._report_checkpoint), round.run_uid
-            round.look_last(partial(self._files.look, settled=True))
+            round.look_last(self._look_for_files)
+        round.look_last(self._judge_time_to_save)
 
     @hookimpl
     def elastic_run_ends(self) -> None:
         """Look for no more checkpoints."""
         if self._files is not None:
             self._files.close()
+
+    def _look_for_files(self, stop: PlannedStop) -> None:
+        if self._files is not None:
+            self._files.look(settled=True)
+
+    def _judge_time_to_save(self, stop: PlannedStop) -> Event | None:
+        """Return the event about the state of the round, after all checkpoints of it were reported."""
+        from elastic_progress.time_to_save import saved_event, time_to_save  # few rounds need it
+
+        return None if self._round is None else saved_event(time_to_save(self._round.number, stop))
 
     def _report_checkpoint(self, checkpoint: Checkpoint, age: float) -> None:
         if self._round is not None:

@@ -39,6 +39,9 @@ class ProgressReader:
         self._lock = threading.Lock()
         self._lines: dict[int, LineReader] = {}  # by rank
         self._round: RunningRound | None = None
+        self._reporting = threading.local()
+        """In a thread that reports what was read, ``on`` is True: other progress comes from the script itself."""
+        self._script_reports = False
         self._told_pattern = ""
         """The name of the pattern that was published last."""
         self._is_own = expressions.progress is not None or expressions.checkpoint is not None
@@ -58,6 +61,7 @@ class ProgressReader:
         with self._lock:
             self._round = round
             self._lines.clear()
+        round.follow_progress(self._note_source)
         round.read_output(partial(StreamReader, self, round), every_stream=self._is_own)
 
     def read(self, round: RunningRound, rank: int, lines: Sequence[str], at: float) -> None:
@@ -78,19 +82,28 @@ class ProgressReader:
                     raise TimeoutError(f"a line took more than {MATCH_MAX_SECONDS:g} s: {line[-80:]!r}")
         if found:
             self._tell_pattern(round, rank, found[-1])
-        for progress in found:
-            round.report(rank, progress, at)
+        self._reporting.on = True
+        try:
+            for progress in found:
+                round.report(rank, progress, at)
+        finally:
+            self._reporting.on = False
         for checkpoint in checkpoints:
             round.report_checkpoint(checkpoint)
+
+    def _note_source(self, rank: int, progress: Progress) -> None:
+        """Note that the script reports its steps itself (``TrainState``, ``elastic.report``)."""
+        self._script_reports |= progress.step is not None and not getattr(self._reporting, "on", False)
 
     def _tell_pattern(self, round: RunningRound, rank: int, progress: Progress) -> None:
         chosen = self._recognizer.chosen
         name = "--progress_pattern" if chosen is None else chosen.name
-        if name == self._told_pattern:
+        if name == self._told_pattern or (self._script_reports and not self._is_own):
             return
         self._told_pattern = name
         where = progress.describe() or "no step yet"
-        message = f"progress is read from the workers' output, as {name} says it: rank {rank} is at {where}"
+        by = name if chosen is None else f'the pattern "{name}"'
+        message = f"rank {rank} is at {where}, read from its output by {by}"
         round.publish(Event("progress_pattern", message, fields={"pattern": name, "rank": rank}))
 
 

@@ -22,8 +22,11 @@ class Progress(Protocol):
     """Steps committed."""
     epoch: int
     """The epoch in progress, from 0."""
+    lacks_batches: bool
+    """The epoch was resumed after its last batch."""
 
 
+UNSET = "none left: what the loop over them sets needs a value from before it"
 _states: list[weakref.ref[Progress]] = []
 """In the order in which they were made."""
 
@@ -35,7 +38,10 @@ def follow(state: Progress) -> None:
 
 def _newest() -> Mapping[str, object]:
     living = [state for reference in _states if (state := reference()) is not None]
-    return {"step": living[-1].step, "epoch": living[-1].epoch} if living else {}
+    if not living:
+        return {}
+    lacking = {"batches": UNSET} if living[-1].lacks_batches else {}
+    return {"step": living[-1].step, "epoch": living[-1].epoch, **lacking}
 
 
 error_file.attach(_newest)

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic_torch.memory.rescue import Rescue, Rescued, candidates, directories, is_newer, opened
+from elastic_torch.memory.rescue import Rescue, candidates, directories, is_newer, opened
+from elastic_torch.memory.rescue_files import Rescued
 from elastic_torch.memory.snapshot import Buffer, Snapshot
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import put_together, take_apart
@@ -189,11 +190,10 @@ def test_what_another_release_has_written_is_passed_over_by_name(
 
 KILLED = """
 import itertools, os, sys, threading
-from pathlib import Path
-from elastic_core.agent.snapshot_files import Request, Target, kept_in, write
-from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+from elastic_torch.memory.rescue_files import write
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, Request, Target, kept_in
 fd = os.memfd_create("a")
-os.write(fd, SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE, SNAPSHOT_HEADER.size, 1000, 0))
+os.write(fd, HEADER.pack(MAGIC, COMPLETE, HEADER.size, 1000, 0))
 os.write(fd, b"[2, 7, ".ljust(1000))
 call, which, calls = getattr(os, sys.argv[3]), int(sys.argv[4]), itertools.count(1)
 def last(*args):
@@ -201,7 +201,7 @@ def last(*args):
     if next(calls) == which:
         os.kill(os.getpid(), int(sys.argv[2]))
 setattr(os, sys.argv[3], last)
-request = Request("train", "b", True, None, None, (Target(Path(sys.argv[1])),))
+request = Request("train", "b", True, targets=(Target(sys.argv[1]),))
 write(request, kept_in(fd), "n", threading.Event())
 """
 

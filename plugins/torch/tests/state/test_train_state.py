@@ -21,8 +21,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from elastic_core.errors import UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE
+from elastic_core.worker.error_file import ERROR_FILE
 from elastic_core.worker.fd_store import held, release
 from elastic_torch.disk import CheckpointSaveError, Disk
+from elastic_torch.error_file import record
 from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.train_state import TrainState
 from elastic_torch.version import Place
@@ -116,7 +118,122 @@ def test_with_accumulation_a_commit_is_a_step_of_the_optimizer() -> None:
         pass
     second = Training(accumulate=4)
     assert second.state.restore() is not None
-    assert (second.state.step, second.state.epoch, second.state.batch) == (2, 0, 6)
+    assert (second.state.step, second.state.epoch, second.state.batch) == (2, 1, 0), "the next epoch had begun"
+
+
+class Rows(IterableDataset[tuple[torch.Tensor]]):
+    """The rows of a dataset, whose number its loader does not know."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
+        return iter(self.data)  # type: ignore[arg-type,call-overload]
+
+
+class EpochTraining(Training):
+    """One in which the code after the inner loop changes the state, draws numbers, and uses a variable of the loop."""
+
+    def __init__(self, *, sized: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        self.scheduler.milestones.clear()
+        self.scheduler.milestones.update([1, 2])
+        self.losses: list[float] = []
+        if not sized:
+            self.loader = DataLoader(Rows(self.loader.dataset), batch_size=4)  # type: ignore[arg-type]
+
+    def run(self, epochs: int = 3) -> Iterator[int]:
+        """Train; stop after each epoch's last batch, and once more behind the code after it."""
+        for _ in self.state.epochs(epochs):
+            for (x,) in self.state.batches(self.loader, accumulate=self.accumulate):
+                loss = self.model(x + random.random()).square().mean()
+                loss.backward()
+                if self.state.sync_gradients:
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+            yield self.state.step
+            if next(self.model.parameters()).grad is not None:  # of a stream's last step
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            torch.rand(7)
+            self.losses.append(loss.item())
+            self.scheduler.step()
+            yield self.state.step
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("lost_at", range(1, 7))
+@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize(
+    ("sized", "accumulate"), [(True, 1), (True, 4), (False, 1), (False, 4)], ids=["", "steps", "stream", "stream steps"]
+)
+def test_code_after_the_inner_loop_belongs_to_the_last_step(
+    lost_at: int, every: int, sized: bool, accumulate: int
+) -> None:
+    options = {"sized": sized, "accumulate": accumulate, "snapshot_every": every}
+    alone = EpochTraining(name="alone", **options)
+    list(alone.run())
+    first = EpochTraining(**options)
+    list(itertools.islice(first.run(), lost_at))
+    second = EpochTraining(**options)
+    second.state.restore()
+    list(second.run())
+    assert equal(alone, second)
+    assert alone.losses[-len(second.losses) :] == second.losses
+    assert second.state.step == alone.state.step
+
+
+@pytest.mark.usefixtures("agent")
+def test_code_after_the_last_epoch_belongs_to_the_last_step_too() -> None:
+    alone = EpochTraining(name="alone")
+    list(alone.run())
+    list(EpochTraining().run())
+    second = EpochTraining()
+    restored = second.state.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch) == (17, 2)
+    list(second.run())
+    assert equal(alone, second)
+
+
+def test_a_step_is_asked_about_once_and_saved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def ask(step: int) -> bool:
+        asked.append(step)
+        return False
+
+    monkeypatch.setattr("elastic_torch.state.train_state.should_checkpoint", ask)
+    folder = Folder()
+    monkeypatch.setattr(folder, "due", lambda step, last=False: last or step % 6 == 0)
+    training = EpochTraining(disk=folder)
+    list(training.run(1))
+    list(training.run(3))
+    assert asked == list(range(1, 19))
+    assert [saved.step for saved in folder.saved] == [6, 12, 18]
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_stop_after_an_epochs_last_step_waits_for_nothing_and_an_unset_variable_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("elastic_torch.state.train_state.should_checkpoint", lambda step: step == 6)
+    alone = EpochTraining(name="alone")
+    list(alone.run())
+    folder = Folder()
+    first = EpochTraining(disk=folder)
+    assert next(first.run()) == 6
+    assert first.state.stopping
+    assert [saved.step for saved in folder.saved] == [5, 6], "before the code after the loop"
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error.json"))
+    second = EpochTraining()
+    restored = second.state.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch) == (6, 0)
+    told = r"^Epoch 0 goes on after its last batch.* uses one, such as `loss`, needs a value from before the loop"
+    with pytest.raises(UnboundLocalError), pytest.warns(UserWarning, match=told):
+        record(lambda: list(second.run()))()
+    assert "(step 6, epoch 0, batches none left: what the loop" in (tmp_path / "error.json").read_text()
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -138,8 +255,10 @@ class Stream(IterableDataset[torch.Tensor]):
         self.at = state["at"]
 
 
-def streamed() -> Iterator[tuple[int, int, int]]:
-    """Train for two epochs: the steps committed before each batch, its epoch and its number."""
+def streamed(hangs: bool = False) -> Iterator[tuple[int, int, int]]:
+    """Train for two epochs: the steps committed before each batch, its epoch and its number; ``hangs`` after the first
+    one's last batch.
+    """
     model = nn.Linear(1, 1)
     loader = StatefulDataLoader(Stream(), batch_size=1)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), per_rank={"loader": loader})
@@ -147,6 +266,8 @@ def streamed() -> Iterator[tuple[int, int, int]]:
     for epoch in state.epochs(2):
         for batch in state.batches(loader, accumulate=2):
             yield state.step, epoch, int(batch)
+        if hangs:
+            return
 
 
 @pytest.mark.usefixtures("agent")
@@ -157,6 +278,13 @@ def test_a_stream_whose_last_step_is_short_is_read_once_in_each_epoch(lost_after
     first = streamed()
     committed = [batch for step, *batch in itertools.takewhile(lambda item: item[0] < lost_after, first)]
     assert [*committed, *(batch for _, *batch in streamed())] == [[e, n] for e in (0, 1) for n in range(1, 6)]
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_a_stream_that_is_lost_after_an_epochs_last_batch_repeats_its_last_step() -> None:
+    list(streamed(hangs=True))
+    assert [batch for _, *batch in streamed()] == [[0, 5], *([1, n] for n in range(1, 6))]
 
 
 @pytest.mark.usefixtures("agent")
@@ -364,17 +492,23 @@ def test_a_sampler_that_does_not_know_how_far_it_is_goes_on_with_as_many_ranks_o
         next(lossy.run())
 
 
-def test_an_epoch_that_is_over_needs_no_position_whatever_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stops", "epoch"), [(True, 0), (False, 1)], ids=["stopped there", "the next has begun"])
+@pytest.mark.filterwarnings("ignore:Epoch 0 goes on after its last batch")
+def test_an_epoch_that_is_over_needs_no_position_whatever_the_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, stops: bool, epoch: int
+) -> None:
     folder = Folder("another run")
+    monkeypatch.setattr("elastic_torch.state.train_state.should_checkpoint", lambda step: stops and step == 6)
     monkeypatch.setattr(folder, "due", lambda step, last=False: step == 6)
     first = Training(disk=folder)
     until(first, 6)
     [saved] = folder.saved
     saved.state["form"] = saved.state["form"].replace('["ranks", 1]', '["ranks", 2]')
+    monkeypatch.undo()
     second = Training(disk=folder, rng=False)
     restored = second.state.restore()
     assert restored is not None
-    assert (restored.step, restored.epoch) == (6, 0), "the epoch's last"
+    assert (restored.step, restored.epoch) == (6, epoch), "after the first one's last step"
     assert list(second.run()) == [*range(7, 13)], "the next one begins"
     assert len({*map(tuple, second.seen)}) == 6
 

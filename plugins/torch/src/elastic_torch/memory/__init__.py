@@ -4,4 +4,7 @@
 in shared memory, ``buffers`` are the files of a worker, which the agent keeps for the next one. ``start_mark`` tells a
 worker that was killed in its first commit from a new one. ``rescue`` reads snapshots that agents have written to a
 directory after a job had failed.
+
+``agent`` is the agent's plugin, and ``rescue_decision`` decides what it writes. ``snapshot_format`` is the format of
+memory files, and ``rescue_files`` writes and lists the files of such a directory. None of these four imports torch.
 """

@@ -26,8 +26,9 @@ import torch
 from elastic_core.errors import ResourceError, UsageError
 from elastic_core.threads import asked
 from elastic_core.worker.channel import channel
-from elastic_core.worker.fd_store import held, hold, is_of_other_format, release
+from elastic_core.worker.fd_store import held, hold, release
 from elastic_torch.memory.snapshot import PAGE, Buffer, Snapshot
+from elastic_torch.memory.snapshot_format import is_of_other_release
 from elastic_torch.version import Stamp
 
 logger = logging.getLogger("elastic_torch.memory")
@@ -101,6 +102,12 @@ class Buffers:
             if buffer is not None and (found := buffer.read()) is not None and found.stamp.round in rounds:
                 buffer.begin()
         if rounds:
+            self.go_back_to(max(self.stamps(), default=None))
+
+    def take_back(self, stamp: Stamp) -> None:
+        """Let go of this snapshot, if it is here."""
+        if (buffer := self.buffer_of(stamp)) is not None:
+            buffer.begin()
             self.go_back_to(max(self.stamps(), default=None))
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
@@ -244,7 +251,7 @@ def adopted(name: str) -> Buffer | None:
             f"The agent has not answered for {ANSWER:.0f} seconds, so what it keeps of the training is not known.",
             hint="The next round asks again. If its host is as busy as that, leave the agent a core.",
         )
-    if fd is not None and is_of_other_format(fd):
+    if fd is not None and is_of_other_release(fd):
         logger.warning(
             "The snapshot %s in memory is of another release of elastic-torch, and is lost. Keep one release for as "
             "long as a job runs.",

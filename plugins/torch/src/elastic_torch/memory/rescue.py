@@ -1,65 +1,36 @@
 """Snapshots that agents have written to a directory because their job had failed for good, and the next run's way back.
 
-The first worker of each node tells its agent where to write them (``elastic_core.agent.snapshot_rescue`` does that).
-The next run looks there when no rank has a snapshot in memory, and goes on from one that is newer than the newest
-checkpoint: it is put into memory as a snapshot of round 0, and treated like any other. The files stay
-where they are; once the run has saved a checkpoint, that is the newer one.
+The first worker of each node asks its agent to write them (``agent`` does that). The next run looks there when no rank
+has a snapshot in memory, and goes on from one that is newer than the newest checkpoint: it is put into memory as a
+snapshot of round 0, and treated like any other. The files stay where they are; once the run has saved a checkpoint,
+that is the newer one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import json
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from elastic_core.errors import ElasticError, ResourceError
-from elastic_core.worker.fd_store import RESCUE, held, hold
+from elastic_core.worker.fd_store import held, hold
 from elastic_torch.memory.buffers import MOST
+from elastic_torch.memory.rescue_files import BLOCK, OTHER_RELEASE, Rescued, listed, remove_abandoned
 from elastic_torch.memory.snapshot import Buffer, Snapshot
+from elastic_torch.memory.snapshot_format import RESCUE, Request, Target, request_in
 from elastic_torch.state.disk_tier import AnyCheckpoint, DiskTier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.version import Place, Stamp
 
 logger = logging.getLogger("elastic_torch.memory")
 VARIABLE = "ELASTIC_RESCUE_DIR"
-FOLDER = "rescued"
-"""In the directory of the checkpoints."""
-_FORMAT = 1
-_OTHER_RELEASE = "to go on from it, start the job with the release that wrote it"
-_BLOCK = 8 << 20
-_ABANDONED = 86400.0
-"""Seconds after which an unfinished file counts as abandoned, where files cannot be locked."""
-_ANSWER = 5.0
-"""Seconds to wait for the agent: without its answer a snapshot may be written that need not be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rescued:
-    """One snapshot that an agent has written."""
-
-    path: str
-    run: str
-    """The uid of the run that failed."""
-    round: int
-    step: int
-    rank: int | None
-    """Whose part of a sharded state it is; None where it is all of a state."""
-    world: int | None
-    size: int
-    sha256: str
-    base: tuple[str, int, int] | None
-    """Run, round and step of the newest checkpoint on disk when that run began; None where there was none."""
-    modified: float
-    """When it was written, by the clock of the file's host."""
+FOLDER = "rescued"  # in the directory of the checkpoints
+_ANSWER_SECONDS = 5.0  # to wait for the agent: without its answer a snapshot may be written that need not be
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +47,7 @@ class Candidate:
 
 
 class Rescue:
-    """Where this worker's state goes if the job fails, and what an earlier run has left there.
+    """The directories that this worker's state goes to if the job fails, and the files of an earlier run there.
 
     Args:
         name: Of the state.
@@ -89,40 +60,36 @@ class Rescue:
     def __init__(
         self, name: str, disk: DiskTier | None, place: Place, *, whole: bool, environ: Mapping[str, str] = os.environ
     ) -> None:
-        self._name, self._place, self._whole = name, place, whole
         directory = None if disk is None else getattr(disk, "directory", None)
-        self._directories = directories(name, directory, environ.get(VARIABLE, ""), sys.argv)
-        self._base: Any = None
-        self._saved: Sequence[int] | None = None
+        targets = directories(name, directory, environ.get(VARIABLE, ""), sys.argv)
+        self._request = Request(name, place.run, whole, targets=tuple(targets))
+        self._place, self._environ = place, environ
         self._unusable: Candidate | None = None
-        self._environ = environ
 
     def find(self, peers: Peers, newest: AnyCheckpoint | None) -> list[Candidate]:
-        """Return what can be gone on from instead of the newest checkpoint, the best first. Collective; the same on
-        all ranks.
-        """
-        if not self._directories:
+        """Return what can be gone on from instead of the newest checkpoint, the best first. Collective."""
+        name, own = self._request.name, [target.path for target in self._request.targets if target.is_own()]
+        if not self._request.targets:
             return []
-        ours = [path for path, spare in self._directories if _is_ours(path, spare)]
         if self._place.local_rank == 0:
-            for path in ours:
-                _remove_abandoned(path, self._name)
-        listed = [asdict(found) for path in ours for found in _listed(path, self._name)]
-        offers = [[_rescued(entry) for entry in each] for each in peers.gather_json(listed)]
-        found, refused = candidates(offers, newest, whole=self._whole)
+            for path in own:
+                remove_abandoned(path, name)
+        found_here = [asdict(found) for path in own for found in listed(path, name)]
+        offers = [[Rescued.of(entry) for entry in each] for each in peers.gather_json(found_here)]
+        found, refused = candidates(offers, newest, whole=self._request.whole)
         if peers.rank == 0:
             for text in refused:
                 logger.warning("%s", text)
         return found
 
     def take(self, peers: Peers, candidate: Candidate, keep: Callable[[Stamp, Snapshot], None]) -> bool:
-        """Put a state into memory, where all ranks find it; whether that could be done. Collective."""
+        """Put a state into memory, where all ranks find it; return whether that could be done. Collective."""
         error = ""
         try:
             for file in candidate.files.get(peers.rank, ()):
                 with contextlib.closing(opened(file)) as buffer:
                     if (snapshot := buffer.read()) is None:
-                        raise ValueError(f"{file.path} is of a form that this release does not read: {_OTHER_RELEASE}")
+                        raise ValueError(f"{file.path} is of a form that this release does not read: {OTHER_RELEASE}")
                     keep(Stamp(0, candidate.step), snapshot)
         except (OSError, ValueError, ResourceError) as exc:
             error = str(exc)
@@ -165,57 +132,51 @@ class Rescue:
         ``newest``, a collective too, is called where no agent remembers with which checkpoint the run began: with this
         one, unless it is the run's own.
         """
-        if not self._directories:
+        if not self._request.targets:
             return
         earlier = self._earlier()
-        known = [base for each in peers.gather_json([earlier["base"]] if earlier else []) for base in each]
-        if known:
-            self._base = known[0]
-        else:
+        known = [base for each in peers.gather_json([earlier.base] if earlier else []) for base in each]
+        base = known[0] if known else None
+        if not known:
             with contextlib.suppress(ElasticError, OSError):  # there is no need of a disk while there is a memory
                 if (found := newest()) is not None and found.run_uid != self._place.run:
-                    self._base = [found.run_uid, found.round, found.step]
-        self._saved = earlier["saved"] if earlier else None
-        self._tell()
+                    base = [found.run_uid, found.round, found.step]
+        self._request = replace(self._request, base=base, saved=earlier.saved if earlier else None)
+        self._leave()
 
     def saved(self, step: int) -> None:
         """Record that a checkpoint of this round is on disk. May be called from any thread."""
-        self._saved = [self._place.round, step]
-        self._tell()
+        self._request = replace(self._request, saved=Stamp(self._place.round, step))
+        self._leave()
 
-    def _tell(self) -> None:
-        if self._place.local_rank != 0 or not self._directories:
+    def _leave(self) -> None:
+        """Leave the request with the agent, from the first worker of a node."""
+        if self._place.local_rank != 0 or not self._request.targets:
             return
-        body = {
-            "run": self._place.run,
-            "whole": self._whole,
-            "base": self._base,
-            "saved": self._saved,
-            "directories": [{"path": path, "spare": spare} for path, spare in self._directories],
-        }
-        fd = os.memfd_create("rescue", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(RESCUE, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.write(fd, json.dumps(body).encode())
-            hold(f"{self._name}/{RESCUE}", fd, _ANSWER)
+            os.write(fd, self._request.packed())
+            hold(f"{self._request.name}/{RESCUE}", fd, _ANSWER_SECONDS)
         except ResourceError as error:
             logger.warning("If the job fails, its newest step will not be written out: %s", error.message)
         finally:
             os.close(fd)
 
-    def _earlier(self) -> dict[str, Any] | None:
-        """Return what an earlier round of this run has told this node's agent."""
-        fd = held(f"{self._name}/{RESCUE}", _ANSWER) if self._place.local_rank == 0 else None
+    def _earlier(self) -> Request | None:
+        """Return the request of an earlier round of this run, from this node's agent."""
+        name = self._request.name
+        fd = held(f"{name}/{RESCUE}", _ANSWER_SECONDS) if self._place.local_rank == 0 else None
         if fd is None:
             return None
         try:
-            body: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+            found = request_in(name, fd)
         finally:
             os.close(fd)
-        return body if body.get("run") == self._place.run else None
+        return found if found is not None and found.run == self._place.run else None
 
 
-def directories(name: str, directory: str | None, chosen: str, command: Sequence[str]) -> list[tuple[str, bool]]:
-    """Return the directories for snapshots, in order, and of each whether it is a default. Pure but for the user's id.
+def directories(name: str, directory: str | None, chosen: str, command: Sequence[str]) -> list[Target]:
+    """Return the directories for snapshots, in order. Pure but for the user's id.
 
     Args:
         name: Of the state.
@@ -227,11 +188,11 @@ def directories(name: str, directory: str | None, chosen: str, command: Sequence
     key = hashlib.sha256(f"{job}\n{name}".encode()).hexdigest()[:16]
     found = []
     if directory is not None and "://" not in directory:
-        found.append((os.path.join(directory, FOLDER), False))
+        found.append(Target(os.path.join(directory, FOLDER)))
     if chosen:
-        found.append((os.path.join(os.path.abspath(chosen), key), False))
+        found.append(Target(os.path.join(os.path.abspath(chosen), key)))
     elif directory is not None:
-        found.append((f"/var/tmp/elastic-rescued-{os.geteuid()}/{key}", True))
+        found.append(Target(f"/var/tmp/elastic-rescued-{os.geteuid()}/{key}", spare=True))
     return found
 
 
@@ -279,7 +240,7 @@ def candidates(
 
 
 def is_newer(file: Rescued, newest: AnyCheckpoint | None) -> bool:
-    """Whether a snapshot is newer than the newest checkpoint (rule S5): that is of the same run, or from before it."""
+    """Return whether a snapshot is newer than the newest checkpoint (rule S5), of its run or from before that."""
     if newest is None:
         return True
     if newest.run_uid == file.run:
@@ -296,7 +257,7 @@ def opened(file: Rescued) -> Buffer:
     """
     digest = hashlib.sha256()
     with open(file.path, "rb", buffering=0) as raw:
-        block = bytearray(_BLOCK)
+        block = bytearray(BLOCK)
         while count := raw.readinto(block):
             digest.update(memoryview(block)[:count])
         if raw.tell() != file.size or digest.hexdigest() != file.sha256:
@@ -305,64 +266,9 @@ def opened(file: Rescued) -> Buffer:
 
 
 def _dealt(parts: Mapping[int | None, Mapping[int, Rescued]], ranks: int) -> dict[int, list[Rescued]] | None:
-    """Which present rank reads which part: the one of its number where that sees it; None where there are too many."""
+    """Return which present rank reads which part, the one of its number if that sees it; None if there are too many."""
     dealt: dict[int, list[Rescued]] = {rank: [] for rank in range(ranks)}
     for old, seen in sorted(parts.items(), key=lambda item: -1 if item[0] is None else item[0]):
         reader = old if old is not None and old in seen else min(seen, key=lambda rank: (len(dealt[rank]), rank))
         dealt[reader].append(seen[reader])
     return None if any(len(files) > MOST for files in dealt.values()) else dealt
-
-
-def _is_ours(directory: str, spare: bool) -> bool:
-    """Whether a directory was named by the user, or is in one that only this user may write to."""
-    if not spare:
-        return True
-    with contextlib.suppress(OSError):
-        parent = os.lstat(os.path.dirname(directory))
-        return parent.st_uid == os.geteuid() and not parent.st_mode & 0o022
-    return False
-
-
-def _remove_abandoned(directory: str, name: str) -> None:
-    """Remove what agents that were killed have left unfinished. An agent holds a lock on a snapshot until it counts."""
-    partial, whole = (Path(directory).glob(f"*/{name}_round-*{end}") for end in ("[0-9a-f].partial", ".snapshot"))
-    for path in (*partial, *whole):
-        with contextlib.suppress(OSError), open(path, "r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            except OSError:  # files cannot be locked here
-                if time.time() - path.stat().st_mtime < _ABANDONED:
-                    continue
-            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                continue  # it was finished, or removed, meanwhile
-            if path.suffix == ".snapshot":
-                if any(path.with_suffix(suffix).exists() for suffix in (".json", ".partial")):
-                    continue  # it counts, as may be only now that the lock is free; or an agent writes it anew
-                path.with_suffix(".json.partial").unlink(missing_ok=True)
-            path.unlink()
-            logger.info("%s was removed: an agent that was killed had left it unfinished.", path)
-
-
-def _listed(directory: str, name: str) -> Iterable[Rescued]:
-    """Return the snapshots of a state in a directory; entries that are not as they should be are skipped with a
-    warning.
-    """
-    for path in sorted(Path(directory).glob(f"*/{name}_round-*.json")):
-        try:
-            body = json.loads(path.read_bytes())
-            snapshot = path.with_suffix(".snapshot")
-            if body["format"] != _FORMAT:
-                text = "%s is of format %s, and this release reads format %s, so it is passed over: %s."
-                logger.warning(text, path, body["format"], _FORMAT, _OTHER_RELEASE)
-            elif body["name"] == name and body["run"] == path.parent.name:
-                fields = {key: body[key] for key in ("run", "round", "step", "rank", "world", "size", "sha256", "base")}
-                yield _rescued({**fields, "path": str(snapshot), "modified": snapshot.stat().st_mtime})
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            logger.warning("%s cannot be read, and is passed over: %s", path, error)
-
-
-def _rescued(entry: Mapping[str, Any]) -> Rescued:
-    base = entry["base"]
-    return Rescued(**{**entry, "base": None if base is None else (str(base[0]), int(base[1]), int(base[2]))})

@@ -22,13 +22,11 @@ from typing import Any
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, WRITING
 from elastic_torch.state.host_memory import fill, pin, unpin
 from elastic_torch.version import Stamp
 
-_HEADER, _MAGIC, _COMPLETE = SNAPSHOT_HEADER, SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE
-_WRITING = 0
-HEADER_BYTES = _HEADER.size
+HEADER_BYTES = HEADER.size
 PAGE = 4096
 """Bytes before the first tensor's."""
 _ALIGNED = 64
@@ -139,7 +137,7 @@ class Buffer:
             self._pinned = pin(self.bytes(), gpu)
         self._copy(tensors)
         self._map[start : start + len(text)] = text
-        self._mark(_COMPLETE, start, len(text), zlib.crc32(text))
+        self._mark(COMPLETE, start, len(text), zlib.crc32(text))
         self.stamp = stamp
         return True
 
@@ -159,9 +157,9 @@ class Buffer:
     def read(self) -> Snapshot | None:
         """Return what is in it; None if that was never finished."""
         header = self._map[:HEADER_BYTES]
-        magic, phase, start, length, crc = _HEADER.unpack(header)
+        magic, phase, start, length, crc = HEADER.unpack(header)
         text = self._map[start : start + length]
-        if magic != _MAGIC or phase != _COMPLETE or zlib.crc32(text) != crc:
+        if magic != MAGIC or phase != COMPLETE or zlib.crc32(text) != crc:
             return None
         if self._known is None or self._known[0] != header:
             try:
@@ -182,13 +180,13 @@ class Buffer:
 
     def used(self) -> int:
         """Bytes from its start that matter, the header's among them."""
-        _, _, start, length, _ = _HEADER.unpack_from(self._map)
+        _, _, start, length, _ = HEADER.unpack_from(self._map)
         return int(start + length)
 
     def begin(self) -> None:
         """All of it is about to be replaced by another buffer's bytes: until :meth:`finish` it holds nothing."""
         self._known = self.stamp = None
-        self._mark(_WRITING)
+        self._mark(WRITING)
 
     def header(self) -> torch.Tensor:
         """Return what :meth:`finish` of another buffer takes, as uint8 of shape (40,)."""
@@ -196,14 +194,14 @@ class Buffer:
 
     def finish(self, header: torch.Tensor, stamp: Stamp) -> None:
         """All bytes behind the header are there: now it holds what the other one does, of this stamp."""
-        _, phase, start, length, crc = _HEADER.unpack(header.numpy().tobytes())
+        _, phase, start, length, crc = HEADER.unpack(header.numpy().tobytes())
         self._mark(phase, start, length, crc)
         self._new, self.stamp = False, stamp
 
     def _mark(self, phase: int, start: int = 0, length: int = 0, crc: int = 0) -> None:
-        if phase == _COMPLETE:  # the word that it is comes after all others
-            _HEADER.pack_into(self._map, 0, _MAGIC, _WRITING, start, length, crc)
-        _HEADER.pack_into(self._map, 0, _MAGIC, phase, start, length, crc)
+        if phase == COMPLETE:  # the word that it is comes after all others
+            HEADER.pack_into(self._map, 0, MAGIC, WRITING, start, length, crc)
+        HEADER.pack_into(self._map, 0, MAGIC, phase, start, length, crc)
 
     def _lay_out(self, layout: _Layout) -> None:
         if layout != self._layout:

@@ -83,6 +83,10 @@ class MemoryTier:
             self._mark.release()
             self._marked = False
 
+    def take_back(self, stamp: Stamp) -> None:
+        """Let go of this snapshot, if it is here: the one before it is the newest."""
+        self._buffers.take_back(stamp)
+
     def has(self, stamp: Stamp) -> bool:
         """Whether all ranks would go on from this snapshot: a rank whose agent keeps nothing gets it from another."""
         choice = choose(self._peers.gather_stamps(self._buffers.stamps() if self._buffers.outlives else ()))

@@ -31,7 +31,7 @@ class Checkpoints:
 
     def after(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         """Save a finished step, if a checkpoint is due."""
-        if self._tier is not None and self._tier.due(step):
+        if self._tier is not None and self._tier.due(step) and step != self._there:
             self._save(step, state)
 
     def last(self, step: int, state: Callable[[], dict[str, Any]], *, save: bool = True, ends: bool = False) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -41,6 +42,10 @@ from elastic_torch.version import Place, Stamp
 _T = TypeVar("_T")
 _NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 """The names under which the agent keeps a state."""
+NO_BATCH = (
+    "Epoch {} goes on after its last batch, so the loop over its batches sets no variable. Code after that loop that "
+    "uses one, such as `loss`, needs a value from before the loop: `loss = None`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,9 @@ class TrainState:
         """Whether the last commit came after the loader's end, so that a loader's own state is that of its end."""
         self._epoch_is_over = False
         """Whether the last step committed was an epoch's last one, and the next epoch has not begun."""
+        self._in_epoch = False  # the script is in the body of a loop over epochs
+        self._unkept = False  # the last step is counted, and is kept when the next epoch begins
+        self.lacks_batches = False  # the epoch was resumed after its last batch: no variable of its loop is set
         self._ranks = self._peers.world
         """How many ranks made the restored state."""
         self._snapshot_every = snapshot_every
@@ -169,7 +177,15 @@ class TrainState:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of ``count``, from the one in progress; it ends early where all ranks stop.
 
-        At the end of them the last step is saved on disk, and everything there is written before the loop is left.
+        The code between the end of :meth:`batches` and the end of the body belongs to the epoch's last step, which is
+        kept when the next epoch begins: a failure before that repeats this step, and then that code, on the state
+        before both. Only where all ranks stop after that very step is it kept before that code, which runs in the next
+        process once more, or for the first time; no batch is left there, so the variables of the inner loop are not
+        set, and a warning says so. (The same follows a failure after the last batch of a sharded model's loader that
+        has no length.)
+
+        At the end of the last epoch the step is saved on disk, and everything there is written before the loop is
+        left. It is not kept in memory: code after the loop belongs to it, too.
 
         Raises:
             CheckpointError: The last step of all could not be saved on disk.
@@ -177,7 +193,14 @@ class TrainState:
         while self.epoch < count:
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(self.epoch)
-            yield self.epoch
+            if self._unkept:
+                self._keep()
+            self._in_epoch = True
+            try:
+                yield self.epoch
+            finally:
+                self._in_epoch = False
+            self.lacks_batches = False
             if self.stopping:
                 return
             self.epoch += 1
@@ -188,6 +211,8 @@ class TrainState:
 
     def batches(self, loader: Iterable[_T], *, accumulate: int = 1) -> Iterator[_T]:
         """Yield the batches that are left of the epoch; each step is committed when the batch after it is asked for.
+
+        The epoch's last step is then counted, and kept as :meth:`epochs` says; without such a loop it is kept at once.
 
         It ends early where all ranks stop. A script that leaves the loop otherwise calls :meth:`commit` for the last
         batch, or has it again after a restart. For a sampler without a state the batches that are done are drawn and
@@ -209,7 +234,9 @@ class TrainState:
         resumed, self._resumed = self._resumed and self.batch > 0, False
         iterator, left = self._begin(loader, self.batch if resumed else 0)
         step = self._accumulation = Accumulation(accumulate, left, self._sampler)
+        self.lacks_batches = resumed
         for batch in loaders.drawn(iterator, self._sampler, self.epoch):
+            self.lacks_batches = False
             step.batch()
             yield batch
             self.batch += 1
@@ -217,12 +244,18 @@ class TrainState:
                 self._sampler.advance()
             if step.batch_done():
                 self._epoch_is_over = step.epoch_is_over
-                self.commit()
+                self._end_step(is_last=step.epoch_is_over)
                 if self.stopping:
                     return
         if step.open:
             self._epoch_is_over = self._loader_has_ended = True
-            self.commit()
+            self._end_step(is_last=True)
+        elif self.lacks_batches:
+            warnings.warn(NO_BATCH.format(self.epoch), stacklevel=2)
+        elif self._in_epoch and not self._unkept and self._memory.whole and self._commits > self._snapshot_every:
+            # The loader did not say that this was its last batch. The snapshot before it is there, of this process.
+            self._memory.take_back(self._stamp())
+            self._unkept = True
 
     def _begin(self, loader: Iterable[_T], resumed_after: int) -> tuple[Iterator[_T], int | None]:
         """Return the loader's iterator; and how many batches are left, where the loader has a length.
@@ -288,6 +321,10 @@ class TrainState:
             UsageError: Another state of this worker has the same name. Or, in the first step of all, ranks differ in
                 what is declared to be the same; in later ones that is a warning.
         """
+        self._end_step()
+
+    def _end_step(self, *, is_last: bool = False) -> None:
+        """Count a step, and keep the state after it; the loop over epochs keeps an epoch's last one."""
         self.step += 1
         self._commits += 1
         if self._commits == 1:
@@ -295,20 +332,28 @@ class TrainState:
         if self._comparison is not None and self._comparison.due(self._commits):
             state = {"model": self._common.model.state_dict(), **self._rest()}
             self._comparison.make(state, self._common, first=self.step == 1)
-        self._own.gather()
-        due = self.step % self._snapshot_every == 0
-        if due:
-            self._memory.keep(self._stamp(), self._whole)
-        self._checkpoints.after(self.step, self._to_save)
+        self._unkept = is_last and self._in_epoch
+        if not self._unkept:
+            self._keep()
         if should_checkpoint(self.step):
             self.stopping = True
-            if not due:
+            if self._unkept:
+                self._keep()
+            if self.step % self._snapshot_every:
                 self._memory.keep(self._stamp(), self._whole)
             if leaves := somebody_leaves():
                 self._checkpoints.begin_last(self.step, self._to_save)  # both at once: a node that leaves has no time
                 self._memory.leave()
             kept = self._memory.has(self._stamp())
             self._checkpoints.last(self.step, self._to_save, save=not (leaves or kept))
+
+    def _keep(self) -> None:
+        """Keep the state in memory, and on disk, where that is due after the last step."""
+        self._unkept = False
+        self._own.gather()
+        if self.step % self._snapshot_every == 0:
+            self._memory.keep(self._stamp(), self._whole)
+        self._checkpoints.after(self.step, self._to_save)
 
     @property
     def replicated(self) -> int | None:

@@ -1,33 +1,33 @@
-"""What an agent writes out of its workers' memory when a job has failed, and where."""
+"""Snapshots in memory, as the agent shows them and writes them to a directory when a job has failed."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from elastic_core.agent import snapshot_rescue
 from elastic_core.agent.event_loop import EventLoop
-from elastic_core.agent.report import Ending
-from elastic_core.agent.snapshot_files import Kept, Request, Target, Unwritten, Written, write
-from elastic_core.agent.snapshot_rescue import requests, snapshots, worth
+from elastic_core.agent.rescue import EndingAgentMemory
 from elastic_core.events import Event
-from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.entries import Closed
-from elastic_core.worker.fd_store import SNAPSHOT_COMPLETE, SNAPSHOT_HEADER, SNAPSHOT_MAGIC
+from elastic_core.monitors import RunningRound
+from elastic_torch.memory import agent
+from elastic_torch.memory.rescue_decision import requests, snapshots, worth
+from elastic_torch.memory.rescue_files import Written, write
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, WRITING, Kept, Request, Target
+from elastic_torch.version import Stamp
 
 
 class Memory:
@@ -45,15 +45,18 @@ class Memory:
     def snapshot(self, name: str, round: int, step: int, part: str = '"all"', *, complete: bool = True) -> bytes:
         """One of 64 KiB, with something behind it that does not count."""
         text, start = f"[{round}, {step}, {part}, []]".encode(), 1 << 16
-        header = SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE if complete else 0, start, len(text), 0)
+        header = HEADER.pack(MAGIC, COMPLETE if complete else WRITING, start, len(text), 0)
         data = header.ljust(start, bytes([step])) + text
         self.put(name, data + b"the rest of the file")
         return data
 
-    def request(self, name: str, *targets: Target, saved: list[int] | None = None, whole: bool = True) -> None:
-        directories = [{"path": str(target.path), "spare": target.spare} for target in targets]
-        body = {"run": "abc", "whole": whole, "base": ["old", 1, 2], "saved": saved, "directories": directories}
-        self.put(f"{name}/rescue", json.dumps(body).encode())
+    def request(self, name: str, *targets: Target, saved: Stamp | None = None, whole: bool = True) -> None:
+        given = tuple(Target(str(path), spare) for path, spare in targets)
+        self.put(f"{name}/rescue", Request(name, "abc", whole, ["old", 1, 2], saved, given).packed())
+
+    def rescue(self, publish: Callable[[Event], None], node: str = "n") -> None:
+        with closing(EventLoop({signal.SIGUSR1})) as loop:
+            agent.elastic_rescue(EndingAgentMemory(self.held, node, publish, {signal.SIGUSR1}, loop))
 
 
 @pytest.fixture
@@ -70,13 +73,13 @@ def files(folder: Path) -> list[str]:
 
 def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(memory: Memory, tmp_path: Path) -> None:
     said: list[Event] = []
-    memory.request("train", Target(tmp_path / "there"))
+    memory.request("train", Target(str(tmp_path / "there")))
     memory.snapshot("train/0/0", 2, 7)
     data = memory.snapshot("train/1/0", 2, 8)
     memory.snapshot("train/1/1", 2, 9, complete=False)
     memory.snapshot("other/0/0", 3, 9)
     memory.put("train/2/0", b"short")
-    snapshot_rescue.rescue(memory.held, (), said.append, "host:1")
+    memory.rescue(said.append, "host:1")
     name = "train_round-00002_step-000000008"
     assert files(tmp_path / "there") == [f"abc/{name}.json", f"abc/{name}.snapshot"]
     assert (tmp_path / "there" / "abc" / f"{name}.snapshot").read_bytes() == data
@@ -95,16 +98,16 @@ def test_the_newest_complete_snapshot_is_written_with_what_is_known_of_it(memory
         "size": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    assert [event.name for event in said] == ["rescuing", "rescued"]
-    snapshot_rescue.rescue(memory.held, (), said.append, "host:2")
+    assert [event.name for event in said] == ["rescue_failed", "rescuing", "rescued"], "other has no place on disk"
+    memory.rescue(said.append, "host:2")
     assert json.loads((tmp_path / "there" / "abc" / f"{name}.json").read_text()) == described, "another node has it"
 
 
 def test_of_a_sharded_state_each_part_is_written_once(memory: Memory, tmp_path: Path) -> None:
-    memory.request("train", Target(tmp_path), whole=False)
+    memory.request("train", Target(str(tmp_path)), whole=False)
     for name, rank, step in (("0/0", 0, 5), ("0/1", 0, 6), ("1/0", 1, 6), ("0/replica/0/1", 1, 6)):
         memory.snapshot(f"train/{name}", 1, step, f'{{"rank": {rank}, "world": 2, "tree": 1}}')
-    snapshot_rescue.rescue(memory.held, (), lambda _: None, "n")
+    memory.rescue(lambda _: None)
     assert [name for name in files(tmp_path / "abc") if name.endswith(".snapshot")] == [
         "train_round-00001_step-000000005_rank-00000-of-00002.snapshot",
         "train_round-00001_step-000000006_rank-00000-of-00002.snapshot",
@@ -115,22 +118,36 @@ def test_of_a_sharded_state_each_part_is_written_once(memory: Memory, tmp_path: 
 def test_nothing_is_written_that_nobody_asked_for_or_that_is_on_disk(memory: Memory, tmp_path: Path) -> None:
     said: list[Event] = []
     memory.snapshot("train/0/0", 2, 7)
-    snapshot_rescue.rescue(memory.held, (), said.append, "n")
-    memory.request("train", Target(tmp_path), saved=[2, 7])
-    snapshot_rescue.rescue(memory.held, (), said.append, "n")
-    assert said == []
+    memory.rescue(said.append)
+    assert [event.name for event in said] == ["rescue_failed"]
+    memory.request("train", Target(str(tmp_path)), saved=Stamp(2, 7))
+    memory.rescue(said.append)
+    assert len(said) == 1
     assert files(tmp_path) == []
+
+
+def test_a_state_that_has_no_place_on_disk_is_lost_and_that_is_said(memory: Memory, tmp_path: Path) -> None:
+    said: list[Event] = []
+    memory.request("train", Target(str(tmp_path / "there")))
+    memory.snapshot("train/0/0", 2, 7)
+    memory.snapshot("other/0/0", 3, 9)
+    memory.snapshot("other/1/0", 3, 8)
+    memory.rescue(said.append, "host:1")
+    lost, *_, written = said
+    assert (lost.name, lost.fields["step"], written.name) == ("rescue_failed", 9, "rescued")
+    assert "step 9 was only in memory, and is lost with the job: the next run begins without it." in lost.message
+    assert "TrainState(disk=...)" in lost.message, "what to do"
 
 
 def test_what_another_release_has_left_is_lost_and_that_is_said(memory: Memory, tmp_path: Path) -> None:
     said: list[Event] = []
-    memory.request("train", Target(tmp_path))
+    memory.request("train", Target(str(tmp_path)))
     memory.snapshot("train/0/0", 2, 7)
     memory.snapshot("train/1/0", 2, 8)
     memory.snapshot("train/1/1", 2, 9, complete=False)
     os.pwrite(memory.held["train/1/0"], b"elastic2", 0)
     memory.put("other/rescue", b'{"version": 2}')
-    snapshot_rescue.rescue(memory.held, (), said.append, "n")
+    memory.rescue(said.append)
     assert [event.name for event in said] == ["rescue_failed", "rescuing", "rescued"]
     assert said[0].message == (
         "what workers have left in memory as other/rescue, train/1/0 is lost: this agent's release does not read it. "
@@ -139,10 +156,10 @@ def test_what_another_release_has_left_is_lost_and_that_is_said(memory: Memory, 
 
 
 def kept(round: int, step: int, rank: int | None = None, fd: int = 0) -> Kept:
-    return Kept(fd, 100, round, step, rank, None if rank is None else 2)
+    return Kept(fd, 100, Stamp(round, step), rank, None if rank is None else 2)
 
 
-REQUEST = Request("train", "abc", True, None, None, ())
+REQUEST = Request("train", "abc", True)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +168,9 @@ REQUEST = Request("train", "abc", True, None, None, ())
         pytest.param(REQUEST, [], [], id="nothing there"),
         pytest.param(REQUEST, [kept(2, 5), kept(1, 9)], [kept(2, 5)], id="a later round is newer"),
         pytest.param(REQUEST, [kept(0, 5)], [], id="it was read from such a file"),
-        pytest.param(replace(REQUEST, saved=(2, 4)), [kept(2, 5)], [kept(2, 5)], id="the disk is older"),
-        pytest.param(replace(REQUEST, saved=(2, 5)), [kept(2, 5)], [], id="the disk is as new"),
-        pytest.param(replace(REQUEST, saved=(3, 1)), [kept(2, 5)], [], id="the disk is of a later round"),
+        pytest.param(replace(REQUEST, saved=Stamp(2, 4)), [kept(2, 5)], [kept(2, 5)], id="the disk is older"),
+        pytest.param(replace(REQUEST, saved=Stamp(2, 5)), [kept(2, 5)], [], id="the disk is as new"),
+        pytest.param(replace(REQUEST, saved=Stamp(3, 1)), [kept(2, 5)], [], id="the disk is of a later round"),
         pytest.param(
             replace(REQUEST, whole=False),
             [kept(2, 5, 1), kept(2, 5, 0, 1), kept(2, 5, 0, 2), kept(2, 4, 0)],
@@ -164,117 +181,6 @@ REQUEST = Request("train", "abc", True, None, None, ())
 )
 def test_what_is_worth_writing(request_: Request, there: list[Kept], expected: list[Kept]) -> None:
     assert worth(request_, there) == expected
-
-
-@pytest.mark.parametrize(
-    ("ending", "closed", "leaves_others", "failed", "expected"),
-    [
-        pytest.param(Ending(0, ""), Closed(success=True, why="", exit_code=0), False, False, False, id="it succeeded"),
-        pytest.param(Ending(1, ""), Closed(success=False, why="", exit_code=1), True, False, True, id="the job failed"),
-        pytest.param(Ending(143, ""), None, False, False, True, id="the last node was stopped"),
-        pytest.param(Ending(143, ""), None, True, False, False, id="others go on"),
-        pytest.param(Ending(ExitCode.STORE_LOST, ""), None, True, False, True, id="nobody can go on"),
-        pytest.param(Ending(ExitCode.STORE_LOST, "", rejoin=True), None, True, False, True, id="it joins another run"),
-        pytest.param(Ending(ExitCode.WITHDRAWN, "", rejoin=True), None, False, False, False, id="it checks itself"),
-        pytest.param(None, None, True, True, True, id="it failed, and the others may"),
-        pytest.param(None, None, True, False, False, id="it was interrupted, and others go on"),
-        pytest.param(None, None, False, False, True, id="the last node was interrupted"),
-        pytest.param(
-            None, Closed(success=True, why="", exit_code=0), True, True, False, id="it failed after a success"
-        ),
-    ],
-)
-def test_when_it_is_needed(
-    ending: Ending | None, closed: Closed | None, leaves_others: bool, failed: bool, expected: bool
-) -> None:
-    assert snapshot_rescue.is_needed(ending, closed, lambda: leaves_others, failed=failed) is expected
-
-
-class Loop:
-    """An agent's loop that ends as told."""
-
-    closed: Closed | None = None
-
-    def __init__(
-        self, end: Callable[[], Ending], *, others: bool = False, closing: Callable[[], None] = lambda: None
-    ) -> None:
-        self._end, self._closing, self._others = end, closing, others
-
-    def run(self) -> Ending:
-        return self._end()
-
-    def close(self) -> None:
-        self._closing()
-
-    def leaves_others(self) -> bool:
-        return self._others
-
-
-def raises(error: BaseException) -> Callable[[], Ending]:
-    def end() -> Ending:
-        raise error
-
-    return end
-
-
-def resources(memory: Memory, signals: set[int], loop: EventLoop | None, said: list[Event]) -> Any:
-    return SimpleNamespace(fd_store=memory, signals=signals, loop=loop, publish=said.append, info="n")
-
-
-def ended(memory: Memory, loop: Loop) -> list[Event]:
-    """What is said when an agent with this loop ends."""
-    said: list[Event] = []
-    with closing(EventLoop({signal.SIGUSR1})) as events:
-        given = resources(memory, {signal.SIGUSR1}, events, said)
-        with contextlib.suppress(KeyboardInterrupt, RuntimeError):
-            snapshot_rescue.run(loop, given)
-    return said
-
-
-def test_an_interrupted_agent_leaves_it_to_the_others_and_one_with_a_defect_does_not(
-    memory: Memory, tmp_path: Path
-) -> None:
-    memory.snapshot("train/0/0", 2, 7)
-    memory.request("train", Target(tmp_path))
-    assert ended(memory, Loop(raises(KeyboardInterrupt()), others=True)) == []
-    assert files(tmp_path) == []
-    said = ended(memory, Loop(raises(RuntimeError("a defect")), others=True))
-    assert [event.name for event in said] == ["rescuing", "rescued"]
-
-
-def test_after_a_signal_that_came_while_the_agent_closed_nothing_is_written(memory: Memory, tmp_path: Path) -> None:
-    memory.snapshot("train/0/0", 2, 7)
-    memory.request("train", Target(tmp_path))
-    loop = Loop(lambda: Ending(143, "stopped"), closing=lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    [said] = ended(memory, loop)
-    assert said.name == "rescue_failed"
-    assert said.message == "the snapshot of step 7 is lost: the agent received SIGUSR1 before it could write it"
-    assert files(tmp_path) == []
-
-
-@pytest.mark.parametrize("failed", [False, True])
-def test_if_writing_cannot_begin_the_agent_ends_as_it_had_and_what_is_lost_is_said(
-    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool
-) -> None:
-    memory.snapshot("train/0/0", 2, 7)
-    memory.request("train", Target(tmp_path))
-    said: list[Event] = []
-
-    def no_descriptors(_: object) -> EventLoop:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(snapshot_rescue, "EventLoop", no_descriptors)
-    given = resources(memory, set(), None, said)
-    ending = Ending(143, "stopped")
-    if failed:
-        with pytest.raises(RuntimeError, match="a defect"):
-            snapshot_rescue.run(Loop(raises(RuntimeError("a defect"))), given)
-    else:
-        assert snapshot_rescue.run(Loop(lambda: ending), given) is ending
-    assert [event.name for event in said] == ["rescue_failed"]
-    assert said[0].message == (
-        "what workers have left in memory as train is lost: writing it failed with OSError(24, 'Too many open files')"
-    )
 
 
 def test_a_directory_that_is_full_is_left_as_it_was_and_the_next_is_tried(
@@ -291,13 +197,13 @@ def test_a_directory_that_is_full_is_left_as_it_was_and_the_next_is_tried(
         return real(fd, data[:1000] if "/full/" in path else data)
 
     monkeypatch.setattr(os, "write", full)
-    targets = (Target(tmp_path / "full"), Target(tmp_path / "free"))
+    targets = (Target(str(tmp_path / "full")), Target(str(tmp_path / "free")))
     written = write(replace(REQUEST, targets=targets), it, "n", threading.Event())
-    assert isinstance(written, Written)
+    assert written.path is not None
     assert written.path.is_relative_to(tmp_path / "free")
     assert files(tmp_path / "full") == []
     lost = write(replace(REQUEST, targets=targets[:1]), it, "n", threading.Event())
-    assert lost == Unwritten(it, f"{tmp_path}/full: No space left on device")
+    assert lost == Written(it, why=f"{tmp_path}/full: No space left on device")
 
 
 def test_a_snapshot_whose_description_does_not_fit_does_not_stay(
@@ -310,14 +216,14 @@ def test_a_snapshot_whose_description_does_not_fit_does_not_stay(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(json, "dump", full)
-    assert isinstance(write(replace(REQUEST, targets=(Target(tmp_path),)), it, "n", threading.Event()), Unwritten)
+    assert write(replace(REQUEST, targets=(Target(str(tmp_path)),)), it, "n", threading.Event()).path is None
     assert files(tmp_path) == []
 
 
 def test_a_snapshot_that_says_to_be_longer_than_its_file_is_none(memory: Memory) -> None:
     for number, start in enumerate((1 << 16, 1 << 63)):
         text = b'[2, 7, "all", []]'
-        header = SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_COMPLETE, start, 1 << 20, 0)
+        header = HEADER.pack(MAGIC, COMPLETE, start, 1 << 20, 0)
         memory.put(f"train/0/{number}", header.ljust(1 << 16, b".") + text)
     assert snapshots(memory.held, "train") == []
 
@@ -326,8 +232,8 @@ def test_a_snapshot_that_was_cut_off_meanwhile_is_lost_and_the_writing_ends(memo
     memory.snapshot("train/0/0", 2, 7)
     [it] = snapshots(memory.held, "train")
     os.ftruncate(it.fd, 100)
-    result = write(replace(REQUEST, targets=(Target(tmp_path),)), it, "n", threading.Event())
-    assert result == Unwritten(it, f"{tmp_path}: it was written to meanwhile")
+    result = write(replace(REQUEST, targets=(Target(str(tmp_path)),)), it, "n", threading.Event())
+    assert result == Written(it, why=f"{tmp_path}: it was written to meanwhile")
     assert files(tmp_path) == []
 
 
@@ -344,9 +250,9 @@ def test_a_file_that_somebody_removes_while_it_is_written_is_an_error_of_its_dir
         real(fd)
 
     monkeypatch.setattr(os, "fsync", removes)
-    targets = (Target(tmp_path / "a"), Target(tmp_path / "b"))
+    targets = (Target(str(tmp_path / "a")), Target(str(tmp_path / "b")))
     written = write(replace(REQUEST, targets=targets), it, "n", threading.Event())
-    assert isinstance(written, Written)
+    assert written.path is not None
     assert written.path.is_relative_to(tmp_path / "b")
 
 
@@ -356,7 +262,7 @@ def test_nodes_that_share_a_directory_without_locks_write_a_file_each(
     """Their snapshots may differ, as each has random numbers of its own: a mixture of two would be damaged."""
     data = [memory.snapshot("train/0/0", 2, 7, '"one"'), memory.snapshot("train/1/0", 2, 7, '"another"')]
     nodes = snapshots(memory.held, "train")
-    request, other = replace(REQUEST, targets=(Target(tmp_path),)), list[Written | Unwritten]()
+    request, other = replace(REQUEST, targets=(Target(str(tmp_path)),)), list[Written]()
     real = os.fsync
 
     def no_locks(*_: Any) -> None:
@@ -370,7 +276,7 @@ def test_nodes_that_share_a_directory_without_locks_write_a_file_each(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(os, "fsync", meanwhile)
     results = [write(request, nodes[0], "n1", threading.Event()), *other]
-    paths = [result.path for result in results if isinstance(result, Written)]
+    paths = [result.path for result in results if result.path is not None]
     assert sorted(path.read_bytes() for path in paths) == sorted(data)
     for path in paths:
         described = json.loads(path.with_suffix(".json").read_bytes())
@@ -383,15 +289,15 @@ def test_when_there_is_no_more_time_nothing_half_written_stays(memory: Memory, t
     [it] = snapshots(memory.held, "train")
     stop = threading.Event()
     stop.set()
-    request = replace(REQUEST, targets=(Target(tmp_path / "a"), Target(tmp_path / "b")))
-    assert write(request, it, "n", stop) == Unwritten(it, f"{tmp_path}/a: there was no more time")
+    request = replace(REQUEST, targets=(Target(str(tmp_path / "a")), Target(str(tmp_path / "b"))))
+    assert write(request, it, "n", stop) == Written(it, why=f"{tmp_path}/a: there was no more time")
     assert files(tmp_path) == []
 
 
-def test_a_signal_ends_the_writing(memory: Memory, tmp_path: Path) -> None:
+def test_a_signal_ends_the_writing(memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process holds the file, as a node that writes the same does."""
     memory.snapshot("train/0/0", 2, 7)
-    memory.request("train", Target(tmp_path))
+    memory.request("train", Target(str(tmp_path)))
     (tmp_path / "abc").mkdir()
     held, release = os.pipe(), os.pipe()
     pid = os.fork()
@@ -403,17 +309,19 @@ def test_a_signal_ends_the_writing(memory: Memory, tmp_path: Path) -> None:
         os._exit(0)
     os.read(held[0], 1)
     said: list[Event] = []
+    lock = fcntl.flock
 
-    def publish(event: Event) -> None:
-        said.append(event)
-        if event.name == "rescuing":
-            os.kill(os.getpid(), signal.SIGUSR1)
+    def interrupted(fd: int, operation: int) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        lock(fd, operation)
 
-    snapshot_rescue.rescue(memory.held, {signal.SIGUSR1}, publish, "n")
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    memory.rescue(said.append)
     os.write(release[1], b".")
     os.waitpid(pid, 0)
     for fd in (*held, *release):
         os.close(fd)
+    assert files(tmp_path) == ["abc/train_round-00002_step-000000007.partial"], "it is the other one's"
     assert [event.name for event in said] == ["rescuing", "rescue_failed"]
     assert "the agent received SIGUSR1" in said[1].message
 
@@ -423,20 +331,20 @@ def test_a_directory_that_nobody_named_is_this_users_alone_and_stays_free_enough
 ) -> None:
     memory.snapshot("train/0/0", 2, 7)
     [it] = snapshots(memory.held, "train")
-    target = Target(tmp_path / "spare" / "key", spare=True)
+    target = Target(str(tmp_path / "spare" / "key"), spare=True)
     request = replace(REQUEST, targets=(target,))
     (tmp_path / "spare").mkdir()
     (tmp_path / "spare").chmod(0o777)
     result = write(request, it, "n", threading.Event())
-    assert isinstance(result, Unwritten)
+    assert result.path is None
     assert "is not this user's alone" in result.why
     (tmp_path / "spare").chmod(0o700)
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 100, 4, 4, 9, 9, 9, 0, 255)))
         result = write(request, it, "n", threading.Event())
-    assert isinstance(result, Unwritten)
+    assert result.path is None
     assert "less than 5% of its disk would stay free" in result.why
-    assert isinstance(write(request, it, "n", threading.Event()), Written)
+    assert write(request, it, "n", threading.Event()).path is not None
 
 
 @pytest.mark.parametrize(
@@ -445,11 +353,58 @@ def test_a_directory_that_nobody_named_is_this_users_alone_and_stays_free_enough
         b"",
         b"[]",
         b"{}",
-        json.dumps({"run": "../..", "whole": True, "base": None, "saved": None, "directories": []}).encode(),
-        json.dumps({"run": "a", "whole": True, "base": None, "saved": [1], "directories": []}).encode(),
-        json.dumps({"run": "a", "whole": True, "base": None, "saved": None, "directories": [1]}).encode(),
+        json.dumps({"run": "../..", "whole": True, "base": None, "saved": None, "targets": []}).encode(),
+        json.dumps({"run": "a", "whole": True, "base": None, "saved": [1], "targets": []}).encode(),
+        json.dumps({"run": "a", "whole": True, "base": None, "saved": None, "targets": [1]}).encode(),
     ],
 )
 def test_a_request_that_makes_no_sense_is_none(memory: Memory, data: bytes) -> None:
     memory.put("train/rescue", data)
     assert requests(memory.held) == []
+
+
+def test_a_signal_from_before_the_writing_leaves_the_directory_as_it_was(memory: Memory, tmp_path: Path) -> None:
+    memory.snapshot("train/0/0", 2, 7)
+    memory.request("train", Target(str(tmp_path / "there")))
+    said: list[Event] = []
+    with closing(EventLoop({signal.SIGUSR1})) as loop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        agent.elastic_rescue(EndingAgentMemory(memory.held, "n", said.append, {signal.SIGUSR1}, loop))
+    assert [event.name for event in said] == ["rescuing", "rescue_failed"]
+    assert said[1].message == (
+        f"the snapshot of step 7 is lost: {tmp_path}/there: there was no more time (the agent received SIGUSR1)"
+    )
+    assert not (tmp_path / "there").exists()
+
+
+def test_the_newest_snapshot_of_all_is_shown(memory: Memory) -> None:
+    round = RunningRound(1, "run", ["n"], Path())
+    agent.elastic_round_starts(round)
+    assert round.find_snapshot(memory.held) is None
+    memory.snapshot("train/0/0", 2, 7)
+    memory.snapshot("other/0/0", 3, 4)
+    memory.snapshot("other/0/1", 4, 1, complete=False)
+    assert round.find_snapshot(memory.held) == (3, 4)
+
+
+SNAPSHOT_IN_AN_AGENT = """
+import os, sys, threading
+from elastic_torch.memory import agent
+parts = {f"elastic_torch.memory.{name}" for name in ("snapshot_format", "rescue_files", "rescue_decision")}
+assert not parts & {*sys.modules}
+assert agent.newest({}) is None
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC
+fd = os.memfd_create("train")
+os.write(fd, HEADER.pack(MAGIC, COMPLETE, HEADER.size, 10, 0) + b"[2, 7, 0, ")
+assert agent.newest({"train/0/0": fd}) == (2, 7)
+for thread in threading.enumerate():
+    if thread.name == "elastic-prepare":
+        thread.join()
+assert parts <= {*sys.modules}
+assert "torch" not in sys.modules
+"""
+
+
+def test_the_agent_imports_its_part_when_there_is_a_snapshot_and_never_torch() -> None:
+    """Imports take time at the start, and the environment may be gone when the job fails; torch takes much memory."""
+    assert subprocess.run([sys.executable, "-c", SNAPSHOT_IN_AN_AGENT], check=False).returncode == 0

@@ -1,11 +1,12 @@
-"""Whether workers that were told to stop had time to save: a table."""
+"""Workers that were told to stop, and the time that they had to save: a table."""
 
 from __future__ import annotations
 
 import pytest
 
-from elastic_core.agent.time_to_save import saved_event, time_to_save
 from elastic_core.events import Level
+from elastic_core.monitors import PlannedStop
+from elastic_progress.time_to_save import saved_event, time_to_save
 
 BEGIN = "the workers of round 3 had 30.0 s to save, and ended after 5.0 s: "
 
@@ -40,7 +41,7 @@ BEGIN = "the workers of round 3 had 30.0 s to save, and ended after 5.0 s: "
             812,
             (800, 60.0),
             812,
-            "the newest snapshot in memory is of step 812; no step is lost as long as a node keeps it",
+            "the newest snapshot in memory is of step 812; no step is lost while a node of the job runs",
             Level.INFO,
         ),
         (812, (812, 1.0), 800, "a checkpoint of step 812 was saved 1.0 s before the end; no step is lost", Level.INFO),
@@ -52,7 +53,7 @@ BEGIN = "the workers of round 3 had 30.0 s to save, and ended after 5.0 s: "
 def test_what_became_of_the_state(
     step: int | None, checkpoint: tuple[int | None, float] | None, snapshot: int | None, text: str, level: Level
 ) -> None:
-    found = time_to_save(3, had=30.0, took=5.0, step=step, checkpoint=checkpoint, snapshot=snapshot)
+    found = time_to_save(3, PlannedStop(30.0, 5.0, step, checkpoint, snapshot))
     event = saved_event(found)
     assert (event.message, event.level) == (BEGIN + text, level)
     assert event.fields["lost_steps"] == found.lost_steps

@@ -1,10 +1,11 @@
-"""Whether the workers of a round that was stopped as planned, as for a preemption, had time to save their state."""
+"""Finds out whether the workers of a round that was stopped as planned had time to save their state."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from elastic_core.events import Event, Level, describe_duration
+from elastic_core.monitors import PlannedStop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,43 +48,30 @@ class TimeToSave:
             saved = f"they saved none then, and the newest{of} was {age} old at the end"
         lost = ""
         if self.in_memory and self.lost_steps == 0:
-            lost = "; no step is lost as long as a node keeps it"
+            lost = "; no step is lost while a node of the job runs"
         elif self.lost_steps is not None:
             lost = f"; {self.lost_steps} step(s) are lost" if self.lost_steps else "; no step is lost"
         took, had = describe_duration(self.took_s), describe_duration(self.had_s)
         return f"the workers of round {self.round} had {had} to save, and ended after {took}: {saved}{lost}"
 
 
-def time_to_save(
-    number: int,
-    *,
-    had: float,
-    took: float,
-    step: int | None,
-    checkpoint: tuple[int | None, float] | None,
-    snapshot: int | None,
-) -> TimeToSave:
-    """Return what became of the state of a round, whose workers ``had`` so many seconds; the newest saved state counts.
-
-    ``checkpoint`` is the step of the newest checkpoint, if it is known, and its age at the end in seconds.
-    """
-    found = TimeToSave(round=number, had_s=round(had, 3), took_s=round(took, 3), step=step)
-    saved, age = checkpoint if checkpoint is not None else (None, None)
+def time_to_save(number: int, stop: PlannedStop) -> TimeToSave:
+    """Return what became of the state of round ``number`` after a planned stop; the newest saved state counts."""
+    saved, age = stop.checkpoint if stop.checkpoint is not None else (None, None)
+    snapshot = stop.snapshot_step
     in_memory = snapshot is not None and (age is None or (saved is not None and snapshot > saved))
     if in_memory:
         saved, age = snapshot, None
+    found = TimeToSave(round=number, had_s=round(stop.had_s, 3), took_s=round(stop.took_s, 3), step=stop.step)
     if saved is None and age is None:
         return found
-    lost = None if step is None or saved is None else max(0, step - saved)
-    return TimeToSave(
-        round=number,
-        had_s=found.had_s,
-        took_s=found.took_s,
-        step=step,
+    lost = None if stop.step is None or saved is None else max(0, stop.step - saved)
+    return replace(
+        found,
         saved_step=saved,
         saved_s=None if age is None else round(age, 3),
         in_memory=in_memory,
-        in_time=lost == 0 or (age is not None and age <= took),
+        in_time=lost == 0 or (age is not None and age <= stop.took_s),
         lost_steps=lost,
     )
 

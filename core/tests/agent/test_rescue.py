@@ -1,0 +1,211 @@
+"""The end of an agent: when its memory is rescued, and what plugins may do for that."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_core import hookimpl
+from elastic_core.agent import rescue
+from elastic_core.agent.event_loop import EventLoop
+from elastic_core.agent.report import Ending
+from elastic_core.agent.rescue import EndingAgentMemory
+from elastic_core.events import Event
+from elastic_core.exit_codes import ExitCode
+from elastic_core.monitors import LeftMemory
+from elastic_core.plugins.manager import Plugins
+from elastic_core.protocol.entries import Closed
+
+SIGNAL = signal.SIGUSR1
+
+
+@pytest.mark.parametrize(
+    ("ending", "closed", "leaves_others", "failed", "expected"),
+    [
+        pytest.param(Ending(0, ""), Closed(success=True, why="", exit_code=0), False, False, False, id="it succeeded"),
+        pytest.param(Ending(1, ""), Closed(success=False, why="", exit_code=1), True, False, True, id="the job failed"),
+        pytest.param(Ending(143, ""), None, False, False, True, id="the last node was stopped"),
+        pytest.param(Ending(143, ""), None, True, False, False, id="others go on"),
+        pytest.param(Ending(ExitCode.STORE_LOST, ""), None, True, False, True, id="nobody can go on"),
+        pytest.param(Ending(ExitCode.STORE_LOST, "", rejoin=True), None, True, False, True, id="it joins another run"),
+        pytest.param(Ending(ExitCode.WITHDRAWN, "", rejoin=True), None, False, False, False, id="it checks itself"),
+        pytest.param(None, None, True, True, True, id="it failed, and the others may"),
+        pytest.param(None, None, True, False, False, id="it was interrupted, and others go on"),
+        pytest.param(None, None, False, False, True, id="the last node was interrupted"),
+        pytest.param(
+            None, Closed(success=True, why="", exit_code=0), True, True, False, id="it failed after a success"
+        ),
+    ],
+)
+def test_when_it_is_needed(
+    ending: Ending | None, closed: Closed | None, leaves_others: bool, failed: bool, expected: bool
+) -> None:
+    assert rescue.is_needed(ending, closed, lambda: leaves_others, failed=failed) is expected
+
+
+class Loop:
+    """An agent's loop that ends as told."""
+
+    closed: Closed | None = None
+
+    def __init__(
+        self, end: Callable[[], Ending], *, others: bool = False, closing: Callable[[], None] = lambda: None
+    ) -> None:
+        self._end, self._closing, self._others = end, closing, others
+
+    def run(self) -> Ending:
+        return self._end()
+
+    def close(self) -> None:
+        self._closing()
+
+    def leaves_others(self) -> bool:
+        return self._others
+
+
+def raises(error: BaseException) -> Callable[[], Ending]:
+    def end() -> Ending:
+        raise error
+
+    return end
+
+
+class Node:
+    """A node with a memory file of its workers, and the plugins that rescue it."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self.published: list[Event] = []
+        self.plugins = Plugins()
+        self.resources: Any = SimpleNamespace(
+            fd_store=SimpleNamespace(held={"train/0/0": 5, "train/rescue": 6, "other": 7}),
+            signals={SIGNAL},
+            loop=loop,
+            publish=self.published.append,
+            plugins=self.plugins,
+            info="host:1",
+        )
+
+    def install(self, name: str, call: Callable[[LeftMemory], object]) -> None:
+        class Plugin:
+            @hookimpl
+            def elastic_rescue(self, left: LeftMemory) -> None:
+                call(left)
+
+        self.plugins.register(name, Plugin())
+
+    def end(self, loop: Loop) -> list[tuple[str, str]]:
+        """Run an agent with this loop to its end; return what was published."""
+        with contextlib.suppress(KeyboardInterrupt, RuntimeError):
+            rescue.run(loop, self.resources)
+        return [(event.name, event.message) for event in self.published]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with closing(EventLoop({SIGNAL})) as loop:
+        yield Node(loop)
+
+
+def test_plugins_get_what_workers_have_left(node: Node) -> None:
+    seen: list[LeftMemory] = []
+    node.install("a", seen.append)
+    node.install("b", seen.append)
+    assert node.end(Loop(lambda: Ending(1, "it failed"))) == []
+    assert len(seen) == 2
+    assert ({*seen[0].held}, seen[0].node) == ({"train/0/0", "train/rescue", "other"}, "host:1")
+
+
+def test_without_a_plugin_it_is_lost_and_that_is_published(node: Node) -> None:
+    lost = f"what workers have left in memory as other, train is lost: {rescue.NOT_WRITTEN}"
+    assert node.end(Loop(lambda: Ending(1, "it failed"))) == [("rescue_failed", lost)]
+
+
+def test_if_workers_have_left_nothing_no_plugin_is_called(node: Node) -> None:
+    node.install("a", lambda left: pytest.fail("it was called"))
+    node.resources.fd_store.held.clear()
+    assert node.end(Loop(lambda: Ending(1, "it failed"))) == []
+
+
+def test_an_interrupted_agent_leaves_it_to_the_others_and_one_with_a_defect_does_not(node: Node) -> None:
+    seen: list[LeftMemory] = []
+    node.install("a", seen.append)
+    node.end(Loop(raises(KeyboardInterrupt()), others=True))
+    assert seen == []
+    node.end(Loop(raises(RuntimeError("a defect")), others=True))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_if_a_plugin_raises_the_agent_ends_as_it_had_and_the_next_plugin_is_called(node: Node, failed: bool) -> None:
+    def full(left: LeftMemory) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    seen: list[LeftMemory] = []
+    node.install("other", seen.append)
+    node.install("full", full)
+    ending = Ending(143, "stopped")
+    if failed:
+        with pytest.raises(RuntimeError, match="a defect"):
+            rescue.run(Loop(raises(RuntimeError("a defect"))), node.resources)
+    else:
+        assert rescue.run(Loop(lambda: ending), node.resources) is ending
+    [event] = node.published
+    assert (event.name, event.message) == (
+        "rescue_failed",
+        "what workers have left in memory as other, train is lost: writing it failed with "
+        "OSError(24, 'Too many open files')",
+    )
+    assert len(seen) == 1
+
+
+def test_a_defect_of_the_question_for_others_does_not_replace_the_ending(node: Node) -> None:
+    class Defective(Loop):
+        def leaves_others(self) -> bool:
+            raise ValueError("a defect")
+
+    ending = Ending(143, "stopped")
+    assert rescue.run(Defective(lambda: ending), node.resources) is ending
+    assert [event.name for event in node.published] == ["rescue_failed"]
+
+
+def test_the_work_is_told_to_stop_by_a_signal(node: Node) -> None:
+    def work(stop: threading.Event) -> bool:
+        os.kill(os.getpid(), SIGNAL)
+        return stop.wait(60)
+
+    left = EndingAgentMemory({}, "n", node.published.append, {SIGNAL}, node.resources.loop)
+    assert left.run(work, 60.0) == (True, "the agent received SIGUSR1")
+
+
+def test_the_work_is_told_to_stop_by_a_signal_that_came_while_the_agent_closed(node: Node) -> None:
+    seen: list[tuple[bool, str]] = []
+    node.install("a", lambda left: seen.append(left.run(threading.Event.is_set, 60.0)))
+    node.end(Loop(lambda: Ending(143, "stopped"), closing=lambda: os.kill(os.getpid(), SIGNAL)))
+    assert seen == [(True, "the agent received SIGUSR1")]
+
+
+def test_the_work_has_so_many_seconds_and_some_more_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = EndingAgentMemory({}, "n", lambda event: None)
+    assert left.run(lambda stop: stop.wait(60), 0.0) == (True, "writing has taken 0 s")
+    monkeypatch.setattr(rescue, "ABORT_SECONDS", 0.0)
+    released = threading.Event()
+    with pytest.raises(TimeoutError, match="writing has taken 0 s, and the disk does not answer"):
+        left.run(lambda stop: released.wait(60), 0.0)
+    released.set()
+
+
+def test_the_error_of_the_work_is_raised() -> None:
+    def work(stop: threading.Event) -> None:
+        raise ValueError("a defect")
+
+    with pytest.raises(ValueError, match="a defect"):
+        EndingAgentMemory({}, "n", lambda event: None).run(work, 60.0)
