@@ -186,11 +186,6 @@ WHEN = {
     "observer_switched_off_traceback": "The traceback of `observer_switched_off`.",
     "observer_fell_behind": "An observer was too slow. Elastic has dropped events.",
     "plugin_left_off": "Elastic could not load a plugin that requests autoload.",
-    "no_ledger": "Over a rendezvous handler: the job has no ledger. The message lists the consequences.",
-    "handler_busy": "Over a rendezvous handler: the handler has looked for a round for a long time.",
-    "handler_silent": "Over a rendezvous handler: the handler does not report the number of waiting nodes.",
-    "handler_answers": "Over a rendezvous handler: the handler reports the number of waiting nodes again.",
-    "handler_stays": "Over a rendezvous handler: the handler did not shut down in time.",
 }
 """When each event is published, in the order of the page."""
 LEVELS = {
@@ -304,9 +299,10 @@ def published(source: str) -> Iterator[tuple[str, str, str]]:
                 yield f"{kind}_failed", "WARNING", "`plugin`, `hook`"
                 yield f"{kind}_failed_traceback", "DEBUG", "`plugin`, `hook`"
             case ast.Call(
-                func=ast.Name(id="Event") | ast.Attribute(attr="_say"), args=[ast.Constant(value=str(name)), *rest]
+                func=ast.Name(id="Event") | ast.Attribute(attr="_say" | "say"),
+                args=[ast.Constant(value=str(name)), _, *rest],
             ):
-                given = {"level": rest[1:2], "fields": rest[2:3]}
+                given = {"level": rest[:1], "fields": rest[1:2]}
                 given |= {word.arg: [word.value] for word in node.keywords if word.arg}
                 level = next((ast.unparse(each).removeprefix("Level.") for each in given["level"]), "INFO")
                 yield name, level, ", ".join(f"`{key}`" for key in _keys(given["fields"], dicts))

@@ -231,7 +231,7 @@ def test_a_rank_that_its_peers_waited_for_is_asked_before_it_is_stopped(
     agent = stage.run(*flags, script, env=WARM)
     assert agent.exit_code() != 0
     agent.wait_for(r"  others  rank 1 is in load \(train.py:6\)")
-    agent.wait_for(r"1 of 1 restarts spent here \(.*; rank 1 is in load \(train.py:6\)\)")
+    agent.wait_for(r"restart 1 of 1 \(.*; rank 1 is in load \(train.py:6\)\)")
 
 
 WAITS = """
@@ -327,7 +327,7 @@ def test_ranks_that_failed_alike_are_counted_over_torchs_own_handler(
     agent.wait_for_report("started", count=2)
     gate.touch()
     assert agent.exit_code() == 1
-    agent.wait_for("the job has failed: .*; 2 ranks of this node failed alike")
+    agent.wait_for("the job has failed: .*; 2 of 2 ranks failed alike")
 
 
 def test_workers_share_the_store_of_torchs_static_handler(stage: Stage, done: Path) -> None:

@@ -6,7 +6,7 @@ own ``c10d``. This test asks ours, and compares with what torch 2.13 answers; ``
 migrating.md says.
 
 Parameters and the registry (``api_test.py``) are in ``test_torch_callers.py``, handlers that others install
-(``out_of_tree_rendezvous_test.py``) in ``core/tests/plugins/test_handler_registry.py``. Our ``c10d`` and ``static``
+(``out_of_tree_rendezvous_test.py``) in ``plugins/torchrun/tests/test_foreign_registry.py``. Our ``c10d`` and ``static``
 are no handlers of torchrun's: endpoints, options and stores that are not there (``c10d_rendezvous_backend_test.py``,
 ``static_rendezvous_test.py``, ``utils_test.py``) are in ``plugins/c10d/tests`` and
 ``core/tests/config/test_rdzv_conf.py``, those of ``etcd_rendezvous_backend_test.py`` in ``plugins/etcd/tests``.

@@ -47,11 +47,12 @@ import elastic_core.rendezvous.registry
 import elastic_core.rendezvous.handler
 import elastic_core.agent.report
 import elastic_core as elastic
+import elastic_torchrun.foreign.registry
 assert elastic.WorkerSpec is WorkerSpec is elastic.agent.server.api.WorkerSpec
 assert by_its_module is LocalElasticAgent is elastic.LocalElasticAgent
 assert by_launcher is LaunchConfig is elastic.launch.LaunchConfig
 assert elastic.multiprocessing.errors.record is elastic.record is record
-assert elastic.rendezvous.registry.register is elastic_core.plugins.handler_registry.register
+assert elastic.rendezvous.registry.register is elastic_torchrun.foreign.registry.register
 assert RendezvousParameters is elastic_core.rendezvous.handler.RendezvousParameters
 assert FileTimerClient.__module__.startswith("torch.")
 print("imported")

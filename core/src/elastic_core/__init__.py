@@ -3,7 +3,6 @@
 General layout. A package imports only packages below it in this list; a test holds that.
 
 * ``cli``: the ``elastic`` command.
-* ``handlers``: the agent of a foreign rendezvous handler, which keeps no ledger.
 * ``agent``: one process per node. ``supervisor`` is its event loop.
 * ``warden``: the process that is the parent of all workers, and the agent's side of it.
 * ``worker``: what runs inside a worker.

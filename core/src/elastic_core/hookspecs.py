@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from elastic_core.monitors import LeftMemory, RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
-    from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+    from elastic_core.rendezvous.handler import RendezvousParameters
     from elastic_core.rendezvous.options import RendezvousOptions
     from elastic_core.worker.train_state import TrainingState
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 11)
+HOOKSPEC_VERSION = (1, 12)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -56,11 +56,8 @@ def elastic_rendezvous_options() -> RendezvousOptions | None:
 
 
 @hookspec(firstresult=True)
-def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend | RendezvousHandler | None:
+def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend | None:
     """Make the backend's first connection to the store of job ``params.run_id``.
-
-    A ``RendezvousHandler``, Elastic's or torch's, may be returned instead. It keeps no ledger, so the agent then works
-    as torchrun's does; its methods are called from another thread, one at a time.
 
     Called on the main thread, before the agent has threads or workers (forking is safe here): once, and again while the
     store is not up (see Raises). It may block while it connects, for the backend's own timeout at most. The agent
@@ -177,7 +174,8 @@ def elastic_run_starts(
     earliest deadline holds, also for the node that the agent is about to become (rule L17). ``publish`` publishes an
     event of this node, from any thread. ``describe`` returns the agent's state as SIGQUIT shows it, on any thread.
     ``connect`` makes another connection to the job's store, as :meth:`RendezvousBackend.connect`, on any thread but the
-    agent's own; the plugin closes it. It is None for a job over a rendezvous handler of others, which has no store.
+    agent's own; the plugin closes it. It is None over a rendezvous handler of others: no other process has a part in
+    the ledger of such a node.
     """
 
 

@@ -242,7 +242,7 @@ def wrapping() -> SimpleNamespace:
         pytest.param(
             SimpleNamespace(elastic_observe=lambda event: None),
             "The plugin 'mine' implements no hook, and registers no rendezvous handler.",
-            "Mark its functions with @elastic_core.hookimpl, or call elastic_core.plugins.handler_registry.register "
+            "Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
             "where its module is imported.",
         ),
         pytest.param(

@@ -249,6 +249,15 @@ class TestReport:
         assert isinstance(found, Stacks)
         assert sorted(found.report.splitlines()) == [f"ranks 0-1 are {WAITS}", f"ranks 2-3 are {LOADS}"]
 
+    def test_a_node_over_a_foreign_handler_judges_by_its_own_ranks(self) -> None:
+        foreign = answer("b", {})
+        info = replace(foreign.row.info, host_id="")
+        peer = replace(foreign, row=replace(foreign.row, info=info, stacks=None))
+        found = body(decide(view(asked(), answer("a", {WAITS: (0,), LOADS: (1,)}), peer)))
+        assert isinstance(found, Stacks)
+        assert (found.hang, found.culprit) == (True, 1)
+        assert found.report.splitlines() == [f"rank 1 is {LOADS}", f"rank 0 is {WAITS}"]
+
     def test_a_suspicion_in_which_a_stack_moves_is_no_hang(self) -> None:
         nodes = answer("a", {WAITS: (0, 1)}), answer("b", {WAITS: (2, 3)}, moved=True)
         found = body(decide(view(asked(), *nodes)))

@@ -59,7 +59,7 @@ def leaves_and(then: Callable[[], object], limit: float = 0.0) -> runner.Examine
     def body(subject: Subject, listener: Listener) -> None:
         store = subject.plugins.make_rendezvous(subject.params)
         listener.made(True)
-        store.enter("node", b"left behind")  # type: ignore[union-attr]  # it is no handler
+        store.enter("node", b"left behind")
         listener.found(ok("roster", "written"))
         listener.at("ledger", "append", limit)
         then()

@@ -24,7 +24,6 @@ from elastic_core.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elastic_core.handlers.exchange import parse_answer
 from elastic_core.host.ports import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.entries import Leader, Offer
@@ -36,6 +35,7 @@ from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_testing.race import PATIENCE, background
 from elastic_torchrun import handlers
+from elastic_torchrun.foreign.exchange import parse_answer
 from elastic_torchrun.handlers import TorchrunHandler, errors, stores
 from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of

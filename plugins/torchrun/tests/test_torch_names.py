@@ -13,9 +13,10 @@ import pytest
 
 from elastic_core import errors
 from elastic_core.errors import PluginError, RendezvousError, UsageError
-from elastic_core.plugins import handler_registry
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from elastic_core.worker.error_file import record
+from elastic_torchrun.foreign import registry
+from elastic_torchrun.foreign.errors import is_graceful_exit
 from elastic_torchrun.launch import ChildFailedError, SignalException
 from elastic_torchrun.launch_config import LaunchConfig
 from elastic_torchrun.local_agent import RunResult, WorkerState
@@ -118,7 +119,7 @@ class Mine(RendezvousHandler):
 def registered() -> Iterator[str]:
     rendezvous_handler_registry.register("mine", Mine)
     yield "mine"
-    handler_registry.unregister("mine")
+    registry.unregister("mine")
 
 
 def torchs_parameters(*given: Any, **config: Any) -> SimpleNamespace:
@@ -136,7 +137,7 @@ def test_a_registered_handler_is_made_of_either_packages_parameters(
     assert isinstance(handler, Mine)
     assert (handler.params.run_id, handler.params.max_nodes, handler.params.get("key")) == ("job", 2, "value")
     assert launch_settings(handler) == {}, "the agent asks the handler"
-    assert handler_registry.find(registered) is Mine, "--rdzv_backend finds it, too"
+    assert registry.find(registered) is Mine, "--rdzv_backend finds it, too"
 
 
 def test_a_handler_of_one_of_our_backends_names_the_rendezvous_to_the_agent() -> None:
@@ -156,4 +157,4 @@ def test_what_is_no_backend_is_refused() -> None:
 def test_a_graceful_exit_is_an_error_of_a_rendezvous_and_known_to_the_agent() -> None:
     error = RendezvousGracefulExitError("not needed")
     assert isinstance(error, RendezvousError)
-    assert handler_registry.is_graceful_exit(error)
+    assert is_graceful_exit(error)

@@ -37,7 +37,6 @@ MODULES = (
     "compaction",
     "ranks",
     "row_delay",
-    "state_machine",
     "arrival",
     "entries",
     "limits",
@@ -51,7 +50,6 @@ ROOT = HERE.parents[2]
 TESTS = (
     "core/tests/protocol",
     "core/tests/session",
-    "core/tests/handlers/test_agent.py",
     "core/tests/test_incidents.py",
 )
 EQUIVALENTS = HERE / "equivalents.json"

@@ -239,7 +239,7 @@ def agents() -> dict[str, Any]:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-    registry = module("torch.distributed.elastic.rendezvous", "elastic_core.plugins.handler_registry")
+    registry = module("torch.distributed.elastic.rendezvous", "elastic_torchrun.foreign.registry")
     registry = registry.rendezvous_handler_registry if SIDE == "torch" else registry
 
     server = module("torch.distributed.elastic.agent.server.api", "elastic_torchrun.local_agent")

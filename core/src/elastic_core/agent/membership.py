@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -81,7 +82,6 @@ def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
                     return ending
         supervisor, resources = newcomer.supervise()
         start.show_state(supervisor.describe)
-        resources.announce(supervisor.describe, store.connect)
         ending = rescue.run(supervisor, resources)
     if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
         end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
@@ -100,9 +100,12 @@ class Newcomer:
         config, plugins = start.config, start.plugins
         start.show_state(Status.of(config).describe_joining)
         self._start, self._store, self._stack = start, store, stack
-        form, single = plugins.rendezvous_options().endpoint, config.max_nodes == 1
-        self._address = advertised_address(config.rdzv_endpoint, form, config.local_addr, single_node=single)
-        self._door = None if single else stack.enter_context(closing(Door(self._address)))
+        options, single = plugins.rendezvous_options(), config.max_nodes == 1
+        self._over_handler = options.handler
+        self._address = advertised_address(
+            config.rdzv_endpoint, options.endpoint, config.local_addr, single_node=single
+        )
+        self._door = None if single or options.handler else stack.enter_context(closing(Door(self._address)))
         applicant = applicant_for(config, plugins, start.slot, RUNTIME, self._door)
         self._applicant = replace(applicant, former=() if start.former is None else (start.former,))
         self.publish = partial(publish_as, plugins, applicant.info)
@@ -116,7 +119,7 @@ class Newcomer:
         """Report that the node joins, and what an operator should know of its store and its address."""
         self.publish(report.joining(self._start.config, self._applicant.info))
         for warning in self._store.warnings:
-            self.publish(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
+            self.publish(Event("store_warning", f"{warning.message} {warning.hint}".rstrip(), Level.WARNING))
         if own_address(self._address) is None:
             message = f"{self._address} is not an address of this host: {LISTENS_EVERYWHERE}"
             self.publish(Event("listens_everywhere", message))
@@ -129,7 +132,8 @@ class Newcomer:
         """
         start, config = self._start, self._start.config
         starter, again = start.warden.starter, start.former is not None
-        gate = start.plugins.join_gate(config, self.publish)
+        patience = config.timing.join_timeout if self._over_handler else math.inf
+        gate = start.plugins.join_gate(config, self.publish, patience)
         takes_time = not all(check.quick for check in gate.checks)
         if starter or again or takes_time:
             self._arrival = self._persist(lambda to: arrive(to, self._applicant, RUNTIME, again=again))
@@ -203,6 +207,7 @@ class Newcomer:
             raise
         if self._door is not None:
             resources.loop.watch(self._door, self._door.greet)
+        resources.announce(supervisor.describe, None if self._over_handler else store.connect)
         return supervisor, resources
 
     def _persist(self, call: Callable[[RendezvousBackend], T]) -> T:

@@ -15,7 +15,7 @@ from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.session.contact import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
 from elastic_core.session.join import Applicant
 from elastic_core.session.runtime import Runtime
@@ -37,7 +37,7 @@ def parameters(config: RunConfig) -> RendezvousParameters:
     )
 
 
-def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend | RendezvousHandler:
+def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend:
     """Return the backend's first connection, after a wait, which is published, for a store that is not up yet.
 
     A backend with an embedded store waits by itself, and so does a handler.

@@ -29,7 +29,7 @@ Publish = Callable[[Event], None]
 
 MOST_PAST_FAILURES = 5  # of earlier rounds, that a failed job's last message names
 ROOT_CAUSE_MAX_LINES = 13  # with the lines before it, a failed job's last message has 15
-FIRST_OF_ALL = "the first failure across all nodes"
+FIRST_OF_ALL, FIRST_HERE = "the first failure across all nodes", "the first failure on this node"
 FENCED = {
     Work.RUNNING: "no contact with the store for too long: the workers are stopped",
     Work.STOPPING: "the workers had not stopped {:.0f} s after their round was over, and were killed "

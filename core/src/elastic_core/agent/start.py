@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_core.agent import starters
@@ -104,7 +105,7 @@ def connect_and_run(
     former: FormerNode | None = None,
     show_state: ShowState = lambda _: None,
 ) -> Ending:
-    """Make the first connection to the job's store, or the handler, and run the loop for it. Main thread only.
+    """Make the first connection to the job's store, and run the loop for it. Main thread only.
 
     Arguments are those of :class:`elastic_core.agent.membership.Start`, errors those of ``join_and_run`` there.
     """
@@ -112,7 +113,6 @@ def connect_and_run(
     from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection
     from elastic_core.events import Event, Level
-    from elastic_core.rendezvous.backend import RendezvousBackend
 
     cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
@@ -121,10 +121,7 @@ def connect_and_run(
     if warden.starter is None and (problem := starters.problem(config, os.environ)) is not None:
         plugins.publish(problem)
     made = first_connection(config, plugins)
-    if not isinstance(made, RendezvousBackend):
-        from elastic_core.handlers import agent  # seldom needed
-
-        return agent.run(config, plugins, made, slot, warden, cpus=cpus, show_state=show_state)
+    config = replace(config, rdzv_id=made.job_id or config.rdzv_id)
     with closing(made):
         start = membership.Start(
             config=config,

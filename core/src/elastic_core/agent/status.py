@@ -84,14 +84,8 @@ def describe_node(state: NodeState, status: Status) -> str:
     if state.leaving is not None:
         rows.append(("leaves", state.leaving.why))
     members = () if ledger.round is None else ledger.round.members
-    return describe_member(info, members, status, rows)
-
-
-def describe_member(
-    info: NodeInfo, members: tuple[Member, ...], status: Status, rows: Sequence[tuple[str, str]]
-) -> str:
-    """Return the state of an agent that is in its job: ``rows`` and what is known of every such agent."""
-    return _text(f"{info} (node {info.node_id}, pid {status.pid})", status, rows, _nodes(info, members, status))
+    who = f"{info} (node {info.node_id}, pid {status.pid})"
+    return _text(who, status, rows, _nodes(info, members, status))
 
 
 def _text(who: str, status: Status, rows: Sequence[tuple[str, str]], nodes: Iterable[tuple[str, str]] = ()) -> str:

@@ -394,7 +394,8 @@ class Supervisor:
             idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
             counted = count_run(self._state.ledger, self._runtime.now())
             summary = self._resources.summarize(**counted, nodes_lost=self._nodes_lost)
-            return finish(self._publish, closed, summary, idle=idle)
+            known = report.FIRST_HERE if self._plugins.rendezvous_options().handler else report.FIRST_OF_ALL
+            return finish(self._publish, closed, summary, known=known, idle=idle)
         end = settle_exit(end, self._departure.received)
         if end.rejoin:
             former = FormerNode(self._state.info.node_id, self._state.ledger.head.index)

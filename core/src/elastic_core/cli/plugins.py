@@ -45,7 +45,7 @@ def _listed(offer: InstalledPlugin, catalogue: Catalogue) -> Listed:
     try:
         plugin = load(catalogue.find(offer.name, offer.group))
         summary = _summary(plugin, offer)
-        if offer.group is not Group.COMMANDS:
+        if offer.group not in (Group.COMMANDS, Group.ADAPTERS):
             hooks = tuple(hooks_of(plugin, str(offer)))
     except PluginError as exc:
         error = exc.message

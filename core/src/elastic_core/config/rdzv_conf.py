@@ -63,7 +63,7 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
 
     Args:
         backend: The backend's name, for messages.
-        options: The backend's options. A foreign handler gets all keys, known or not; core reads ``fence_after``.
+        options: The backend's options. A foreign handler gets all keys, known or not; core reads two.
 
     Raises:
         UsageError: A pair has no ``=``, a key is unknown or given twice, a duration is not a number of seconds, or
@@ -73,9 +73,9 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
     if options.handler:
         if TOKEN_FILE in pairs:
             raise no_ledger(backend)
-        fence = {key: _seconds(key, pairs[key]) for key in ("fence_after",) if key in pairs}
+        read = {key: _seconds(key, pairs[key]) for key in ("fence_after", "join_timeout") if key in pairs}
         return RendezvousConf(
-            backend={key: value for key, value in pairs.items() if key != ORDER}, timing=Timing(**fence)
+            backend={key: value for key, value in pairs.items() if key != ORDER}, timing=Timing(**read)
         )
     own = {*TIMING_KEYS, RUN_UID, TOKEN_FILE, ORDER}
     known = own | {*options.conf}

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from elastic_core.errors import RendezvousConnectionError
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, ANY_FORM = "127.0.0.1", "ENDPOINT"  # the latter is a form of endpoints that may name a host or not
 
 _FAR_AWAY = ("192.0.2.1", "2001:db8::1")
 """Addresses of no host (RFC 5737, RFC 3849), so the way to them is the default route."""
@@ -49,15 +49,15 @@ def advertised_address(endpoint: str, form: str, local_addr: str | None, *, sing
 
     Args:
         endpoint: As the user typed it.
-        form: The backend's form of endpoints (``RendezvousOptions.endpoint``); one with ``HOST`` names a host.
+        form: The backend's form of endpoints (``RendezvousOptions.endpoint``). One with ``HOST`` names a host.
         single_node: Whether no other node can join.
 
     Raises:
         RendezvousConnectionError: None of the endpoint's hosts can be looked up.
     """
-    if "HOST" not in form:
+    if "HOST" not in form and form != ANY_FORM:
         return local_address(None, local_addr, single_node=single_node)
-    *others, last = parts(endpoint)
+    *others, last = (*parts(endpoint), "") if form == ANY_FORM else parts(endpoint)
     for part in others:  # the name of a lost host may be lost, too
         with contextlib.suppress(RendezvousConnectionError):
             return local_address(endpoint_host(part), local_addr, single_node=single_node)

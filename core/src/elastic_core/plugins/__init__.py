@@ -5,5 +5,4 @@
   ``host_end``: what plugins have said of the end of this host.
 * ``builtin``: core's own plugins. ``local_backend``: the backend for one node.
 * ``flags``: the flags that distributions declare.
-* ``handler_registry``: finds foreign rendezvous handlers by name.
 """

@@ -11,14 +11,14 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, Protocol
 
 from elastic_core.errors import PluginError, did_you_mean, how_to_install, in_one_line
-from elastic_core.plugins import handler_registry
-from elastic_core.rendezvous.handler import as_handler
+from elastic_core.hookspecs import PROJECT
 
 
 class Group(str, enum.Enum):
@@ -29,6 +29,7 @@ class Group(str, enum.Enum):
     AUTOLOAD = "elastic.autoload"  # observers, checks, policies: on once installed, off with ``--no_plugin``
     WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
+    ADAPTERS = "elastic.adapters"  # make backends of what is none (:class:`Adapter`); imported when one is needed
     FLAGS = "elastic.flags"  # flags of ``elastic run``, under the name of the plugin that reads them
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
     JOBS = "elastic.jobs"  # find a running job for commands that name no store; imported by these
@@ -45,6 +46,7 @@ class Group(str, enum.Enum):
         nouns = {
             Group.RENDEZVOUS: "rendezvous backend",
             Group.HANDLERS: "rendezvous handler",
+            Group.ADAPTERS: "adapter",
             Group.FLAGS: "declaration of flags",
             Group.COMMANDS: "command",
             Group.JOBS: "finder of jobs",
@@ -57,6 +59,19 @@ _FLAGS: Mapping[Group, str] = {
     **dict.fromkeys((Group.RENDEZVOUS, Group.HANDLERS), "--rdzv_backend"),
     **dict.fromkeys((Group.PLUGINS, Group.AUTOLOAD, Group.WORKER), "--plugin"),
 }  # the flag by which a run names a member of the group
+
+
+class Adapter(Protocol):
+    """Makes backends of what is none, such as rendezvous handlers of others."""
+
+    def backend(self, name: str) -> object | None:
+        """Return the backend of a name that no installed backend has, or that was registered in this process."""
+
+    def adapt(self, name: str, loaded: object) -> object | None:
+        """Return the backend for what an entry point names, or for what that of ``torchrun.handlers`` returns."""
+
+    def registered_by(self, module: object) -> list[str]:
+        """Return the names of the backends that were registered while a module was imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,11 @@ class Catalogue:
         """Return the sorted names in these groups, each once."""
         return sorted({offer.name for group in groups for offer in self.offers(group)})
 
+    def adapters(self, *, imported: bool = False) -> list[Adapter]:
+        """Return the adapters; only those that are ``imported`` already if nothing else can have changed them."""
+        offers = [offer.entry_point for offer in self.offers(Group.ADAPTERS)]
+        return [point.load() for point in offers if not imported or point.module in sys.modules]
+
     def find(self, name: str, *groups: Group) -> InstalledPlugin:
         """Return the plugin of that name in the first of ``groups`` that has it.
 
@@ -149,8 +169,13 @@ def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
     return found["Name"], found["Version"]
 
 
+def _has_hooks(loaded: object) -> bool:
+    """Whether an object has functions that are marked with ``hookimpl``."""
+    return any(hasattr(getattr(loaded, name, None), f"{PROJECT}_impl") for name in dir(loaded))
+
+
 def load(offer: InstalledPlugin) -> Any:
-    """Import a plugin and return it: an instance, where its entry point names a class; hooks for a foreign handler.
+    """Import a plugin and return it: an instance, if its entry point names a class; what an adapter makes of others.
 
     Raises:
         PluginError: It cannot be imported; the message has the cause.
@@ -158,14 +183,15 @@ def load(offer: InstalledPlugin) -> Any:
     try:
         loaded = offer.entry_point.load()
         if offer.group is Group.HANDLERS:
-            return handler_registry.HandlerPlugin(offer.name, loaded())
-        if offer.group is Group.RENDEZVOUS:
-            if handler_registry.is_handler_class(loaded):
-                return handler_registry.HandlerPlugin(offer.name, loaded)
-            if as_handler(loaded) is not None:
-                raise PluginError(f"{loaded!r} is a rendezvous handler, where its class is wanted.")
-            if (factory := handler_registry.find(offer.name)) is not None:  # importing it has registered one
-                return handler_registry.HandlerPlugin(offer.name, factory)
+            loaded = loaded()
+        if offer.group is Group.HANDLERS or (offer.group is Group.RENDEZVOUS and not _has_hooks(loaded)):
+            if not (adapters := Catalogue.read().adapters()):
+                from elastic_core.distributions import brought
+
+                needed = ", ".join(brought(Group.ADAPTERS.kind).values())
+                raise PluginError(f"it has no hooks, and needs {needed}, which is not installed.")
+            if (made := next(filter(None, (one.adapt(offer.name, loaded) for one in adapters)), None)) is not None:
+                return made
         return loaded() if inspect.isclass(loaded) else loaded
     except Exception as exc:
         raise PluginError(

@@ -19,19 +19,18 @@ import pluggy
 from elastic_core import hookspecs
 from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
-from elastic_core.config.rdzv_conf import no_ledger
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
 from elastic_core.gates import JoinGate, StartGate
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict
-from elastic_core.plugins import builtin, entry_points, handler_registry
+from elastic_core.plugins import builtin, entry_points
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.plugins.observers import Implementation, Observers, failure_events
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler
+from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.rendezvous.seal import protect
 
@@ -73,7 +72,7 @@ class Plugins:
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
         self._unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
-        self._backend: object = None
+        self.backend: object = None
 
     def register(self, name: str, plugin: object, *, described: str | None = None) -> None:
         """Add a plugin: any object whose methods, or module whose functions, are marked with ``hookimpl``.
@@ -92,7 +91,7 @@ class Plugins:
 
     def register_backend(self, name: str, plugin: object, *, described: str | None = None) -> None:
         """Add the backend of the run."""
-        self._backend = plugin
+        self.backend = plugin
         self.register(f"rdzv:{name}", plugin, described=described or f"rendezvous backend {name!r}")
 
     def has(self, name: str) -> bool:
@@ -126,8 +125,8 @@ class Plugins:
                 return options
         return RendezvousOptions()
 
-    def make_rendezvous(self, params: RendezvousParameters) -> RendezvousBackend | RendezvousHandler:
-        """Return the first connection to the job's store, from the run's backend; or a handler, which keeps no ledger.
+    def make_rendezvous(self, params: RendezvousParameters) -> RendezvousBackend:
+        """Return the first connection to the job's store, from the run's backend.
 
         Raises:
             RendezvousConnectionError: Nothing listens at the endpoint, or the connection is refused.
@@ -136,14 +135,10 @@ class Plugins:
         """
         for made in self._ask_backend("elastic_make_rendezvous", params=params):
             if isinstance(made, RendezvousBackend):
+                if self.rendezvous_options().handler:
+                    return made
                 return protect(made, self._described[self._backend_name], params.token, params.run_id)
-            if (handler := as_handler(made)) is not None:
-                if params.token is not None:
-                    raise no_ledger(params.backend)
-                return handler
-        raise PluginError(
-            f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend or RendezvousHandler."
-        )
+        raise PluginError(f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend.")
 
     def _ask_backend(self, hook: str, **facts: object) -> Iterator[Any]:
         name = self._backend_name
@@ -152,7 +147,7 @@ class Plugins:
     @property
     def _backend_name(self) -> str:
         """The backend's name as a plugin; another one if its module is a plugin of the run, too."""
-        return self._manager.get_name(self._backend) or ""
+        return self._manager.get_name(self.backend) or ""
 
     # Failures --------------------------------------------------------------------------------------------------------
 
@@ -391,11 +386,11 @@ def hooks_of(plugin: object, described: str) -> list[str]:
     rehearsal = pluggy.PluginManager(PROJECT)  # without specs it accepts every plugin, so that _check can refuse it
     rehearsal.register(plugin, described)
     callers = rehearsal.get_hookcallers(plugin) or []
-    if not callers and not handler_registry.registered_by(plugin):
+    if not callers and not any(one.registered_by(plugin) for one in Catalogue.read().adapters(imported=True)):
         raise PluginError(
             f"The {described} implements no hook, and registers no rendezvous handler.",
-            hint="Mark its functions with @elastic_core.hookimpl, or call "
-            "elastic_core.plugins.handler_registry.register where its module is imported.",
+            hint="Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
+            "where its module is imported.",
         )
     for caller in callers:
         for impl in caller.get_hookimpls():
@@ -433,12 +428,10 @@ def _agents_side(name: str, catalogue: Catalogue) -> list[InstalledPlugin]:
 
 
 def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None:
-    """Add the backend of that name, found in the order of :mod:`~elastic_core.plugins.handler_registry`."""
-    if (factory := handler_registry.find(name)) is not None:
-        plugins.register_backend(name, handler_registry.HandlerPlugin(name, factory))
-    elif name.startswith(handler_registry.TORCH_PREFIX) and name not in catalogue.names(*BACKENDS):
-        torchs = handler_registry.torch_handler(name.removeprefix(handler_registry.TORCH_PREFIX))
-        plugins.register_backend(name, handler_registry.HandlerPlugin(name, torchs))
+    """Add the backend of that name: one that was registered in this process, else an installed one."""
+    adapters = catalogue.adapters(imported=name in catalogue.names(*BACKENDS))
+    if (found := next(filter(None, (one.backend(name) for one in adapters)), None)) is not None:
+        plugins.register_backend(name, found)
     else:
         offer = catalogue.find(name, *BACKENDS)
         plugins.register_backend(name, entry_points.load(offer), described=str(offer))

@@ -43,7 +43,9 @@ class NodeInfo:
 
     node_id: str  # the random id of this node incarnation, never used again
     host: str
-    host_id: str  # the same for all node incarnations that share slots and a monotonic clock, until the next boot
+    host_id: str
+    """The same for all node incarnations that share slots and a monotonic clock, until the next boot; '' for a node of
+    a foreign handler, which cannot be asked anything."""
     slot: int  # Which of its host's slots it holds. Two live nodes never hold the same slot (rule S8).
     slots: Slots = Slots()  # its first look at the other slots, just after it took its own
     local_world_size: int

@@ -124,17 +124,11 @@ def newest_step(answers: Iterable[LocalStacks]) -> int | None:
     return max((answer.step for answer in answers if answer.step is not None), default=None)
 
 
-def report_alone(answer: LocalStacks, number: int, window: float, last: Stacks | None) -> Stacks:
-    """Return the report of a node that can ask no other nodes, over its own ranks.
-
-    Args:
-        window: The seconds without progress.
-        last: The report before in this round; None for the first one.
-    """
+def report_alone(answer: LocalStacks, number: int) -> Stacks:
+    """Return the report of a host whose ranks are all that can be asked."""
     places = {rank: where for where, ranks in answer.places.items() for rank in ranks}
-    why, nth = f"no progress for {window:g} s", 1 if last is None else last.nth + 1
-    asked = Stacks(round=number, why=why, window=window, nth=nth)
-    return _judge(asked, [answer], places, _behind(answer, places), last, complete=bool(places))
+    asked = Stacks(round=number, why="requested by elastic stacks")
+    return _judge(asked, [answer], places, {}, None, complete=bool(places))
 
 
 def next_question_at(last: Stacks | None, at: float, window: float) -> float:
@@ -225,7 +219,8 @@ def _answer(view: LeaderView, row: NodeRow) -> LocalStacks | None:
 
 def _unanswered(view: LeaderView, current: Round, finished: Collection[str]) -> list[str]:
     """Return the members that have yet to answer, without those that have finished or are lost."""
-    answered = {node.node_id for node in view.node_views(current) if _answer(view, node.row) is not None}
+    nodes = view.node_views(current)
+    answered = {node.node_id for node in nodes if not node.row.info.host_id or _answer(view, node.row) is not None}
     return [i for i in current.group_ranks if i not in answered and i not in finished and not view.is_lost(i)]
 
 
@@ -238,6 +233,8 @@ def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
         ranks = range(mine.first_rank, mine.first_rank + member.local_world_size)
         if view.has_finished(current, member.node_id):
             places |= dict.fromkeys(ranks, FINISHED)
+        elif node is not None and not node.row.info.host_id:
+            continue
         elif node is None or (answer := _answer(view, node.row)) is None:
             silent.append((member.node_id, ranks))
         else:

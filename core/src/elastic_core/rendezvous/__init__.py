@@ -33,9 +33,4 @@ def __getattr__(name: str) -> Any:
     core = import_module("elastic_core")
     if name.startswith("Rendezvous") and name in core.__all__:
         return getattr(core, name)
-    try:
-        return import_module("elastic_core.worker.library").added_name(__name__, name)
-    except AttributeError:
-        if name != "registry":
-            raise
-        return import_module("elastic_core.plugins.handler_registry")
+    return import_module("elastic_core.worker.library").added_name(__name__, name)

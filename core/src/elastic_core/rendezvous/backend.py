@@ -119,6 +119,7 @@ class RendezvousBackend(ABC):
             taken is contact, as long as :meth:`confirm` says that the server is still the right one.
         workers_store: Host and port at which workers reach this store as a torch TCPStore, if they are to use it
             (``static``); the backend then implements :meth:`forget_workers`.
+        job_id: The job's id, if the store itself names it; '' for ``--rdzv_id``.
         warnings: Problems of the store for an operator to fix, found while the hook made the first connection. The
             agent prints each once; ``elastic doctor`` lists them.
     """
@@ -128,6 +129,7 @@ class RendezvousBackend(ABC):
     may_forget: bool = False
     stale_reads: bool = False
     workers_store: tuple[str, int] | None = None
+    job_id: str = ""
     warnings: tuple[StoreWarning, ...] = ()
 
     @abstractmethod
@@ -145,6 +147,11 @@ class RendezvousBackend(ABC):
         On the object that the hook made (not on its :meth:`connect` children), also end what the backend started, such
         as the process of an embedded store. A second call does nothing.
         """
+
+    @property
+    def waiting(self) -> str:
+        """What an :meth:`append` that returned False waits for, as a text for users; '' for nothing."""
+        return ""
 
     # The roster ------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ The names and shapes of :class:`RendezvousHandler`, :class:`RendezvousInfo` and 
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -129,8 +128,8 @@ class RendezvousHandler(ABC):
     """A whole rendezvous behind one blocking call, as in torch: an agent calls it for each round.
 
     Only :meth:`next_rendezvous` is required. All methods of one handler are called from one thread, one at a time.
-    ``registry.register`` makes it a backend that ``--rdzv_backend`` can name. A handler keeps no ledger, so the agent
-    can do no more for the job than torchrun's agent does. It can with a
+    ``registry.register`` makes it a backend that ``--rdzv_backend`` can name. A handler keeps no ledger, so the agents
+    of a job decide each by itself, as torchrun's do. They decide together over a
     :class:`~elastic_core.rendezvous.backend.RendezvousBackend`.
     """
 
@@ -184,48 +183,3 @@ class RendezvousHandler(ABC):
     def use_agent_store(self) -> bool:
         """Whether workers are clients of :attr:`RendezvousInfo.store`; otherwise rank 0's worker opens a store."""
         return False
-
-
-_OPTIONAL_METHODS = ("get_backend", "get_run_id", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
-
-
-class _CompletedHandler(RendezvousHandler):
-    """A handler of another class, with the defaults of :class:`RendezvousHandler` for the methods that it lacks."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        for name in _OPTIONAL_METHODS:
-            if callable(method := getattr(inner, name, None)):
-                setattr(self, name, method)
-
-    def next_rendezvous(self) -> HandlerAnswer:
-        answer: HandlerAnswer = self._inner.next_rendezvous()
-        return answer
-
-    def get_backend(self) -> str:
-        return type(self._inner).__name__
-
-    @property
-    def use_agent_store(self) -> bool:
-        return bool(getattr(self._inner, "use_agent_store", False))
-
-
-def complete_class(kind: type) -> type:
-    """Return a handler's class with the defaults of :class:`RendezvousHandler` for the abstract methods that it lacks.
-
-    In torch's class all methods except ``use_agent_store`` are abstract, in ours only :meth:`next_rendezvous`.
-    """
-    lacking: frozenset[str] = getattr(kind, "__abstractmethods__", frozenset())
-    defaults = {name: getattr(RendezvousHandler, name) for name in _OPTIONAL_METHODS if name in lacking}
-    if not defaults:
-        return kind
-    return type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **defaults})
-
-
-def as_handler(made: object) -> RendezvousHandler | None:
-    """Return any object with ``next_rendezvous``, e.g. one of torch's, as a handler; None for anything else."""
-    if isinstance(made, RendezvousHandler):
-        return made
-    if inspect.isclass(made) or inspect.ismodule(made) or not callable(getattr(made, "next_rendezvous", None)):
-        return None
-    return _CompletedHandler(made)

@@ -27,8 +27,8 @@ class RendezvousOptions:
         single_node: Whether the backend serves one node only.
         standalone: Whether the backend can start a store by itself. ``--standalone`` then keeps the backend and gives
             it no endpoint.
-        handler: Whether it makes a ``RendezvousHandler``, which is asked for newcomers every ``--monitor_interval``
-            seconds, and which checks all of ``--rdzv_conf`` itself.
+        handler: Whether the store is private, this node's own, over a ``RendezvousHandler``. It is neither guarded nor
+            sealed, and the handler checks all of ``--rdzv_conf`` itself.
         embedded: Whether the store lives in one of the job's agents, so that it cannot be reached before that agent
             starts.
     """

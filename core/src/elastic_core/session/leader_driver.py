@@ -35,7 +35,6 @@ Judge = Callable[[Incident, History], Verdict]  # asks the failure policies; ret
 NodeGone = Callable[[NodeInfo], bool]
 """Asks the plugins whether a node is known to be gone for good; returns within its own time limit."""
 ASK_AGAIN_SECONDS = 10.0  # the interval at which plugins are asked about nodes for whose fence the job waits
-
 LOOKS_TIMED = 2  # How many reads of the roster are timed. The shortest counts, because a gap makes one of them long.
 TIDYING_SECONDS = 0.5  # how long after a read of the roster a turn may still begin to remove a row or shrink an entry
 POLICY_WAIT_SECONDS = 0.3
@@ -150,6 +149,7 @@ class LeaderDriver:
             self._taken = entry
         else:
             check_head(store, ledger, self.runtime.codec)  # another node was faster, and the reader finds its entry
+            self._tell(store.waiting or self.waiting_for)
         if ledger.head.id != self._built_on:
             self._built_on, self._append_at = ledger.head.id, -math.inf
             self._backoff.worked()

@@ -167,10 +167,6 @@ def examine_store(subject: Subject, listener: Listener) -> None:
             listener.found(_no_connection(subject, exc))
             _skip(OF_STORE[1:], listener)
             return
-        if not isinstance(first, RendezvousBackend):
-            stack.callback(first.shutdown)
-            listener.found(_is_handler(subject))
-            return
         stack.callback(first.close)
         own = first.embedded and first.hosting
         listener.made(not own)

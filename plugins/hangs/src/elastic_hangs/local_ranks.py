@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from elastic_core.cli.job_store import NoStoreError
 from elastic_core.config.run import DEFAULT_ID
@@ -50,7 +50,7 @@ def locate_local(named: str | None, why: NoStoreError, *, full: bool) -> tuple[L
         raise UsageError(message, hint="\n".join(filter(None, [_ELSEWHERE, why.hint]))) from why
     ranks = [LocalRank(worker.rank, worker.pid) for worker in workers]
     found = locate(Locate(0, full=full, judge=False), ranks, None, spy=PySpy())
-    report = replace(report_alone(found, max(worker.round for worker in workers), 0.0, None), hang=False)
+    report = report_alone(found, max(worker.round for worker in workers))
     shown, world_size = len(workers), workers[0].world_size
     store = "If the job has a store, name it: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
     note = f"{shown} of {world_size} ranks run on this host. {why.message} {_ELSEWHERE} {store}"

@@ -21,6 +21,7 @@ General layout:
   processes. ``rendezvous``: torch's registry of rendezvous handlers.
 * ``timers``: the two limits of torch's agent for a hung worker, as a monitor.
 * ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
+* ``foreign``: jobs of ``elastic run`` over rendezvous handlers of others, such as torch's own.
 * ``handlers``: the handlers that plain torchrun finds for our backends.
 
 The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's

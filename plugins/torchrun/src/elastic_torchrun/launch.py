@@ -20,6 +20,7 @@ from elastic_core.exit_codes import ExitCode, signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.plugins import manager
 from elastic_torchrun import call
+from elastic_torchrun.foreign.errors import HandlerError
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, warn
 from elastic_torchrun.process_failure import ProcessFailure, failure_of
 
@@ -177,6 +178,8 @@ def run_program(config: RunConfig) -> None:
     loaded = manager.load(config)
     try:
         ending = start.run(config, loaded, alone=False)
+    except HandlerError as exc:
+        raise exc.cause from exc.__cause__
     finally:
         loaded.close(5.0)
     if ending.exit_code > signalled(0):

@@ -20,10 +20,11 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
-from elastic_core.plugins import handler_registry, manager
+from elastic_core.plugins import manager
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.flags import declared_flags, not_declared
 from elastic_core.rendezvous import job_token
+from elastic_torchrun.foreign import registry
 
 Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``, for all local ranks or by local rank
 
@@ -145,7 +146,7 @@ def configure(config: LaunchConfig) -> RunConfig:
     nnodes = node_range_of(config)
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
     numbered = False
-    if handler_registry.find(backend) is None:  # a handler that was registered may have any backend's name
+    if registry.find(backend) is None:  # a handler that was registered may have any backend's name
         numbered = backend in rdzv_conf.NUMBERED
         backend, endpoint = rdzv_conf.settle(backend, endpoint, nnodes)
     catalogue = Catalogue.read()

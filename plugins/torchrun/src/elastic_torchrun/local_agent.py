@@ -15,8 +15,8 @@ from elastic_core.config.rdzv_conf import LOCAL
 from elastic_core.config.run import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
-from elastic_core.plugins import handler_registry
 from elastic_torchrun import call
+from elastic_torchrun.foreign import registry
 from elastic_torchrun.launch import ChildFailedError, launch
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
 from elastic_torchrun.process_failure import ProcessFailure
@@ -182,7 +182,7 @@ class LocalElasticAgent:
 
                 given.update(
                     launch_settings(spec.rdzv_handler)
-                    or {"rdzv_backend": stack.enter_context(handler_registry.using(spec.rdzv_handler))}
+                    or {"rdzv_backend": stack.enter_context(registry.using(spec.rdzv_handler))}
                 )
             config = replace(configure(replace(spec.launch, **given)), exit_barrier=self._exit_barrier)
             if config.rdzv_backend == LOCAL:

@@ -8,11 +8,13 @@ from typing import Any
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.rdzv_conf import settle
 from elastic_core.errors import RendezvousError
-from elastic_core.plugins import handler_registry, manager
+from elastic_core.plugins import manager
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from elastic_torchrun.foreign import registry
+from elastic_torchrun.foreign.registry import HandlerPlugin
 from elastic_torchrun.handlers import TorchrunHandler, handler_over
 
-RendezvousHandlerCreator = handler_registry.Factory
+RendezvousHandlerCreator = registry.Factory
 
 
 class RendezvousGracefulExitError(RendezvousError):
@@ -33,17 +35,15 @@ def get_rendezvous_handler(params: Any) -> RendezvousHandler:
         UsageError: A parameter is invalid.
     """
     backend, endpoint = params.backend, params.endpoint
-    if handler_registry.find(backend) is None:
+    if registry.find(backend) is None:
         backend, endpoint = settle(backend, endpoint, NodeRange(params.min_nodes, params.max_nodes))
     ours = RendezvousParameters(
         backend, endpoint, params.run_id, params.min_nodes, params.max_nodes, params.local_addr, config=params.config
     )
     plugins = manager.load_backend(backend)
     options = plugins.rendezvous_options()
-    if options.handler:
-        handler = plugins.make_rendezvous(ours)
-        assert isinstance(handler, RendezvousHandler)
-        return handler
+    if isinstance(plugins.backend, HandlerPlugin):
+        return plugins.backend.make(ours)
     own = handler_over(ours, options, lambda sealed: plugins.make_rendezvous(replace(sealed, token=None)))
     own.asked = params
     return own
@@ -68,8 +68,8 @@ class _Registry:
     """The handlers that ``--rdzv_backend`` finds, with the methods of torch's registry."""
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Make ``creator`` the backend of that name (:func:`elastic_core.plugins.handler_registry.register`)."""
-        handler_registry.register(backend, creator)
+        """Make ``creator`` the backend of that name (:func:`elastic_torchrun.foreign.registry.register`)."""
+        registry.register(backend, creator)
 
     def create_handler(self, params: Any) -> RendezvousHandler:
         """Return ``get_rendezvous_handler(params)``."""

@@ -78,7 +78,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "rendezvous": _RENDEZVOUS,
     "rendezvous.api": _RENDEZVOUS,
     "rendezvous.registry": {
-        "elastic_core.plugins.handler_registry": "find names register unregister using",
+        "elastic_torchrun.foreign.registry": "find names register unregister using",
         "elastic_torchrun.rendezvous": "get_rendezvous_handler",
     },
     "run": {

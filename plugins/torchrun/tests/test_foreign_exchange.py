@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
-from elastic_core.handlers import exchange
-from elastic_core.handlers.exchange import Cancelled, Card, Waiting
-from elastic_core.protocol.entries import Member, Offer
+from elastic_core.protocol.entries import Member, Offer, Round
 from elastic_core.protocol.ranks import place
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
+from elastic_torchrun.foreign import exchange
+from elastic_torchrun.foreign.exchange import Cancelled, Card, Waiting
 
 PATIENCE = 30.0
 
@@ -88,7 +89,7 @@ class Clock:
 
 
 def card(name: str, size: int = 2, role: str = "default", **more: Any) -> Card:
-    return Card(node_id=name, role=role, local_world_size=size, **more)
+    return Card(node_id=name, host=f"host-{name}", role=role, local_world_size=size, **more)
 
 
 # What a handler answers ----------------------------------------------------------------------------------------------
@@ -151,12 +152,12 @@ def test_an_answer_that_cannot_be_is_refused(answer: Any, fault: str) -> None:
     ],
 )
 def test_workers_are_told_where_a_shared_store_is(info: RendezvousInfo) -> None:
-    assert exchange.shared_store(info) == Offer("10.0.0.1", 29500, "", hosted=True)
+    assert exchange.shared_store(info, "id") == Offer("10.0.0.1", 29500, "id", hosted=True)
 
 
 def test_a_shared_store_without_an_address_is_refused() -> None:
     with pytest.raises(RendezvousStateError, match="does not say where it is"):
-        exchange.shared_store(RendezvousInfo(Plain(), 0, 1))
+        exchange.shared_store(RendezvousInfo(Plain(), 0, 1), "id")
 
 
 # Cards ---------------------------------------------------------------------------------------------------------------
@@ -184,9 +185,13 @@ def test_a_node_by_itself_tells_nobody() -> None:
 
 
 def test_ranks_of_a_round_count_within_a_role_and_over_unequal_nodes() -> None:
-    cards = [card("a", 1, "actor", address="10.0.0.1", port=29500), card("b", 3, "critic"), card("c", 2, "actor")]
-    sealed = exchange.make_round(4, cards, "somebody waits")
-    assert (sealed.number, sealed.why, sealed.offer) == (4, "somebody waits", Offer("10.0.0.1", 29500, ""))
+    place_of_store = {"address": "10.0.0.1", "port": 29500, "hosted": True}
+    cards = [card("a", 1, "actor", **place_of_store), card("b", 3, "critic"), card("c", 2, "actor")]
+    wanted = Round(number=4, offer=Offer("", 0, "other"), same_as=3, why="a node waits")
+    sealed = exchange.make_round(wanted, cards, "id")
+    assert (sealed.number, sealed.why, sealed.same_as) == (4, "a node waits", 0)
+    assert sealed.offer == Offer("10.0.0.1", 29500, "id", hosted=True)
+    assert sealed.hosts == ("host-a", "host-b", "host-c")
     assert sealed.members == (Member("a", 1, "actor"), Member("b", 3, "critic"), Member("c", 2, "actor"))
     mine = place(sealed.members, "c")
     assert (mine.first_rank, mine.world_size, mine.group_rank) == (4, 6, 2)
@@ -205,7 +210,14 @@ def test_a_wait_can_be_cut_short() -> None:
         exchange.exchange(RendezvousInfo(Plain(), 0, 2), card("a"), Clock(give_up=True).waiting)
 
 
-GOOD = {"node_id": "b", "role": "default", "local_world_size": 2, "restarts": 0, "address": "", "port": 0}
+def test_two_nodes_with_one_place_are_refused() -> None:
+    store = Plain()
+    store.set(f"{exchange.CARD_KEY_PREFIX}1", json.dumps(asdict(card("a"))))
+    with pytest.raises(RendezvousStateError, match="have one place, or one id"):
+        exchange.exchange(RendezvousInfo(store, 0, 2), card("a"), Clock().waiting)
+
+
+GOOD = asdict(card("b"))
 
 
 @pytest.mark.parametrize(
@@ -222,6 +234,7 @@ GOOD = {"node_id": "b", "role": "default", "local_world_size": 2, "restarts": 0,
         json.dumps({**GOOD, "restarts": -1}),
         json.dumps({**GOOD, "port": 1 << 16}),
         json.dumps({**GOOD, "node_id": None}),
+        json.dumps({**GOOD, "hosted": 1}),
         json.dumps({**GOOD, "role": "x" * exchange.CARD_MAX_BYTES}),
         7,
         b"\xff",

@@ -11,11 +11,13 @@ import json
 import operator
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
 from elastic_core.protocol.entries import Member, Offer, Round
+from elastic_core.protocol.limits import HOSTS_BYTES, fit_names
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 
 CARD_KEY_PREFIX = "elastic/node/"  # prefix of the keys of the cards, each followed by a node's rank
@@ -34,11 +36,27 @@ class Card:
     """What a node says about itself."""
 
     node_id: str
+    host: str
     role: str
     local_world_size: int
-    restarts: int = 0  # restarts that it has spent so far
+    restarts: int = 0  # restarts that the job has spent, as far as the node knows
     address: str = ""  # the address of the workers' store, if this is rank 0
     port: int = 0
+    hosted: bool = False  # whether a store listens there
+
+    @classmethod
+    def of(cls, info: NodeInfo, offer: Offer, *, restarts: int) -> Card:
+        """Return the card of a node; ``offer`` is the place of the workers' store, if this is rank 0."""
+        return cls(
+            node_id=info.node_id,
+            host=str(info),
+            role=info.role,
+            local_world_size=info.local_world_size,
+            restarts=restarts,
+            address=offer.address,
+            port=offer.port,
+            hosted=offer.hosted,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +97,14 @@ def parse_answer(answer: Any) -> RendezvousInfo:
     return RendezvousInfo(store, rank, world_size, bootstrap)
 
 
-def shared_store(info: RendezvousInfo) -> Offer:
-    """Return where workers reach the store that a handler shares with them.
+def shared_store(info: RendezvousInfo, offer_id: str) -> Offer:
+    """Return where workers reach the store that a handler shares with them, as an offer of this id.
 
     Raises:
         RendezvousStateError: Neither the handler nor the store says where it is.
     """
     if (given := info.bootstrap_store_info) is not None:
-        return Offer(given.master_addr, given.master_port, "", hosted=True)
+        return Offer(given.master_addr, given.master_port, offer_id, hosted=True)
     store = info.store
     while (inner := getattr(store, "underlying_store", None)) is not None:  # torch's PrefixStore
         store = inner
@@ -96,7 +114,7 @@ def shared_store(info: RendezvousInfo) -> Offer:
             f"The handler shares its store with the workers, but {store!r} does not say where it is.",
             hint="Return a RendezvousInfo with a bootstrap_store_info, or leave use_agent_store False.",
         )
-    return Offer(host, port, "", hosted=True)
+    return Offer(host, port, offer_id, hosted=True)
 
 
 def exchange(info: RendezvousInfo, mine: Card, waiting: Waiting) -> tuple[Card, ...]:
@@ -119,7 +137,10 @@ def exchange(info: RendezvousInfo, mine: Card, waiting: Waiting) -> tuple[Card, 
             f"{CARD_WAIT_SECONDS:g} s.",
             hint="It may have been lost on the way. Start the job again.",
         )
-    return tuple(_parse_card(rank, value) for rank, value in enumerate(_read(info.store, keys)))
+    cards = tuple(_parse_card(rank, value) for rank, value in enumerate(_read(info.store, keys)))
+    if len({card.node_id for card in cards}) < len(cards) or cards[info.rank] != mine:
+        raise RendezvousStateError("Two nodes of the round have one place, or one id.", hint=_OWN_KEYS)
+    return cards
 
 
 def finish(info: RendezvousInfo, patience: float, waiting: Waiting) -> list[int]:
@@ -136,10 +157,12 @@ def finish(info: RendezvousInfo, patience: float, waiting: Waiting) -> list[int]
     return [int(key.removeprefix(FINISHED_KEY_PREFIX)) for key in missing]
 
 
-def make_round(number: int, cards: Sequence[Card], why: str, *, hosted: bool = False) -> Round:
-    """Return the round of these nodes as a :class:`Round`; ``hosted`` says whether the handler shares its store."""
+def make_round(wanted: Round, cards: Sequence[Card], offer_id: str) -> Round:
+    """Return the round ``wanted`` with the nodes of these cards, and the workers' store of the first."""
     members = tuple(Member(card.node_id, card.local_world_size, card.role) for card in cards)
-    return Round(number=number, offer=Offer(cards[0].address, cards[0].port, "", hosted), members=members, why=why)
+    offer = Offer(cards[0].address, cards[0].port, offer_id, cards[0].hosted)
+    hosts = fit_names((card.host for card in cards), HOSTS_BYTES)
+    return replace(wanted, offer=offer, members=members, same_as=0, hosts=hosts)
 
 
 def await_keys(store: Any, keys: Sequence[str], deadline: float, waiting: Waiting) -> list[str]:
@@ -191,9 +214,10 @@ def _parse_card(rank: int, value: Any) -> Card:
     except (TypeError, ValueError) as exc:
         raise RendezvousStateError(
             f"What node {rank} says of itself cannot be read: {exc}.",
-            hint="All nodes of a job must run the same launcher, and each round's store must have keys of its own.",
+            hint=_OWN_KEYS,
         ) from exc
     return card
 
 
-_KINDS = {"node_id": str, "role": str, "local_world_size": int, "restarts": int, "address": str, "port": int}
+_OWN_KEYS = "All nodes of a job must run the same launcher, and each round's store must have keys of its own."
+_KINDS = {item.name: {"str": str, "int": int, "bool": bool}[str(item.type)] for item in fields(Card)}

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 from abc import ABC, abstractmethod
@@ -11,17 +10,18 @@ from typing import Any
 
 import pytest
 
-import elastic_core
-from elastic_core import errors, rendezvous
+from elastic_core import errors
 from elastic_core.cli.plugins import inventory
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, UsageError
-from elastic_core.plugins import handler_registry
 from elastic_core.plugins.entry_points import Catalogue, Group
 from elastic_core.plugins.local_backend import LocalBackend
 from elastic_core.plugins.manager import Plugins, load, load_backend
+from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous.job_token import JobToken
+from elastic_torchrun.foreign import errors as foreign_errors, registry
 
 Install = Callable[..., None]
 
@@ -68,8 +68,8 @@ def parameters(**settings: Any) -> RendezvousParameters:
     return RendezvousParameters(**given)
 
 
-def made_by(factory: handler_registry.Factory) -> Any:
-    return handler_registry.HandlerPlugin("mine", factory).elastic_make_rendezvous(parameters())
+def made_by(factory: registry.Factory) -> Any:
+    return registry.HandlerPlugin("mine", factory).make(parameters())
 
 
 def run_config(**settings: Any) -> RunConfig:
@@ -79,71 +79,10 @@ def run_config(**settings: Any) -> RunConfig:
 @pytest.fixture(autouse=True)
 def forgets() -> Iterator[None]:
     """What a test registers, no other one finds."""
-    before = set(handler_registry.names())
+    before = set(registry.names())
     yield
-    for name in set(handler_registry.names()) - before:
-        handler_registry.unregister(name)
-
-
-# What a handler need not write ---------------------------------------------------------------------------------------
-
-
-def test_only_next_rendezvous_must_be_written() -> None:
-    assert RendezvousHandler.__abstractmethods__ == {"next_rendezvous"}
-
-
-def test_the_rest_of_a_handler_is_as_torch_has_it() -> None:
-    bare = Bare()
-    bare.set_closed()
-    told = (bare.is_closed(), bare.num_nodes_waiting(), bare.shutdown(), bare.use_agent_store)
-    assert told == (False, 0, True, False)
-    assert (bare.get_backend(), bare.get_run_id()) == ("Bare", "")
-
-
-@pytest.mark.parametrize(
-    ("text", "boolean"), [("true", True), ("1", True), ("Yes", True), ("f", False), ("0", False), ("no", False)]
-)
-def test_parameters_are_read_as_torchs_are(text: str, boolean: bool) -> None:
-    params = parameters(config={"is_host": text, "rank": "3"})
-    assert (params.get("rank"), params.get("other"), params.get("other", "x")) == ("3", None, "x")
-    assert (params.get_as_bool("is_host"), params.get_as_bool("other", True)) == (boolean, True)
-    assert (params.get_as_int("rank"), params.get_as_int("other", 7)) == (3, 7)
-
-
-@pytest.mark.parametrize(
-    ("given", "boolean", "number"), [(True, True, 1), (False, False, 0), (1, True, 1), (0, False, 0)]
-)
-def test_parameters_of_callers_in_python_need_be_no_text(given: Any, boolean: bool, number: int) -> None:
-    params = parameters(config={"key": given})
-    assert (params.get_as_bool("key"), params.get_as_int("key")) == (boolean, number)
-    with pytest.raises(ValueError, match=r"'key=2': '2' is neither true nor false"):
-        parameters(config={"key": 2}).get_as_bool("key")
-    with pytest.raises(ValueError, match=r"\[\] is not a whole number"):
-        parameters(config={"key": []}).get_as_int("key")
-
-
-def test_parameters_take_torchs_arguments() -> None:
-    given = RendezvousParameters("mine", "here", "job", 1, 2, "address", is_host=True)
-    assert given == parameters(endpoint="here", max_nodes=2, local_addr="address", config={"is_host": True})
-    for wrong in (("", "here", "job", 1, 2), ("mine", "here", "job", 0, 2), ("mine", "here", "job", 3, 2)):
-        with pytest.raises(ValueError, match=r"no name|at least 1|greater than the maximum"):
-            RendezvousParameters(*wrong)
-
-
-@pytest.mark.parametrize(("read", "fault"), [("get_as_bool", "neither true nor false"), ("get_as_int", "not a whole")])
-def test_a_parameter_of_another_kind_is_quoted(read: str, fault: str) -> None:
-    with pytest.raises(UsageError, match=rf"--rdzv_conf 'key=soon': 'soon' is {fault}"):
-        getattr(parameters(config={"key": "soon"}), read)("key")
-
-
-def test_the_rendezvous_package_has_the_public_names_and_imports_them_late() -> None:
-    script = "import sys, elastic_core.rendezvous; print('elastic_core.rendezvous.handler' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said == "False\n"
-    for name in (name for name in elastic_core.__all__ if name.startswith("Rendezvous")):
-        assert getattr(rendezvous, name) is getattr(elastic_core, name)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        rendezvous.nothing  # noqa: B018  (looking it up is the test)
+    for name in set(registry.names()) - before:
+        registry.unregister(name)
 
 
 # Registering ---------------------------------------------------------------------------------------------------------
@@ -153,27 +92,27 @@ def test_the_snippet_of_the_documentation_runs() -> None:
     import elastic_core as elastic
 
     elastic.rendezvous.registry.register("custom", Bare)
-    assert handler_registry.find("custom") is Bare
-    assert "custom" in handler_registry.names()
+    assert registry.find("custom") is Bare
+    assert "custom" in registry.names()
 
 
 def test_the_same_again_is_no_harm_and_another_one_is_refused() -> None:
     for _ in range(2):
-        handler_registry.register("custom", Bare)
+        registry.register("custom", Bare)
     with pytest.raises(UsageError) as refused:
-        handler_registry.register("custom", Told)
+        registry.register("custom", Told)
     home = f"{__name__}."
     assert refused.value.message == (
         f"The rendezvous handler 'custom' is registered twice: by {home}Bare and by {home}Told."
     )
-    assert handler_registry.find("custom") is Bare
+    assert registry.find("custom") is Bare
 
 
 @pytest.mark.parametrize(("name", "factory"), [("", Bare), ("custom", Bare()), ("custom", None)])
 def test_nothing_but_a_name_and_a_factory_can_be_registered(name: str, factory: Any) -> None:
     with pytest.raises(UsageError):
-        handler_registry.register(name, factory)
-    assert handler_registry.find(name) is None
+        registry.register(name, factory)
+    assert registry.find(name) is None
 
 
 # Making --------------------------------------------------------------------------------------------------------------
@@ -194,11 +133,17 @@ def with_default(made: object = None) -> RendezvousHandler:
         pytest.param(with_default, Bare, id="function whose argument has a default"),
     ],
 )
-def test_a_factory_is_given_what_it_requires(factory: handler_registry.Factory, kind: type) -> None:
+def test_a_factory_is_given_what_it_requires(factory: registry.Factory, kind: type) -> None:
     handler = made_by(factory)
     assert type(handler) is kind
     if isinstance(handler, Told):
         assert handler.params == parameters()
+
+
+def test_a_job_token_is_refused() -> None:
+    backend = registry.HandlerPlugin("mine", Bare)
+    with pytest.raises(UsageError, match="a job token protects nothing"):
+        backend.elastic_make_rendezvous(parameters(token=JobToken(bytes(range(40)), "test")))
 
 
 def test_a_factory_that_makes_no_handler_is_named() -> None:
@@ -212,7 +157,7 @@ class Unfinished(RendezvousHandler):
 
 def test_a_class_without_next_rendezvous_is_refused_before_it_is_made() -> None:
     with pytest.raises(PluginError) as refused:
-        handler_registry.HandlerPlugin("mine", Unfinished)
+        registry.HandlerPlugin("mine", Unfinished)
     assert refused.value.message == f"The handler's class {__name__}.Unfinished lacks next_rendezvous."
 
 
@@ -289,9 +234,9 @@ def test_an_object_with_nothing_but_next_rendezvous_is_a_handler() -> None:
     handler = made_by(Least)
     handler.set_closed()
     assert told_by(handler) == ("answer", "Least", "", False, 0, True, False)
-    with handler_registry.using(Least()) as name:  # type: ignore[arg-type]  # as users write it
+    with registry.using(Least()) as name:  # type: ignore[arg-type]  # as users write it
         assert name == "Least"
-        assert told_by(made_by(handler_registry.find(name)))[0] == "answer"  # type: ignore[arg-type]  # it is there
+        assert told_by(made_by(registry.find(name)))[0] == "answer"  # type: ignore[arg-type]  # it is there
 
 
 def test_what_a_handler_of_torchs_kind_has_is_asked() -> None:
@@ -337,17 +282,17 @@ def raised(name: str, base: type[Exception] = Exception) -> Exception:
     ],
 )
 def test_torchs_errors_are_ours_by_name(error: Exception, kind: type[ElasticError]) -> None:
-    found = handler_registry.translate_error(error, "the handler failed")
+    found = foreign_errors.translate_error(error, "the handler failed")
     assert type(found) is kind
     assert found.message == f"The handler failed: {type(error).__name__}: no luck"
 
 
 def test_an_error_of_ours_stays_as_it_is_and_a_cause_is_told() -> None:
     ours = UsageError("wrong")
-    assert handler_registry.translate_error(ours, "it failed") is ours
+    assert foreign_errors.translate_error(ours, "it failed") is ours
     theirs = ValueError("see below")
     theirs.__cause__ = OSError("refused")
-    assert handler_registry.translate_error(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
+    assert foreign_errors.translate_error(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
 
 
 def test_a_handler_that_cannot_be_made_for_want_of_a_peer_says_so() -> None:
@@ -370,8 +315,8 @@ def test_an_error_of_another_kind_says_where_it_was_raised() -> None:
 
 
 def test_only_a_graceful_exit_is_no_failure() -> None:
-    assert handler_registry.is_graceful_exit(raised("RendezvousGracefulExitError"))
-    assert not handler_registry.is_graceful_exit(raised("RendezvousClosedError"))
+    assert foreign_errors.is_graceful_exit(raised("RendezvousGracefulExitError"))
+    assert not foreign_errors.is_graceful_exit(raised("RendezvousClosedError"))
 
 
 # Finding -------------------------------------------------------------------------------------------------------------
@@ -386,8 +331,10 @@ HANDLER = """
 """
 
 
-def backend_of(plugins: Plugins, name: str) -> Any:
-    return plugins.make_rendezvous(parameters(backend=name))
+def handler_of(plugins: Plugins) -> Any:
+    """Return the handler that the backend of a run makes."""
+    assert isinstance(plugins.backend, registry.HandlerPlugin)
+    return plugins.backend.make(parameters())
 
 
 @pytest.mark.parametrize(
@@ -404,7 +351,7 @@ def test_an_installed_handler_is_a_backend(install: Install, group: str, entry_p
     install("dist", {group: {"mine": entry_point}}, {"handlers": textwrap.dedent(HANDLER) + more})
     options = load_backend("mine").rendezvous_options()
     assert (options.handler, options.endpoint_required, options.single_node) == (True, False, False)
-    assert type(backend_of(load(run_config(rdzv_backend="mine")), "mine")).__name__ == "Installed"
+    assert type(handler_of(load(run_config(rdzv_backend="mine")))).__name__ == "Installed"
 
 
 def test_a_plugin_may_register_a_handler_and_need_no_hook(install: Install) -> None:
@@ -414,7 +361,7 @@ def test_a_plugin_may_register_a_handler_and_need_no_hook(install: Install) -> N
         load_backend("custom").rendezvous_options()
     assert load_backend("custom", named=["my-handlers"]).rendezvous_options().handler
     plugins = load(run_config(rdzv_backend="custom", plugins=("my-handlers",)))
-    assert type(backend_of(plugins, "custom")).__name__ == "Installed"
+    assert type(handler_of(plugins)).__name__ == "Installed"
 
 
 def test_a_plugin_may_register_what_other_modules_define(install: Install) -> None:
@@ -429,14 +376,14 @@ def test_a_plugin_may_register_what_other_modules_define(install: Install) -> No
     install("dist", {"elastic.plugins": {"mine": "plugin", "direct": "registers", "idle": "idle"}}, sources)
     for name in ("mine", "direct"):
         plugins = load(run_config(rdzv_backend="custom", plugins=(name,)))
-        assert type(backend_of(plugins, "custom")).__name__ == "Installed"
+        assert type(handler_of(plugins)).__name__ == "Installed"
     with pytest.raises(PluginError) as refused:
         load(run_config(plugins=("idle",)))
     assert refused.value.message == (
         "The plugin 'idle' (dist 1.0) implements no hook, and registers no rendezvous handler."
     )
     assert refused.value.hint == (
-        "Mark its functions with @elastic_core.hookimpl, or call elastic_core.plugins.handler_registry.register "
+        "Mark its functions with @elastic_core.hookimpl, or call elastic_core.rendezvous.registry.register "
         "where its module is imported."
     )
 
@@ -461,14 +408,25 @@ def test_an_entry_point_that_names_no_whole_class_is_refused(install: Install, e
     assert listed.error == f"The rendezvous backend 'mine' (dist 1.0) fails to load: {why}"
 
 
+def test_without_the_adapter_its_distribution_is_named(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(
+        "dist", {"torchrun.handlers": {"mine": "handlers:get"}}, {"handlers": "def get():\n    return lambda: None\n"}
+    )
+    monkeypatch.setattr(Catalogue, "adapters", lambda self, imported=False: [])
+    with pytest.raises(PluginError, match="it has no hooks, and needs elastic-torchrun, which is not installed"):
+        load_backend("mine")
+
+
 def test_what_is_registered_by_hand_goes_before_what_is_installed() -> None:
-    handler_registry.register("local", Bare)
-    assert type(backend_of(load(run_config(rdzv_backend="local")), "local")) is Bare
+    registry.register("local", Bare)
+    assert type(handler_of(load(run_config(rdzv_backend="local")))) is Bare
 
 
 def test_a_backend_of_ours_goes_before_a_handler_for_torchrun(install: Install) -> None:
     install("dist", {"torchrun.handlers": {"local": "no_such_module"}})
-    assert isinstance(backend_of(load(run_config(rdzv_backend="local")), "local").inner, LocalBackend)
+    made = load(run_config(rdzv_backend="local")).make_rendezvous(parameters(backend="local"))
+    assert isinstance(made, GuardedBackend)
+    assert type(made.inner) is LocalBackend
 
 
 def test_a_handler_for_torchrun_that_cannot_be_imported_is_named(install: Install) -> None:
@@ -515,8 +473,9 @@ def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry, endpoi
     assert load_backend("torch-c10d").rendezvous_options().handler
     assert torchs.asked == [], "options are known without it"
     params = parameters(backend="torch-c10d", endpoint=endpoint, max_nodes=2, config={"timeout": "9"}, node_rank=1)
-    plugins = load(run_config(rdzv_backend="torch-c10d"))
-    assert plugins.make_rendezvous(params).get_backend() == "theirs"  # type: ignore[union-attr]  # it is a handler
+    backend = load(run_config(rdzv_backend="torch-c10d")).backend
+    assert isinstance(backend, registry.HandlerPlugin)
+    assert backend.make(params).get_backend() == "theirs"
     told = {"timeout": "9", "rank": 1}
     assert torchs.asked == [("c10d", endpoint, "job", 1, 2, "127.0.0.1", told)]
 
@@ -525,15 +484,15 @@ def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry, endpoi
 def test_torchs_handlers_do_not_share_their_store_unless_asked_to(
     monkeypatch: pytest.MonkeyPatch, given: str | None, becomes: str
 ) -> None:
-    monkeypatch.delenv(handler_registry.SHARE_SWITCH, raising=False)
+    monkeypatch.delenv(foreign_errors.SHARE_SWITCH, raising=False)
     if given is not None:
-        monkeypatch.setenv(handler_registry.SHARE_SWITCH, given)
-    with handler_registry.without_shared_store():
-        assert os.environ[handler_registry.SHARE_SWITCH] == becomes
-    assert os.environ.get(handler_registry.SHARE_SWITCH) == given, "workers and others find what they had"
+        monkeypatch.setenv(foreign_errors.SHARE_SWITCH, given)
+    with foreign_errors.without_shared_store():
+        assert os.environ[foreign_errors.SHARE_SWITCH] == becomes
+    assert os.environ.get(foreign_errors.SHARE_SWITCH) == given, "workers and others find what they had"
 
 
 def test_without_torch_its_handlers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.elastic.rendezvous", None)
     with pytest.raises(PluginError, match="'torch-c10d' is torch's own, and torch cannot be imported"):
-        handler_registry.torch_handler("c10d")(parameters(backend="torch-c10d"))
+        registry.torch_handler("c10d")(parameters(backend="torch-c10d"))

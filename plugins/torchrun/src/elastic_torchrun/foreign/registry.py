@@ -1,38 +1,33 @@
 """Foreign rendezvous handlers by name, each made a plugin (:class:`HandlerPlugin`).
 
 ``--rdzv_backend=NAME`` is looked up in this order: names given to :func:`register` in this process; the entry-point
-group ``elastic.rendezvous`` (hooks that make a backend or a handler, or a handler's class); the group
-``torchrun.handlers``, which plain torchrun reads, too; ``torch-NAME``, which is torchrun's own backend ``NAME``.
+group ``elastic.rendezvous`` (hooks that make a backend, or a handler's class); the group ``torchrun.handlers``, which
+plain torchrun reads, too; ``torch-NAME``, which is torchrun's own backend ``NAME``. Core asks :func:`backend`
+and :func:`adapt`, by the entry-point group ``elastic.adapters``.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from elastic_core.errors import (
-    ElasticError,
-    PluginError,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    UsageError,
-)
+from elastic_core.config.rdzv_conf import no_ledger
+from elastic_core.config.run import EXIT_BARRIER, MONITOR_INTERVAL, RunConfig
+from elastic_core.errors import PluginError, RendezvousError, UsageError
 from elastic_core.hookspecs import hookimpl
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters, as_handler, complete_class
+from elastic_core.host.addresses import ANY_FORM, advertised_address
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_torchrun.foreign.errors import translate_error
+from elastic_torchrun.foreign.handler import as_handler, complete_class
 
 Factory: TypeAlias = Callable[..., Any]  # makes a handler, from RendezvousParameters or without an argument
 TORCH_PREFIX = "torch-"  # before the names of torch's own handlers, of which some are also names of our backends
-SHARE_SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 _factories: dict[str, Factory] = {}
 _importing: dict[str, set[str]] = {}  # the modules that were being imported when a name was registered
@@ -95,6 +90,31 @@ def using(handler: RendezvousHandler) -> Iterator[str]:
             _factories[name] = before
 
 
+def backend(name: str) -> HandlerPlugin | None:
+    """Return the backend of a name that was registered, or of one of torch's own; None for any other."""
+    factory = find(name)
+    if factory is None and name.startswith(TORCH_PREFIX):
+        factory = torch_handler(name.removeprefix(TORCH_PREFIX))
+    return None if factory is None else HandlerPlugin(name, factory)
+
+
+def adapt(name: str, loaded: object) -> HandlerPlugin | None:
+    """Return the backend for what an entry point names: a handler's class, or a module that has registered one.
+
+    A function is one that makes a handler, as an entry point for torchrun returns it.
+
+    Raises:
+        PluginError: It is a handler, or a class that lacks methods for which there is no default.
+    """
+    if inspect.isclass(loaded):
+        is_handler = issubclass(loaded, RendezvousHandler) or hasattr(loaded, "next_rendezvous")
+        return HandlerPlugin(name, loaded) if is_handler else None
+    if as_handler(loaded) is not None:
+        raise PluginError(f"{loaded!r} is a rendezvous handler, where its class is wanted.")
+    factory = loaded if inspect.isroutine(loaded) else find(name)
+    return None if factory is None else HandlerPlugin(name, factory)
+
+
 def find(name: str) -> Factory | None:
     """Return what was registered under a name, or None."""
     return _factories.get(name)
@@ -103,11 +123,6 @@ def find(name: str) -> Factory | None:
 def names() -> list[str]:
     """Return the registered names, in order."""
     return sorted(_factories)
-
-
-def is_handler_class(loaded: object) -> bool:
-    """Whether an entry point names a handler's class."""
-    return inspect.isclass(loaded) and (issubclass(loaded, RendezvousHandler) or hasattr(loaded, "next_rendezvous"))
 
 
 def registered_by(module: object) -> list[str]:
@@ -139,16 +154,39 @@ class HandlerPlugin:
     def __init__(self, name: str, factory: Factory) -> None:
         self._name = name
         self._factory = complete_class(factory) if inspect.isclass(factory) else factory
+        self._monitor_interval, self._exit_barrier = MONITOR_INTERVAL, EXIT_BARRIER
         if lacking := sorted(getattr(self._factory, "__abstractmethods__", ())):
             raise PluginError(f"The handler's class {_home(factory)} lacks {', '.join(lacking)}.")
 
     @hookimpl
     def elastic_rendezvous_options(self) -> RendezvousOptions:
         """Declare any endpoint and any option: the handler checks them."""
-        return RendezvousOptions(endpoint="ENDPOINT", handler=True)
+        return RendezvousOptions(endpoint=ANY_FORM, handler=True)
 
     @hookimpl
-    def elastic_make_rendezvous(self, params: RendezvousParameters) -> RendezvousHandler:
+    def elastic_configure(self, config: RunConfig) -> None:
+        """Note the run's durations that concern handlers."""
+        self._monitor_interval, self._exit_barrier = config.monitor_interval, config.exit_barrier
+
+    @hookimpl
+    def elastic_make_rendezvous(self, params: RendezvousParameters) -> RendezvousBackend:
+        """Return a backend over the handler.
+
+        Raises:
+            UsageError: The job has a token.
+            PluginError, ElasticError: As for :meth:`make`.
+        """
+        from elastic_torchrun.foreign.backend import HandlerBackend
+        from elastic_torchrun.foreign.node import Settings
+
+        if params.token is not None:
+            raise no_ledger(params.backend)
+        settings = Settings(
+            backend=params.backend, monitor_interval=self._monitor_interval, exit_barrier=self._exit_barrier
+        )
+        return HandlerBackend.over(self.make(params), settings)
+
+    def make(self, params: RendezvousParameters) -> RendezvousHandler:
         """Return the handler.
 
         Raises:
@@ -185,8 +223,6 @@ def torch_handler(name: str) -> Factory:
     """Return the factory of ``torch-NAME``; imports torch when it is called."""
 
     def make(params: RendezvousParameters) -> Any:
-        from elastic_core.host.addresses import advertised_address
-
         try:
             torchs = import_module("torch.distributed.elastic.rendezvous")
             registry = import_module("torch.distributed.elastic.rendezvous.registry")
@@ -206,47 +242,6 @@ def torch_handler(name: str) -> Factory:
         return registry.get_rendezvous_handler(theirs)
 
     return make
-
-
-@contextmanager
-def without_shared_store() -> Iterator[None]:
-    """Set the switch by which torch's handlers do not share their store with the workers, unless the user has set it.
-
-    A handler that shares the store does not tell a new node where it is, and the job ends when a node joins.
-    """
-    before = os.environ.get(SHARE_SWITCH)
-    os.environ.setdefault(SHARE_SWITCH, "1")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SHARE_SWITCH]
-
-
-def translate_error(error: BaseException, what: str) -> ElasticError:
-    """Return our error for one of a handler, after ``what`` failed: torch's classes have the names of ours."""
-    if isinstance(error, ElasticError):
-        return error
-    said = f"{what[0].upper()}{what[1:]}: {type(error).__name__}: {error}"
-    if error.__cause__ is not None:
-        said += f" ({error.__cause__})"
-    for kind in type(error).__mro__:
-        if (ours := _SAME_NAMES.get(kind.__name__)) is not None:
-            return ours(said)
-    raised = traceback.extract_tb(error.__traceback__)
-    where = f"Raised at {raised[-1].filename}:{raised[-1].lineno}." if raised else None
-    return RendezvousError(said, hint=where)
-
-
-def is_graceful_exit(error: BaseException) -> bool:
-    """Whether a handler's error only says that this node is not needed (RendezvousGracefulExitError)."""
-    return any(kind.__name__ == "RendezvousGracefulExitError" for kind in type(error).__mro__)
-
-
-_SAME_NAMES: dict[str, type[RendezvousError]] = {
-    kind.__name__: kind
-    for kind in (RendezvousClosedError, RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError)
-}
 
 
 def _home(factory: Factory) -> str:
