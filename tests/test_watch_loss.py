@@ -1,4 +1,4 @@
-"""``examples/monitor`` as a run sees it: a flag with help and a variable, a note in the row, a rank that fails."""
+"""``examples/monitor`` as a run sees it: flags with help and variables, a note, a rank that fails, a gate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from stage import Stage
+
+from elastic_core.exit_codes import ExitCode
 
 SOURCE = Path(__file__).parents[1] / "examples" / "monitor"
 ENTRY_POINTS = """
@@ -49,7 +51,7 @@ def test_the_files_announce_what_the_test_installs() -> None:
     told = (SOURCE / "pyproject.toml").read_text()
     assert 'watch-loss = "elastic_watch_loss:WatchLoss"' in told
     assert 'watch-loss = "elastic_watch_loss"' in told
-    assert len((SOURCE / "src" / "elastic_watch_loss" / "__init__.py").read_text().splitlines()) <= 70
+    assert len((SOURCE / "src" / "elastic_watch_loss" / "__init__.py").read_text().splitlines()) <= 85
 
 
 def test_the_help_has_the_flag_and_a_wrong_value_is_refused(installed: dict[str, str]) -> None:
@@ -74,3 +76,18 @@ def test_the_loss_is_shown_and_a_rank_above_the_limit_fails(
     assert "rank 1 " in agent.output
     assert "LossTooHigh: the loss 99.5 is above --watch_loss=10" in agent.output
     assert "rank 1 printed: step " in agent.output
+
+
+def test_a_host_with_the_file_is_kept_out_and_joins_without_it(
+    stage: Stage, tmp_path: Path, installed: dict[str, str]
+) -> None:
+    file = tmp_path / "broken"
+    file.touch()
+    flags = ["--standalone", f"--keep_out={file}", "--no_python", "true"]
+    refused = stage.run(*flags, env=installed)
+    assert refused.exit_code() == ExitCode.UNHEALTHY, refused.output
+    assert f"elastic: error: {file} keeps this host out of the job." in refused.output
+    assert "Remove the file." in refused.output
+    file.unlink()
+    joined = stage.run(*flags, env=installed)
+    assert joined.exit_code() == 0, joined.output

@@ -10,13 +10,14 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``session``: the threads that connect a node to its store.
 * ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
-* ``monitors``: the view of a round's workers for plugins. ``progress_table``: the progress of these workers.
+* ``gates``, ``monitors``: a node's two gates, and a round's workers, as plugins see them. ``progress_table``: the
+  progress of these workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
-* ``assignment``: what a worker is told of itself. ``node_checks``: what a health check of a node is. ``threads``:
-  calls in a thread, with a limit of time. ``version``: the version of this distribution.
+* ``assignment``: what a worker is told of itself. ``threads``: calls in a thread, with a limit of time.
+  ``version``: the version of this distribution.
   ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 
@@ -50,8 +51,10 @@ if TYPE_CHECKING:
         RendezvousStateError as RendezvousStateError,
         RendezvousTimeoutError as RendezvousTimeoutError,
         StoreLostError as StoreLostError,
+        UnhealthyNodeError as UnhealthyNodeError,
         UsageError as UsageError,
     )
+    from elastic_core.gates import JoinGate as JoinGate, StartGate as StartGate
     from elastic_core.hookspecs import hookimpl as hookimpl
     from elastic_core.monitors import LineReader as LineReader, RunningRound as RunningRound
     from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
@@ -76,7 +79,9 @@ _HOME = {
         "config.flag": "Flag",
         "config.run": "RunConfig",
         "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
-        "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UsageError",
+        "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError "
+        "UsageError",
+        "gates": "JoinGate StartGate",
         "hookspecs": "hookimpl",
         "monitors": "LineReader RunningRound",
         "rendezvous.backend": "RendezvousBackend",

@@ -53,7 +53,7 @@ class ResourceError(ElasticError):
 
 
 class UnhealthyNodeError(ElasticError):
-    """A health check of this node failed, so it does not enter the job; names the checks."""
+    """A check at the gate keeps this node out of its job; tells which, and why."""
 
     exit_code = ExitCode.UNHEALTHY
 

@@ -1,6 +1,6 @@
 """Every hook that a plugin can implement, with its contract.
 
-Eight families: rendezvous, failure, metrics, checkpoint, worker start, settings, monitors, health. A plugin is any
+Eight families: rendezvous, failure, metrics, checkpoint, worker start, settings, monitors, gates. A plugin is any
 object (module, class instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md``
 builds one step by step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and
 nowhere else.
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from elastic_core.config.program import Program
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
+    from elastic_core.gates import JoinGate, StartGate
     from elastic_core.incidents import Explanation, History, Incident, Verdict
     from elastic_core.monitors import LeftMemory, RunningRound
-    from elastic_core.node_checks import ChosenChecks, NodeCheck
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousParameters
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 11)
+HOOKSPEC_VERSION = (1, 12)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -332,36 +332,28 @@ def elastic_round_starts(round: RunningRound) -> None:
     """
 
 
-# 8. Health -----------------------------------------------------------------------------------------------------------
+# 8. Gates ------------------------------------------------------------------------------------------------------------
 
 
 @hookspec
-def elastic_node_checks(config: RunConfig) -> Mapping[str, NodeCheck] | None:
-    """Return health checks by the names under which users choose them.
+def elastic_before_join(gate: JoinGate) -> None:
+    """Add checks to the gate that this node passes before it joins its job (rule L17).
 
-    Called on the main thread, when the plugins are loaded and before the checks of a node are run. It must be quick,
-    and start nothing. Of two checks of one name, the last registered plugin's counts. A check with ``on`` is run
-    without being named; only what takes milliseconds, and refuses only what is certain to fail, should be on.
+    ``gate.add(check)``: the node joins once ``check`` has returned. A check keeps this host out by raising
+    ``UnhealthyNodeError``, and lets it wait by taking its time in ``gate.wait``. Checks run before each join, also over
+    a rendezvous handler of others, and never in a node that is in a round.
 
-    All chosen checks are run one after another before the node enters the job (rule L17). Raising in this hook ends the
-    run with exit code 2; a check that raises refuses nothing.
-    """
-
-
-@hookspec(firstresult=True)
-def elastic_choose_checks(config: RunConfig, offered: Mapping[str, NodeCheck]) -> ChosenChecks | None:
-    """Return the checks of this run, of those that are ``offered`` by :func:`elastic_node_checks` and of others.
-
-    Called after :func:`elastic_node_checks`, in the same way. If all plugins answer None, every check that is ``on``
-    runs, for 60 s at most.
+    Called on the main thread, for each node that the agent becomes: add the checks, and return at once. Plugins are
+    called in the order of their registration.
 
     Raises:
-        UsageError: A setting is wrong. Ends the run with exit code 2.
+        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
+            2.
     """
 
 
 @hookspec
-def elastic_workers_wait(round: int, run_uid: str, waited: float) -> str | None:
+def elastic_before_start(gate: StartGate) -> str | None:
     """Return why the workers of a round should not be started here yet, in one sentence; None if they need not wait.
 
     Called on every node, on a separate thread, while the workers of the last round are being stopped, and before the
@@ -369,7 +361,5 @@ def elastic_workers_wait(round: int, run_uid: str, waited: float) -> str | None:
     asked again every quarter of a second, and the workers start once all return None, or after 10 s (rule L18). The
     first start on a node waits for the first answer for 1 s at most, a later one not at all.
 
-    ``round`` is the number of the round that follows, or a lower one before it is known, and ``run_uid`` the run's.
-    ``waited`` says for how many seconds the workers of this round have waited for plugins; 0 before they are to start.
     Return None at once where there is nothing to look at. A plugin that raises is reported once, and not asked again.
     """

@@ -83,14 +83,14 @@ def test_everything_is_given_back_at_the_end(monkeypatch: pytest.MonkeyPatch, tm
     assert said == []
 
 
-def test_what_a_function_is_called_with_may_be_removed_for_a_killed_agent_and_stays_for_one_that_ends(
+def test_the_directory_of_a_program_may_be_removed_for_a_killed_agent_and_stays_for_one_that_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     call = tmp_path / "elastic_call_1"
     call.mkdir(mode=0o700)
     (call / "arguments").touch()
-    with made(program=Program(ProgramKind.FUNCTION, str(call))):
+    with made(program=Program(ProgramKind.EXECUTABLE, "true", directory=str(call))):
         assert {MARK, "arguments"} == {*os.listdir(call)}
     assert os.listdir(call) == ["arguments"]
 

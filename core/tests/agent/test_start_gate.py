@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elastic_core.agent.event_loop import EventLoop
-from elastic_core.agent.start_gate import ANSWER_MAX_SECONDS, WAIT_MAX_SECONDS, StartAnswer, StartDue, StartGate
+from elastic_core.agent.start_gate import ANSWER_MAX_SECONDS, WAIT_MAX_SECONDS, StartAnswer, StartDelay, StartDue
 from elastic_core.events import Event
+from elastic_core.gates import StartGate
 
 
 class Loop:
@@ -20,11 +21,11 @@ class Loop:
         self.loop = EventLoop(now=lambda: self.time)
         self.began: list[int] = []
 
-    def gate(self, ask: Callable[[int], str] | None) -> StartGate:
-        asked = None if ask is None else lambda number, _: ask(number)
-        return StartGate(asked, self.loop, lambda: self.time, self.events.append)
+    def gate(self, ask: Callable[[int], str] | None) -> StartDelay:
+        asked = None if ask is None else lambda gate: ask(gate.round)
+        return StartDelay(asked, "run", self.loop, lambda: self.time, self.events.append)
 
-    def take(self, gate: StartGate) -> list[object]:
+    def take(self, gate: StartDelay) -> list[object]:
         """Wait for the next answers or timers, and give them to the gate."""
         taken = self.loop.take()
         for event in taken:
@@ -130,13 +131,13 @@ def test_after_the_longest_wait_the_workers_start_and_the_reason_is_told(loop: L
 
 
 def test_plugins_are_told_for_how_long_the_workers_have_waited(loop: Loop) -> None:
-    told: list[tuple[int, float]] = []
+    told: list[StartGate] = []
 
-    def ask(number: int, waited: float) -> str:
-        told.append((number, waited))
+    def ask(gate: StartGate) -> str:
+        told.append(gate)
         return "pid 7 holds memory" if len(told) < 3 else ""
 
-    gate = StartGate(ask, loop.loop, lambda: loop.time, loop.events.append)
+    gate = StartDelay(ask, "run", loop.loop, lambda: loop.time, loop.events.append)
     gate.prepare(1)
     loop.take(gate)
     loop.time += 60.0  # this node joins a job that runs
@@ -146,7 +147,7 @@ def test_plugins_are_told_for_how_long_the_workers_have_waited(loop: Loop) -> No
         loop.take(gate)  # the timer, which asks again
         loop.take(gate)  # the answer
     assert loop.began == [7]
-    assert told == [(1, 0.0), (7, 1.0), (7, 2.0)]
+    assert told == [StartGate(1, "run", 0.0), StartGate(7, "run", 1.0), StartGate(7, "run", 2.0)]
 
 
 def test_a_restart_does_not_wait_for_an_answer(loop: Loop) -> None:

@@ -14,8 +14,8 @@ from elastic_core.config.program import Program, ProgramKind, arguments_digest, 
         (Program(ProgramKind.SCRIPT, "project/"), "project"),
         (Program(ProgramKind.RUN_PATH, "app.pyz"), "app.pyz"),
         (Program(ProgramKind.MODULE, "package.train"), "-m package.train"),
-        (Program(ProgramKind.FUNCTION, "/tmp/call_1", function="package:train"), "package:train"),
-        (Program(ProgramKind.FUNCTION, ""), ""),
+        (Program(ProgramKind.MODULE, "package.call", ("/tmp/call_1",), name="package:train"), "package:train"),
+        (Program(ProgramKind.MODULE, "package.call", name=""), ""),
         (Program(ProgramKind.EXECUTABLE, "/usr/bin/true"), "true"),
         (Program(ProgramKind.EXECUTABLE, "/usr/bin/python3.11", ("-u", "x/train.py", "--lr=1")), "python3.11 train.py"),
         (Program(ProgramKind.EXECUTABLE, "/bin/bash", ("run.sh",)), "bash run.sh"),
@@ -53,5 +53,5 @@ def test_arguments_are_compared_without_what_differs_between_nodes(
     assert (digests[0] == digests[1]) is equal
 
 
-def test_the_arguments_of_a_function_are_not_compared() -> None:
-    assert arguments_digest(Program(ProgramKind.FUNCTION, "", function="f"), "h1") == ""
+def test_the_arguments_of_a_program_with_a_name_are_not_compared() -> None:
+    assert arguments_digest(Program(ProgramKind.MODULE, "package.call", ("/tmp/call_1",), name="f"), "h1") == ""

@@ -231,7 +231,7 @@ def wrapping() -> SimpleNamespace:
             "elastic_run_ends, elastic_train_state, elastic_init_process_group, elastic_rescue, "
             "elastic_worker_command, elastic_worker_environment, "
             "elastic_flags, elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
-            "elastic_round_starts, elastic_node_checks, elastic_choose_checks, elastic_workers_wait.",
+            "elastic_round_starts, elastic_before_join, elastic_before_start.",
         ),
         pytest.param(
             plugin(elastic_judge_failure=lambda incident, histry: None),

@@ -26,7 +26,7 @@ def ran(*command: str) -> tuple[int, object]:
 
 def test_elastic_plugins_lists_the_plugin() -> None:
     rows = [row for row in inventory(Catalogue.read()) if row.distribution == "elastic-health"]
-    hooks = ("elastic_choose_checks", "elastic_node_checks", "elastic_run_starts", "elastic_workers_wait")
+    hooks = ("elastic_before_join", "elastic_before_start", "elastic_configure", "elastic_run_starts")
     assert [(row.group, row.name, row.hooks, row.error) for row in rows] == [
         ("elastic.autoload", "health", hooks, None),
         ("elastic.flags", "health", ("elastic_flags",), None),

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastic_core.events import Event
+from elastic_core.gates import StartGate
 from elastic_core.host.devices import visible
 from elastic_core.host.devices.device import Device
 from elastic_core.host.devices.machine import Machine
@@ -278,9 +279,9 @@ def test_the_plugin_publishes_whom_workers_share_gpus_with_once_it_can() -> None
     published: list[Event] = []
     plugin = NodeHealth()
     plugin._wait = MemoryWait({}, lambda _: holding(1), plugin._notes.append)
-    assert plugin.elastic_workers_wait(1, "run", 0.0) is None
+    assert plugin.elastic_before_start(StartGate(1)) is None
     plugin.elastic_run_starts(published.append)
-    plugin.elastic_workers_wait(2, "run", 0.0)
+    plugin.elastic_before_start(StartGate(2))
     (event,) = published
     assert event.message.startswith("workers share GPUs with processes that are not waited for: pid 1 (")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from elastic_core.agent.event_loop import HostEnds, SignalReceived
 from elastic_core.agent.resources import Resources
 from elastic_core.agent.run_summary import RunSummary
-from elastic_core.agent.start_gate import StartGate
+from elastic_core.agent.start_gate import StartDelay
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.config.program import Program, ProgramKind
@@ -21,7 +21,6 @@ from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.node_checks import ChosenChecks
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.entries import Closed, Offer
 from elastic_core.protocol.node import NodeState
@@ -249,7 +248,7 @@ class SimAgent:
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
-            node_checks=lambda _config: ChosenChecks((checks.SLOW,) if plan.check else ()),
+            checks_again=bool(plan.check),
         )
         resources = SimpleNamespace(
             config=config,
@@ -263,7 +262,7 @@ class SimAgent:
             explain_hang=lambda *_: False,
             tell_hang=lambda *_: None,
             fence=lambda seconds, _now: self.hands.fence(seconds),
-            start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._hear),
+            start_delay=lambda now: StartDelay(None, self.run, cast("Any", self.inbox), now, self._hear),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )
         resources.locate_workers = partial(Resources.locate_workers, cast("Any", resources))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.node_checks import ChosenCheck, NodeCheck
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.entries import Closed, Drain
 from elastic_core.protocol.roster import NodeInfo, NodeRow
@@ -37,8 +36,6 @@ HEEDED = 12.0
 """Seconds without any trouble after which a lineage that was asked to leave is about to."""
 ANSWERED = 7.0
 """Seconds without any trouble on any host after which a request to drain a host is answered."""
-SLOW = ChosenCheck("check", NodeCheck(command=["check"]))
-"""What tells the supervisor that nodes are checked by a process; no process is started."""
 
 
 @dataclass

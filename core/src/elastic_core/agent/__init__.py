@@ -7,7 +7,7 @@ General layout:
   ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at its end.
   ``registration``: what a node tells the job when it joins.
   ``slot``: the agent's slot on this host. ``directories``: its log and temporary directories.
-  ``health``: the checks of a node before it enters the job, and ``interruption``: what makes it leave during them.
+  ``join_gate``: calls the plugins' checks before it joins, and ``interruption``: what makes it leave during them.
 * ``workers``: the workers of one round, each a ``worker``. ``start_gate``: delays their start while plugins ask for it.
   ``worker_channels``: the agent's side of the control channels. ``fd_store``: memory files that outlive workers.
   ``worker_store``: the store that a node offers to the workers. ``starters``: begins the starter, and waits for it.

@@ -6,17 +6,17 @@ import math
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from elastic_core.agent import report, rescue, starters
-from elastic_core.agent.health import HealthChecks
 from elastic_core.agent.interruption import Interruption
+from elastic_core.agent.join_gate import pass_gate
 from elastic_core.agent.probing import Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
-from elastic_core.agent.resources import leave_signals, open_resources
+from elastic_core.agent.resources import Resources, leave_signals, open_resources
 from elastic_core.agent.shutdown import settle_exit
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.status import ShowState, Status
@@ -32,11 +32,11 @@ from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Exit
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.arrival import FormerNode
+from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.contact import persist, silent_store, store_awaited
-from elastic_core.session.join import arrive, join
+from elastic_core.session.join import Joined, arrive, join
 from elastic_core.session.ledger_watch import Lookout
-from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.session.runtime import RUNTIME
 from elastic_core.session.store_calls import silence_told
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import WardenEvent
@@ -45,121 +45,188 @@ T = TypeVar("T")
 LISTENS_EVERYWHERE = "the workers' store here listens at all of them, for connections that are translated on the way"
 
 
-def join_and_run(
-    config: RunConfig,
-    plugins: Plugins,
-    store: RendezvousBackend,
-    slot: Slot,
-    warden: Warden,
-    *,
-    cpus: tuple[frozenset[int], ...],
-    former: FormerNode | None = None,
-    show_state: ShowState = lambda _: None,
-) -> Ending:
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The parts of an agent that are there before it joins its job.
+
+    Attributes:
+        cpus: The CPUs of each local rank; () if workers are not bound.
+        former: The node that this agent was just before, in this run, or in one that it has replaced (S3).
+        show_state: Takes a function that describes the state; a newer one replaces it.
+    """
+
+    config: RunConfig
+    plugins: Plugins
+    slot: Slot
+    warden: Warden
+    cpus: tuple[frozenset[int], ...] = ()
+    former: FormerNode | None = None
+    show_state: ShowState = lambda _: None
+
+
+def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
     """Join the job, and take part in it to the end. Main thread only.
 
     Args:
         store: The first connection to the job's store; the caller closes it.
-        cpus: The CPUs of each local rank; () if workers are not bound.
-        former: The node that this agent was just before, in this run, or in one that it has replaced (S3).
-        show_state: Takes a function that describes the state; a newer one replaces it.
 
     Raises:
         ElasticError: The node was refused, or too few nodes came. No worker was started.
     """
-    runtime, warm = RUNTIME, warden.starter is not None
     with ExitStack() as stack:
-        show_state(Status.of(config).describe_joining)
+        newcomer = Newcomer(start, store, stack)
+        newcomer.greet()
+        with closing(newcomer):
+            for gate in (newcomer.pass_gates, newcomer.look_out, newcomer.join):
+                if (ending := gate()) is not None:
+                    return ending
+        supervisor, resources = newcomer.supervise()
+        start.show_state(supervisor.describe)
+        ending = rescue.run(supervisor, resources)
+    if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
+        end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
+        return report.leave(newcomer.publish, end.code, end.why, None)
+    return ending
+
+
+class Newcomer:
+    """A node on its way into its job. Each gate returns how the agent ends if the node does not join, else None.
+
+    Args:
+        stack: Closes what outlives :meth:`close`.
+    """
+
+    def __init__(self, start: Start, store: RendezvousBackend, stack: ExitStack) -> None:
+        config, plugins = start.config, start.plugins
+        start.show_state(Status.of(config).describe_joining)
+        self._start, self._store, self._stack = start, store, stack
         options, single = plugins.rendezvous_options(), config.max_nodes == 1
-        address = advertised_address(config.rdzv_endpoint, options.endpoint, config.local_addr, single_node=single)
-        door = None if single or options.handler else stack.enter_context(closing(Door(address)))
-        applicant = applicant_for(config, plugins, slot, runtime, door)
-        info = applicant.info
-        publish = partial(publish_as, plugins, info)
-        publish(report.joining(config, info))
-        for warning in store.warnings:
-            publish(Event("store_warning", f"{warning.message} {warning.hint}".rstrip(), Level.WARNING))
-        if own_address(address) is None:
-            publish(Event("listens_everywhere", f"{address} is not an address of this host: {LISTENS_EVERYWHERE}"))
-        heard: list[WardenEvent] = []
-        patience = config.timing.join_timeout
+        self._over_handler = options.handler
+        self._address = advertised_address(
+            config.rdzv_endpoint, options.endpoint, config.local_addr, single_node=single
+        )
+        self._door = None if single or options.handler else stack.enter_context(closing(Door(self._address)))
+        applicant = applicant_for(config, plugins, start.slot, RUNTIME, self._door)
+        self._applicant = replace(applicant, former=() if start.former is None else (start.former,))
+        self.publish = partial(publish_as, plugins, applicant.info)
+        self._arrival: Arrival | None = None
+        self._lookout: Lookout | None = None
+        self._heard: list[WardenEvent] = []
+        self._stores: Stores | None = None
+        self._joined: Joined | None = None
 
-        def persist_with(call: Callable[[RendezvousBackend], T]) -> T:
-            """Call the store until it answers or the patience is over, and report meanwhile that it is silent."""
+    def greet(self) -> None:
+        """Report that the node joins, and what an operator should know of its store and its address."""
+        self.publish(report.joining(self._start.config, self._applicant.info))
+        for warning in self._store.warnings:
+            self.publish(Event("store_warning", f"{warning.message} {warning.hint}".rstrip(), Level.WARNING))
+        if own_address(self._address) is None:
+            message = f"{self._address} is not an address of this host: {LISTENS_EVERYWHERE}"
+            self.publish(Event("listens_everywhere", message))
 
-            def attempt(to: RendezvousBackend) -> T:
-                with silence_told(to, lambda exc: publish(silent_store(exc)), config.rdzv_endpoint):
-                    return call(to)
+    def pass_gates(self) -> Ending | None:
+        """Wait for the checks of the plugins, and for the starter where a round is live (rule L17).
 
-            awaited = partial(store_awaited, config.rdzv_endpoint, patience)
-            return persist(store, attempt, lambda exc: publish(awaited(exc)), timeout=patience)
+        Raises:
+            UnhealthyNodeError: A check keeps this host out.
+        """
+        start, config = self._start, self._start.config
+        starter, again = start.warden.starter, start.former is not None
+        patience = config.timing.join_timeout if self._over_handler else math.inf
+        gate = start.plugins.join_gate(config, self.publish, patience)
+        takes_time = not all(check.quick for check in gate.checks)
+        if starter or again or takes_time:
+            self._arrival = self._persist(lambda to: arrive(to, self._applicant, RUNTIME, again=again))
+        with closing(Interruption(leave_signals(config), start.plugins.host_end)) as interruption:
+            # A running job stops its round for a new node. Import first, so that it waits only for the switch.
+            imports = starter is not None and self._arrival is not None and self._arrival.round > 0
+            if self._arrival is not None and (takes_time or imports):
+                self._lookout = Lookout(self._store, self._applicant, RUNTIME, self._arrival, tell=interruption.wake)
+                self._lookout.wait_until_entered(config.timing.beat_interval)
+            pass_gate(gate, interruption)
+            if starter and self._arrival is not None and self._arrival.round and not interruption.is_due():
+                self.publish(report.under_way(self._arrival, starter.imports))
+                self._heard = starters.wait_until_ready(start.warden, interruption)
+        end = interruption.end
+        return None if end is None else report.leave(self.publish, end.code, end.why, None)
 
-        arrival, health = None, HealthChecks(config.rdzv_id, plugins.node_checks(config), warden, publish)
-        if former is not None:
-            applicant = replace(applicant, former=(former,))
-        if warm or former is not None or health.take_time:
-            arrival = persist_with(lambda to: arrive(to, applicant, runtime, again=former is not None))
-        with ExitStack() as joining:
-            lookout: Lookout | None = None
-            with closing(Interruption(leave_signals(config), plugins.host_end)) as interruption:
-                if arrival is not None and (health.take_time or (warm and arrival.round)):
-                    # A running job stops its round for a new node. Import first, so that it waits only for the switch.
-                    lookout = Lookout(store, applicant, runtime, arrival, tell=interruption.wake)
-                    joining.enter_context(closing(lookout))
-                    lookout.wait_until_entered(config.timing.beat_interval)
-                health.run(interruption, patience=patience if options.handler else math.inf)
-                heard += health.heard
-                if warden.starter and arrival is not None and arrival.round and not interruption.is_due():
-                    publish(report.under_way(arrival, warden.starter.imports))
-                    heard = starters.wait_until_ready(warden, interruption, heard)
-            if (end := interruption.end) is not None:
-                return report.leave(publish, end.code, end.why, None)
-            if lookout is not None:
-                if (verdict := lookout.verdict()) is not None:
-                    return finish(publish, verdict, idle=report.TOO_LATE)
-                lookout.stop()
-                if lookout.drained:
-                    return report.leave(publish, signalled(signal.SIGTERM), lookout.drained, None)
-                applicant = replace(applicant, former=lookout.former)
-            stores = stack.enter_context(closing(_make_stores(config, store, warden, runtime, address)))
-            applicant = replace(applicant, offer=stores.offer())
-            joined = persist_with(lambda to: join(to, applicant, runtime, arrival))
+    def look_out(self) -> Ending | None:
+        """Heed what the lookout has found: the run has ended meanwhile, or the node was drained."""
+        if (lookout := self._lookout) is None:
+            return None
+        if (verdict := lookout.verdict()) is not None:
+            return finish(self.publish, verdict, idle=report.TOO_LATE)
+        lookout.stop()
+        if lookout.drained:
+            return report.leave(self.publish, signalled(signal.SIGTERM), lookout.drained, None)
+        self._applicant = replace(self._applicant, former=lookout.former)
+        return None
+
+    def join(self) -> Ending | None:
+        """Enter the roster, with a place for the workers' store."""
+        self._stores = self._stack.enter_context(closing(_make_stores(self._start, self._store, self._address)))
+        self._applicant = replace(self._applicant, offer=self._stores.offer())
+        joined = self._persist(lambda to: join(to, self._applicant, RUNTIME, self._arrival))
         if isinstance(joined, Closed):
-            return finish(publish, joined, idle=report.TOO_LATE)
-        for difference in describe_differences(joined.ledger.settings, applicant.settings):
-            publish(Event("settings_differ", difference, Level.WARNING))
+            return finish(self.publish, joined, idle=report.TOO_LATE)
+        self._joined = joined
+        for difference in describe_differences(joined.ledger.settings, self._applicant.settings):
+            self.publish(Event("settings_differ", difference, Level.WARNING))
+        return None
+
+    def close(self) -> None:
+        """Take out the row that the roster has shown of the node before it joined."""
+        if self._lookout is not None:
+            self._lookout.close()
+
+    def supervise(self) -> tuple[Supervisor, Resources]:
+        """Return the supervisor of the node that has joined, and its resources."""
+        start, store, info = self._start, self._store, self._applicant.info
+        assert self._joined is not None
+        assert self._stores is not None
         try:
-            run = joined.ledger.head.run
-            resources = stack.enter_context(
-                open_resources(config, plugins, publish, info, run, warden, slot, heard=heard, cpus=cpus)
+            resources = self._stack.enter_context(
+                open_resources(
+                    start.config,
+                    start.plugins,
+                    self.publish,
+                    info,
+                    self._joined.ledger.head.run,
+                    start.warden,
+                    start.slot,
+                    heard=self._heard,
+                    cpus=start.cpus,
+                )
             )
-            supervisor = Supervisor(resources, runtime, store, applicant, joined, stores, slot.look)
+            supervisor = Supervisor(
+                resources, RUNTIME, store, self._applicant, self._joined, self._stores, start.slot.look
+            )
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else a round may include this node, and the others must find it lost
             raise
-        if door is not None:
-            resources.loop.watch(door, door.greet)
-        show_state(supervisor.describe)
-        resources.announce(supervisor.describe, None if options.handler else store.connect)
-        ending = rescue.run(supervisor, resources)
-    if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
-        end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
-        return report.leave(publish, end.code, end.why, None)
-    return ending
+        if self._door is not None:
+            resources.loop.watch(self._door, self._door.greet)
+        resources.announce(supervisor.describe, None if self._over_handler else store.connect)
+        return supervisor, resources
+
+    def _persist(self, call: Callable[[RendezvousBackend], T]) -> T:
+        """Call the store until it answers or the patience is over, and report meanwhile that it is silent."""
+        endpoint, patience = self._start.config.rdzv_endpoint, self._start.config.timing.join_timeout
+
+        def attempt(to: RendezvousBackend) -> T:
+            with silence_told(to, lambda exc: self.publish(silent_store(exc)), endpoint):
+                return call(to)
+
+        awaited = partial(store_awaited, endpoint, patience)
+        return persist(self._store, attempt, lambda exc: self.publish(awaited(exc)), timeout=patience)
 
 
-def _make_stores(
-    config: RunConfig,
-    store: RendezvousBackend,
-    warden: Warden,
-    runtime: Runtime,
-    address: str,
-) -> Stores:
+def _make_stores(start: Start, store: RendezvousBackend, address: str) -> Stores:
     """Return what reserves places for the workers' store of each round."""
-    served = warden.starter.store if warden.starter else ""
+    served, new_id = start.warden.starter.store if start.warden.starter else "", RUNTIME.new_id
     if store.workers_store is not None:
-        return SharedStore(warden, store.workers_store, runtime.new_id)
-    if config.master_port is not None:
-        return OnePort(warden, address, runtime.new_id, config.master_port, served_by=served)
-    return Stores(warden, address, runtime.new_id, served_by=served)
+        return SharedStore(start.warden, store.workers_store, new_id)
+    if start.config.master_port is not None:
+        return OnePort(start.warden, address, new_id, start.config.master_port, served_by=served)
+    return Stores(start.warden, address, new_id, served_by=served)

@@ -20,13 +20,12 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.report import Publish, hang_explained, warden_silent
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
-from elastic_core.agent.start_gate import StartGate
+from elastic_core.agent.start_gate import StartDelay
 from elastic_core.agent.status import Status
 from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.parse import Stream
-from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
@@ -96,11 +95,9 @@ class Resources:
         if silence := self.warden_watch.look(run_nanoseconds(self.warden.pid), now):
             self.publish(warden_silent(self.warden.pid, silence))
 
-    def start_gate(self, now: Callable[[], float]) -> StartGate:
+    def start_delay(self, now: Callable[[], float]) -> StartDelay:
         """Return the wait before the start of workers."""
-        ask, run_uid = self.plugins.workers_wait, self.group.run_uid
-        asked = None if ask is None else lambda number, waited: ask(number, run_uid, waited)
-        return StartGate(asked, self.loop, now, self.publish)
+        return StartDelay(self.plugins.before_start, self.group.run_uid, self.loop, now, self.publish)
 
     def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
         """Have a monitor find out where the workers are, on another thread, which posts a Located."""
@@ -247,9 +244,9 @@ def open_resources(
             publish(Event("logs", f"logs are in {directory}"))
         with suppress(OSError):  # what cannot be written there is reported later
             make_directories(directory)
-        if config.program.kind is ProgramKind.FUNCTION:
-            stack.enter_context(marked(Path(config.program.target), slot.keep))  # the arguments of its workers
-            warden.sweep(config.program.target)
+        if config.program.directory:
+            stack.enter_context(marked(Path(config.program.directory), slot.keep))
+            warden.sweep(config.program.directory)
         output = Output(
             redirects=config.redirects,
             tee=config.tee,

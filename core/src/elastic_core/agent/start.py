@@ -107,7 +107,7 @@ def connect_and_run(
 ) -> Ending:
     """Make the first connection to the job's store, and run the loop for it. Main thread only.
 
-    Arguments and errors are those of :func:`elastic_core.agent.membership.join_and_run`.
+    Arguments are those of :class:`elastic_core.agent.membership.Start`, errors those of ``join_and_run`` there.
     """
     from elastic_core.agent import membership
     from elastic_core.agent.directories import remove_abandoned
@@ -123,6 +123,13 @@ def connect_and_run(
     made = first_connection(config, plugins)
     config = replace(config, rdzv_id=made.job_id or config.rdzv_id)
     with closing(made):
-        return membership.join_and_run(
-            config, plugins, made, slot, warden, cpus=cpus, former=former, show_state=show_state
+        start = membership.Start(
+            config=config,
+            plugins=plugins,
+            slot=slot,
+            warden=warden,
+            cpus=cpus,
+            former=former,
+            show_state=show_state,
         )
+        return membership.join_and_run(start, made)

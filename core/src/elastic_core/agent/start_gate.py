@@ -1,4 +1,4 @@
-"""Delays the workers of a round while plugins say that something must happen first (``elastic_workers_wait``).
+"""Delays the workers of a round while plugins say that something must happen first (``elastic_before_start``).
 
 The plugins are asked on another thread while the workers of the last round are being stopped, so that the answer is
 mostly there when the next ones are to start. A plugin that has nothing to look at answers at once.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.events import Event, Field, Level
+from elastic_core.gates import StartGate
 from elastic_core.threads import PatientThread
 
 WAIT_MAX_SECONDS = 10.0  # from the wanted start of the workers to their start
@@ -35,24 +36,25 @@ class StartDue:
     serial: int
 
 
-class StartGate:
+class StartDelay:
     """The wait before the start of workers. All methods run on the agent's loop.
 
     Args:
-        ask: Asks the plugins about the round of this number, with the seconds that its workers have waited; blocks.
-            None if no plugin implements the hook.
+        ask: Asks the plugins about a round; blocks. None if no plugin implements the hook.
+        run_uid: The run's own random id.
         loop: The agent's loop, whose owner passes a :class:`StartAnswer` and a :class:`StartDue` to :meth:`receive`.
         now: The monotonic clock.
     """
 
     def __init__(
         self,
-        ask: Callable[[int, float], str] | None,
+        ask: Callable[[StartGate], str] | None,
+        run_uid: str,
         loop: EventLoop,
         now: Callable[[], float],
         publish: Callable[[Event], None],
     ) -> None:
-        self._ask, self._loop, self._now, self._publish = ask, loop, now, publish
+        self._ask, self._run_uid, self._loop, self._now, self._publish = ask, run_uid, loop, now, publish
         self._serial = 0  # of the newest question
         self._pending = 0  # the serial number of the question that has no answer yet; 0 for none
         self._why = ""  # the newest answer
@@ -125,10 +127,10 @@ class StartGate:
         if self._pending:
             return
         self._pending = serial = self._serial
-        number, ask, post = self._round, self._ask, self._loop.post
-        waited = 0.0 if self._start is None else self._now() - self._since
+        ask, post = self._ask, self._loop.post
+        gate = StartGate(self._round, self._run_uid, 0.0 if self._start is None else self._now() - self._since)
 
         def run() -> None:
-            post(StartAnswer(serial, ask(number, waited)))
+            post(StartAnswer(serial, ask(gate)))
 
         PatientThread(target=run, name="elastic-start", daemon=True).start()

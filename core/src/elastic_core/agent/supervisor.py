@@ -84,7 +84,7 @@ class Supervisor:
         self._since = runtime.now()  # when the node's state last changed
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._incident: Incident | None = None  # the newest failure that is known here
-        self._gate = resources.start_gate(runtime.now)
+        self._gate = resources.start_delay(runtime.now)
         self._put_off: node_events.Stop | None = None  # while the workers are asked where they are
         calls = SessionCalls(
             post=self._loop.post,
@@ -383,8 +383,7 @@ class Supervisor:
         """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""
         if not is_newly_excluded(before, self._state, self._runtime.now()):
             return
-        if any(one.check.look is None for one in self._plugins.node_checks(self._config).checks):
-            # A check is a process: only such a check says anything of a host that has failed.
+        if self._plugins.checks_again:
             why = "this host was excluded: this node leaves, and enters again through its health checks"
             self._say("checked_again", why)
             self._step(Leaving(why, ExitCode.WITHDRAWN, rejoin=True))

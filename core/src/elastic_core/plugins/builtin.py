@@ -11,7 +11,7 @@ from typing import TextIO
 
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import threads
-from elastic_core.config.program import Program, ProgramKind, function_command, interpreter, python_program
+from elastic_core.config.program import Program, ProgramKind, interpreter, python_program
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.identity import host_name
@@ -152,16 +152,10 @@ class PlainWorkerStart:
     @hookimpl
     def elastic_worker_command(self, program: Program, assignment: Assignment) -> list[str]:
         """Return the interpreter's command, or the executable's; ``${local_rank}`` in arguments is replaced."""
-        python = interpreter(self._environ)
         args = [argument.replace("${local_rank}", str(assignment.local_rank)) for argument in program.args]
-        match program.kind:
-            case ProgramKind.EXECUTABLE:
-                return [program.target, *args]
-            case ProgramKind.FUNCTION:
-                place = {"round_number": assignment.round, "rank": assignment.rank}
-                return function_command(program.target, **place, python=python)
-            case _:
-                return [*python, *python_program(program), *args]
+        if program.kind is ProgramKind.EXECUTABLE:
+            return [program.target, *args]
+        return [*interpreter(self._environ), *python_program(program), *args]
 
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:

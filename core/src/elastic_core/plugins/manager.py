@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,9 @@ from elastic_core.config.program import Program
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
+from elastic_core.gates import JoinGate, StartGate
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict
-from elastic_core.node_checks import ChosenCheck, ChosenChecks, NodeCheck
 from elastic_core.plugins import builtin, entry_points
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.host_end import HostEnd
@@ -68,6 +69,7 @@ class Plugins:
         self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
         self.agreed_flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, with their values
         self.host_end = HostEnd()
+        self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
         self._unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
         self.backend: object = None
@@ -188,33 +190,27 @@ class Plugins:
 
         return functools.partial(verdicts.explain_hang, plugins, report=self.publish)
 
-    # Health ----------------------------------------------------------------------------------------------------------
+    # Gates -----------------------------------------------------------------------------------------------------------
 
-    def node_checks(self, config: RunConfig) -> ChosenChecks:
-        """Return the health checks of a run.
-
-        Raises:
-            UsageError: A setting of the checks is wrong.
-            PluginError: A plugin failed.
-        """
-        offered: dict[str, NodeCheck] = {}
-        for impl in reversed(self.implementations("elastic_node_checks")):
-            offered.update(self._ask(impl, config=config) or {})
-        chosen = self.first_answer("elastic_choose_checks", config=config, offered=offered)
-        if isinstance(chosen, ChosenChecks):
-            return chosen
-        return ChosenChecks(tuple(ChosenCheck(name, check) for name, check in offered.items() if check.on))
+    def join_gate(self, config: RunConfig, publish: Callable[[Event], None], patience: float = math.inf) -> JoinGate:
+        """Return the gate that a node passes before it joins, with the checks of all plugins."""
+        gate = JoinGate(config, publish, patience)
+        for impl in reversed(self.implementations("elastic_before_join")):
+            gate.plugin = impl.plugin
+            self._ask(impl, gate=gate)
+        self.checks_again = any(check.again for check in gate.checks)
+        return gate
 
     @property
-    def workers_wait(self) -> Callable[[int, str, float], str] | None:
-        """Asks all plugins of the hook ``elastic_workers_wait``; None where none implements it. Raises nothing."""
-        waiting = self.implementations("elastic_workers_wait")
+    def before_start(self) -> Callable[[StartGate], str] | None:
+        """Asks all plugins of the hook ``elastic_before_start``; None where none implements it. Raises nothing."""
+        waiting = self.implementations("elastic_before_start")
 
-        def ask(round: int, run_uid: str, waited: float) -> str:
+        def ask(gate: StartGate) -> str:
             said = []
             for impl in [*waiting]:
                 try:
-                    said.append(impl(round=round, run_uid=run_uid, waited=waited))
+                    said.append(impl(gate=gate))
                 except Exception as exc:
                     waiting.remove(impl)
                     for event in failure_events("plugin_failed", impl, exc, "It is not asked again; workers start."):
@@ -337,7 +333,6 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
         from elastic_core.plugins.flags import check_given  # few runs have any
 
         plugins.agreed_flags = check_given(config, catalogue, plugins.has, plugins.problems)
-        plugins.node_checks(config)  # or an error, before anything is started
     return plugins
 
 

@@ -8,7 +8,6 @@ General layout:
 * ``failure_recorder``: records the exception that ends a worker, whatever script it runs. ``error_file``: ``@record``,
   which a script may use besides. ``stack_dump``: writes the Python stacks of the worker's threads when the agent asks
   for them.
-* ``function``: workers that are Python functions rather than programs.
 * ``library``: finds the library that brings ``TrainState`` and ``init_process_group``. ``train_state``: the interface
   of ``TrainState``.
 """

@@ -1,15 +1,18 @@
-"""A monitor with a flag of its own: ``--watch_loss=MAX`` fails a rank that prints a loss above MAX.
+"""A monitor and a gate, with a flag each.
 
-``elastic status`` shows the newest loss of each node. The failure has the name ``LossTooHigh``, for failure policies,
-and the line that the rank has printed.
+``--watch_loss=MAX`` fails a rank that prints a loss above MAX. ``elastic status`` shows the newest loss of each node.
+The failure has the name ``LossTooHigh``, for failure policies, and the line that the rank has printed.
+``--keep_out=FILE`` keeps a host out of the job while it has that file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from elastic_core import Flag, LineReader, RunConfig, RunningRound, hookimpl
+from elastic_core import Flag, JoinGate, LineReader, RunConfig, RunningRound, UnhealthyNodeError, hookimpl
 from elastic_core.config.parse import Wrong
 
 LOSS = re.compile(r"\bloss\W{1,3}(\d+(?:\.\d*)?(?:e[-+]?\d+)?)", re.IGNORECASE)
@@ -30,12 +33,15 @@ WATCH_LOSS: Flag[float | None] = Flag(
     parse=number,
     metavar="MAX",
 )
+KEEP_OUT: Flag[Path | None] = Flag(
+    name="keep_out", text="Keep a host out while it has this file.", section="Failure", parse=Path, metavar="FILE"
+)
 
 
 @hookimpl
-def elastic_flags() -> Sequence[Flag[float | None]]:
-    """Return the flag that :class:`WatchLoss` reads."""
-    return (WATCH_LOSS,)
+def elastic_flags() -> Sequence[Flag[Any]]:
+    """Return the flags that :class:`WatchLoss` reads."""
+    return (WATCH_LOSS, KEEP_OUT)
 
 
 class WatchLoss:
@@ -48,6 +54,18 @@ class WatchLoss:
     def elastic_configure(self, config: RunConfig) -> None:
         """Take the flag."""
         self._most = config.of(WATCH_LOSS)
+
+    @hookimpl
+    def elastic_before_join(self, gate: JoinGate) -> None:
+        """Look for the file before this node joins, if the flag was given."""
+        if (file := gate.config.of(KEEP_OUT)) is None:
+            return
+
+        def check() -> None:
+            if file.exists():
+                raise UnhealthyNodeError(f"{file} keeps this host out of the job.", hint="Remove the file.")
+
+        gate.add(check, quick=True)
 
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:

@@ -2,12 +2,14 @@
 
 General layout:
 
-* ``plugin``: the plugin that a run loads; it offers the checks by name, and says for what workers wait.
-* ``flags``: its flags. ``choice``: the checks that they choose. ``output``: the meaning of a command's output.
+* ``plugin``: the plugin that a run loads. ``flags``: its flags.
+* ``checks``: the types of checks. ``choice``: the checks that the flags choose. ``runner``: runs them before the node
+  joins. ``output``: the meaning of a command's output.
 * ``host``: the checks that are functions: ``disk``, ``memory`` and ``shm``. Milliseconds each.
 * ``gpu``, ``matmul``, ``allreduce``: the checks that are processes, ``python -m elastic_health.gpu``. ``answer``: what
   they print, and their exit codes.
 * ``gpu_memory``: the GPUs, and the processes that hold their memory: NVML, ``nvidia-smi``, AMD's driver.
+  ``smi``: runs ``nvidia-smi`` with a limit of time.
 * ``holders``: which of these processes the next workers wait for.
 * ``sizes``: ``10G`` and ``90%``, read and written.
 

@@ -1,4 +1,4 @@
-"""What a check that is a process prints, and its exit code: the JSON form that ``elastic_core.node_checks`` reads."""
+"""What a check that is a process prints, and its exit code: the JSON form that ``elastic_health.checks`` reads."""
 
 from __future__ import annotations
 

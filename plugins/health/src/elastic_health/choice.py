@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_core.node_checks import ChosenCheck, NodeCheck
+from elastic_health.checks import ChosenCheck, NodeCheck
 
 NONE = "none"  # in place of a name: no check is on but for those that are named
 

@@ -25,8 +25,8 @@ from elastic_core.host.devices import visible
 from elastic_core.host.devices.device import Device
 from elastic_core.host.devices.inventory import amd, nvidia
 from elastic_core.host.devices.machine import Machine
-from elastic_core.host.devices.smi import ask_smi
 from elastic_health.sizes import format_size
+from elastic_health.smi import ask_smi
 
 SMI_MAX_SECONDS = 20.0  # for one answer of nvidia-smi; it takes a second where the driver is not persistent
 LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # each may choose GPUs

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from elastic_core.config.run import RunConfig
 from elastic_core.host.oom import OomCounter, find_counter
-from elastic_core.node_checks import Finding
+from elastic_health.checks import Finding
 from elastic_health.sizes import format_size, parse_size
 
 MEMORY_LEAST = 64 << 20  # bytes: an interpreter with torch takes three times as much

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from elastic_core.exit_codes import describe_exit
-from elastic_core.node_checks import MESSAGE_CHARACTERS
+from elastic_health.checks import MESSAGE_CHARACTERS
 
 MESSAGE_FIELDS = ("failed_checks", "messages", "message", "errors", "error")  # of a JSON answer, in this order
 

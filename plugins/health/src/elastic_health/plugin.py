@@ -1,4 +1,4 @@
-"""The plugin: it offers health checks by name, and says who holds memory of this node's GPUs.
+"""The plugin: it checks the node before it joins a job, and looks for processes that hold memory of its GPUs.
 
 Every run imports it, so what a check needs is imported when it runs.
 """
@@ -18,7 +18,8 @@ from elastic_core import hookimpl
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
-    from elastic_core.node_checks import ChosenChecks, Finding, NodeCheck
+    from elastic_core.gates import JoinGate, StartGate
+    from elastic_health.checks import ChosenChecks, Finding, NodeCheck
 
 
 class NodeHealth:
@@ -31,35 +32,17 @@ class NodeHealth:
         self._silent: list[str] = []  # and why the GPUs are not asked any more
 
     @hookimpl
-    def elastic_node_checks(self, config: RunConfig) -> Mapping[str, NodeCheck]:
-        """Return all checks; those of the host itself are on by themselves."""
-        from elastic_core.node_checks import NodeCheck
-        from elastic_health.sizes import SHARE_FORM, SIZE_FORM, parse_share, parse_size
-
-        def process(name: str, *arguments: str) -> list[str]:
-            return [sys.executable, "-m", f"elastic_health.{name}", *arguments]
-
-        of_host = partial(NodeCheck, parse=parse_size, form=SIZE_FORM, on=True)
-        allreduce = process("allreduce", str(config.nproc_per_node))
-        return {
-            "disk": of_host(look=partial(_disk, config)),
-            "memory": of_host(look=_memory),
-            "shm": of_host(look=_shm),
-            "gpu": NodeCheck(command=process("gpu"), advice=_GPU, parse=parse_share, form=SHARE_FORM),
-            "matmul": NodeCheck(command=process("matmul"), advice=_MATMUL),
-            "allreduce": NodeCheck(command=allreduce, advice=_ALLREDUCE),
-        }
+    def elastic_configure(self, config: RunConfig) -> None:
+        """Look at the flags before anything is started."""
+        if config.settings:
+            chosen_checks(config)
 
     @hookimpl
-    def elastic_choose_checks(self, config: RunConfig, offered: Mapping[str, NodeCheck]) -> ChosenChecks:
-        """Return the checks that are on, and those of ``--health_check``."""
-        from elastic_core.node_checks import ChosenChecks
-        from elastic_health.choice import choose
-        from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT
+    def elastic_before_join(self, gate: JoinGate) -> None:
+        """Add the checks of this run."""
+        from elastic_health.runner import HealthChecks
 
-        chosen = choose(config.of(HEALTH_CHECK), offered)
-        too_slow = f"Run it by hand on this host, or give it more time: --{HEALTH_TIMEOUT.name}=SECONDS."
-        return ChosenChecks(chosen, config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY), too_slow, _judge)
+        HealthChecks(chosen_checks(gate.config), gate).add_to_gate()
 
     @hookimpl
     def elastic_run_starts(self, publish: Callable[[Event], None]) -> None:
@@ -68,7 +51,7 @@ class NodeHealth:
         self._publish_notes()
 
     @hookimpl
-    def elastic_workers_wait(self, round: int, run_uid: str, waited: float) -> str | None:
+    def elastic_before_start(self, gate: StartGate) -> str | None:
         """Return which other processes hold memory of this node's GPUs; None at once on a node without GPUs."""
         if self._wait is None:
             if not _may_have_gpus():
@@ -76,7 +59,7 @@ class NodeHealth:
             from elastic_health.holders import MemoryWait
 
             self._wait = MemoryWait(note=self._notes.append, give_up=self._silent.append)
-        reason: str | None = self._wait.reason(round, run_uid, waited)
+        reason: str | None = self._wait.reason(gate.round, gate.run_uid, gate.waited)
         self._publish_notes()
         return reason
 
@@ -98,10 +81,38 @@ def _may_have_gpus() -> bool:
     return bool(shutil.which("nvidia-smi") or os.path.isdir("/sys/class/kfd/kfd/proc") or find_spec("pynvml"))
 
 
-def _judge(returncode: int, stdout: str, stderr: str) -> str | None:
-    from elastic_health.output import judge_output
+def all_checks(config: RunConfig) -> Mapping[str, NodeCheck]:
+    """Return all checks; those of the host itself are on by themselves."""
+    from elastic_health.checks import NodeCheck
+    from elastic_health.sizes import SHARE_FORM, SIZE_FORM, parse_share, parse_size
 
-    return judge_output(returncode, stdout, stderr)
+    def process(name: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", f"elastic_health.{name}", *arguments]
+
+    of_host = partial(NodeCheck, parse=parse_size, form=SIZE_FORM, on=True)
+    allreduce = process("allreduce", str(config.nproc_per_node))
+    return {
+        "disk": of_host(look=partial(_disk, config)),
+        "memory": of_host(look=_memory),
+        "shm": of_host(look=_shm),
+        "gpu": NodeCheck(command=process("gpu"), advice=_GPU, parse=parse_share, form=SHARE_FORM),
+        "matmul": NodeCheck(command=process("matmul"), advice=_MATMUL),
+        "allreduce": NodeCheck(command=allreduce, advice=_ALLREDUCE),
+    }
+
+
+def chosen_checks(config: RunConfig) -> ChosenChecks:
+    """Return the checks that are on, and those of ``--health_check``.
+
+    Raises:
+        UsageError: ``--health_check`` is wrong.
+    """
+    from elastic_health.checks import ChosenChecks
+    from elastic_health.choice import choose
+    from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT
+
+    chosen = choose(config.of(HEALTH_CHECK), all_checks(config))
+    return ChosenChecks(chosen, config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY))
 
 
 def _disk(config: RunConfig, least: str) -> Finding | None:

@@ -15,10 +15,10 @@ General layout:
 * ``flags``: from the ``Namespace`` that such a program has filled in to the flags of ``elastic run``.
 * ``function``: from torch's ``LaunchConfig`` to Elastic's.
 * ``failure``: what those programs get when the job fails.
-* ``launch``: torch's Python names for a job. ``launch_config`` turns their arguments into
-  a run, and ``process_failure`` describes a failed process. ``local_agent``: an agent as an object,
-  ``LocalElasticAgent``. ``multiprocessing``: torch's module of that name, ``Std`` and what starts processes.
-  ``rendezvous``: torch's registry of rendezvous handlers.
+* ``launch``: torch's Python names for a job. ``launch_config`` turns their arguments into a run, and
+  ``process_failure`` describes a failed process. ``call``: workers that are Python functions. ``local_agent``: an agent
+  as an object, ``LocalElasticAgent``. ``multiprocessing``: torch's module of that name, ``Std`` and what starts
+  processes. ``rendezvous``: torch's registry of rendezvous handlers.
 * ``timers``: the two limits of torch's agent for a hung worker, as a monitor.
 * ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
 * ``foreign``: jobs of ``elastic run`` over rendezvous handlers of others, such as torch's own.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_core.errors import UsageError
-from elastic_core.worker import function
+from elastic_torchrun import call
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint
 
 TORCHS_TIMEOUT = 900
@@ -33,7 +33,7 @@ def config_of(config: Any, entrypoint: Any, args: Sequence[Any]) -> LaunchConfig
         if config.start_method != "spawn":
             raise UsageError(f"start_method={config.start_method!r}: Elastic forks no workers from the caller.")
         with tempfile.TemporaryDirectory(prefix="elastic_call_") as directory:
-            function.write(function.Call(entrypoint, tuple(args)), Path(directory))
+            call.write(call.Call(entrypoint, tuple(args)), Path(directory))
     if (logs := type(config.logs_specs).__name__) != TORCHS_LOGS:
         raise UsageError(f"logs_specs is of the class {logs}, which Elastic does not use.")
     given = {item.name: getattr(config, item.name) for item in fields(LaunchConfig) if hasattr(config, item.name)}

@@ -19,7 +19,7 @@ from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import ExitCode, signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.plugins import manager
-from elastic_core.worker import function
+from elastic_torchrun import call
 from elastic_torchrun.foreign.errors import HandlerError
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, warn
 from elastic_torchrun.process_failure import ProcessFailure, failure_of
@@ -126,7 +126,7 @@ class elastic_launch:
                 another, or this is not the main thread.
             ElasticError: The rendezvous does not admit this node.
         """
-        function.launching()  # first: a repeated main program gives no second warning
+        call.launching()  # first: a repeated main program gives no second warning
         return launch(configure(self._config), self._entrypoint, args)
 
 
@@ -142,7 +142,7 @@ def launch_agent(
 
 def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> dict[int, Any]:
     """Run a job of this entrypoint; ``config.program`` is replaced. See :class:`elastic_launch`."""
-    function.launching()
+    call.launching()
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
             f"A job cannot be launched on the thread {threading.current_thread().name!r}: signals reach the main "
@@ -158,11 +158,11 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
     remove_abandoned()  # now: on a full disk, tempfile would choose another directory
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
     try:
-        function.write(function.Call(entrypoint, args), directory)
-        run_program(
-            replace(config, program=Program(ProgramKind.FUNCTION, str(directory), function=_name_of(entrypoint)))
-        )
-        return function.results(directory)
+        call.write(call.Call(entrypoint, args), directory)
+        place = str(directory)
+        program = Program(ProgramKind.MODULE, call.MODULE, (place,), name=_name_of(entrypoint), directory=place)
+        run_program(replace(config, program=program))
+        return call.results(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

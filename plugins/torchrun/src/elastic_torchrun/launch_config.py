@@ -175,7 +175,7 @@ def configure(config: LaunchConfig) -> RunConfig:
     return RunConfig(
         **{
             **settings,
-            "program": Program(ProgramKind.FUNCTION, ""),
+            "program": Program(ProgramKind.MODULE, "", name=""),
             "min_nodes": nnodes.least,
             "max_nodes": nnodes.most,
             "sizes": nnodes.sizes,

@@ -15,7 +15,7 @@ from elastic_core.config.rdzv_conf import LOCAL
 from elastic_core.config.run import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
-from elastic_core.worker import function
+from elastic_torchrun import call
 from elastic_torchrun.foreign import registry
 from elastic_torchrun.launch import ChildFailedError, launch
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
@@ -172,7 +172,7 @@ class LocalElasticAgent:
             PluginError: The spec's ``rdzv_handler`` is no rendezvous handler.
             ElasticError: The rendezvous does not admit this node.
         """
-        function.launching()
+        call.launching()
         spec = self.spec
         assert spec.entrypoint is not None
         with ExitStack() as stack:

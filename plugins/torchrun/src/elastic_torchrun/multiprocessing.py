@@ -25,14 +25,12 @@ from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.registration import cpus_of_workers
 from elastic_core.config import parse
 from elastic_core.config.parse import Stream
-from elastic_core.config.program import function_command
 from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import subreaping
 from elastic_core.warden.messages import Exited, Spawned, SpawnFailed, StopCompleted, WardenDied
-from elastic_core.worker import function
-from elastic_torchrun import launch_config
+from elastic_torchrun import call, launch_config
 from elastic_torchrun.launch_config import LaunchConfig, Logs, Streams
 from elastic_torchrun.local_agent import LocalElasticAgent, RunResult, WorkerSpec
 from elastic_torchrun.process_failure import ProcessFailure
@@ -168,7 +166,7 @@ def start_processes(
             processes, or ``log_dir`` cannot be made.
         ElasticError: No process could be made.
     """
-    function.launching()
+    call.launching()
     launch_config.check_entrypoint(entrypoint)
     for what, given in (("args", args), ("envs", envs)):
         if not isinstance(given, Mapping):
@@ -239,7 +237,7 @@ class PContext:
             self._resources = stack.pop_all()
         try:
             if not isinstance(entrypoint, str):
-                function.write(function.Call(entrypoint, by_local_rank=args), self._call)
+                call.write(call.Call(entrypoint, by_local_rank=args), self._call)
             for local_rank in sorted(args):
                 self._start(local_rank)
         except BaseException:
@@ -329,7 +327,7 @@ class PContext:
     def _command(self, local_rank: int) -> list[str]:
         if isinstance(self._entrypoint, str):
             return [self._entrypoint, *map(str, self._args[local_rank])]
-        return function_command(str(self._call), round_number=0, rank=local_rank)
+        return call.command(self._call, local_rank)
 
     def _failed(self) -> bool:
         return bool(self._errors) or any(self._codes.values())
@@ -374,7 +372,7 @@ class PContext:
         returned: dict[int, Any] = {}
         if not failures:  # commands return nothing
             by_command = isinstance(self._entrypoint, str)
-            returned = dict.fromkeys(sorted(self._args)) if by_command else function.results(self._call)
+            returned = dict.fromkeys(sorted(self._args)) if by_command else call.results(self._call)
         return RunProcsResult(return_values=returned, failures=failures, stdouts=self.stdouts, stderrs=self.stderrs)
 
     def _failure(self, rank: int) -> ProcessFailure:

@@ -2,8 +2,7 @@
 
 General layout:
 
-* ``machine``: reads files; tests give it another tree. ``nvml`` asks NVIDIA's library, ``smi`` runs
-  ``nvidia-smi`` with a limit of time.
+* ``machine``: reads files; tests give it another tree. ``nvml`` asks NVIDIA's library.
 * ``device``: one accelerator. ``inventory``: all accelerators. ``visible``: the visible ones, how many workers they
   make (``--nproc_per_node``), and each worker's own (``--virtual_local_rank``).
 * ``topology``: CPUs, cores, caches, sockets and NUMA nodes. ``numa``: each worker's CPUs (``--numa_binding``).

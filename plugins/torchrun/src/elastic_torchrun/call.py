@@ -1,9 +1,9 @@
 """Workers that are Python functions (``docs/migrating.md``): sends a function to an interpreter, and its result back.
 
 The launcher writes a *call* into a private directory, so nothing unpickled comes from a network. Each worker runs
-``python -m elastic_core.worker.function DIRECTORY ROUND RANK``, and leaves the result beside the call. Functions of the
-main program are found by running it again, as :mod:`multiprocessing`'s ``spawn`` does, up to the line that launches.
-Functions of a notebook, which cannot be run again, and their results travel by value, with cloudpickle.
+this module, and leaves the result beside the call. Functions of the main program are found by running it again, as
+:mod:`multiprocessing`'s ``spawn`` does, up to the line that launches. Functions of a notebook, which cannot be run
+again, and their results travel by value, with cloudpickle.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from elastic_core.errors import UsageError
 from elastic_core.worker.error_file import record
 
+MODULE = "elastic_torchrun.call"
 MAIN = "__mp_main__"
 """The main program's name while it is run again; a guard ``if __name__ == "__main__"`` holds there too."""
 _CALL = "call.pickle"
@@ -129,12 +130,18 @@ def launching() -> None:
         )
 
 
+def command(directory: Path, rank: int) -> list[str]:
+    """Return the command of a process without rounds that makes the call of this directory."""
+    return [sys.executable, "-u", "-m", MODULE, str(directory), "0", str(rank)]
+
+
 def main(arguments: list[str]) -> NoReturn:
-    """Be one worker: ``DIRECTORY ROUND RANK``."""
-    directory, round_number, rank = Path(arguments[0]), *arguments[1:]
-    result = directory / f"result_{round_number}_{rank}"
+    """Be one worker: ``DIRECTORY [ROUND RANK]``; an agent's worker has its round and rank in the environment."""
+    directory, *place = arguments
+    round_number, rank = place or (os.environ["ELASTIC_ROUND"], os.environ["RANK"])
+    result = Path(directory) / f"result_{round_number}_{rank}"
     _leave(result, "unfinished")
-    call = _read(directory)
+    call = _read(Path(directory))
     _leave(result, "value", _called(call, int(os.environ["LOCAL_RANK"])), by_value=call.by_value)
     sys.exit(0)
 
@@ -238,6 +245,6 @@ def _name(function: object) -> str:
 
 
 if __name__ == "__main__":
-    from elastic_core.worker import function as calls
+    from elastic_torchrun import call as calls
 
     calls.main(sys.argv[1:])  # in the module that other modules import, not in this copy

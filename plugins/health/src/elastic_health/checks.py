@@ -1,15 +1,9 @@
-"""Health checks of a node: what a check is, and which ones a run has.
-
-Plugins offer checks by name (``hookspecs.elastic_node_checks``), another hook chooses among them, and ``agent.health``
-runs them before the node enters its job. This module is pure.
-"""
+"""The types of the health checks of a node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from elastic_core.exit_codes import describe_exit
 
 MESSAGE_CHARACTERS = 500  # of one finding, at most
 
@@ -51,12 +45,6 @@ class ChosenCheck:
         return [*self.check.command, *([self.value] if self.value else [])]
 
 
-def judge_exit(returncode: int, stdout: str, stderr: str) -> str | None:
-    """Return why a command that has ended found the node unhealthy; None if its exit code is 0."""
-    said = next((text.splitlines()[-1] for text in (stderr.strip(), stdout.strip()) if text), "it wrote nothing")
-    return f"{describe_exit(returncode)}: {said[:MESSAGE_CHARACTERS]}" if returncode else None
-
-
 @dataclass(frozen=True, slots=True)
 class ChosenChecks:
     """The checks of a run, and the time that they get."""
@@ -64,6 +52,3 @@ class ChosenChecks:
     checks: tuple[ChosenCheck, ...]
     timeout: float = 60.0  # seconds that each check may take
     retry: float | None = None  # the pause after which failed checks are run again; None for an end of the agent
-    too_slow: str = "Run it by hand on this host."  # what to do where a command does not end in time
-    judge: Callable[[int, str, str], str | None] = judge_exit
-    """Returns why the exit code, stdout and stderr of a command say that the node is unhealthy; None if healthy."""

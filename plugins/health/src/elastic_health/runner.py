@@ -1,91 +1,84 @@
-"""Runs the health checks of a node before it enters its job (``docs/health.md`` has the rule).
+"""Runs the health checks of a node before it joins its job (``docs/health.md`` has the rule).
 
-The warden is the parent of every check that is a process: it ends the whole tree of one that takes too long, and of all
-if the agent is killed. Nothing here runs while the node has workers.
+A warden is the parent of every check that is a process: it ends the whole tree of one that takes too long, and of all
+if the agent is killed.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError, UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Field, Level
-from elastic_core.node_checks import ChosenCheck, ChosenChecks, Finding
-
-if TYPE_CHECKING:
-    from elastic_core.agent.interruption import Interruption
-    from elastic_core.agent.report import Publish
-    from elastic_core.warden.client import Warden
-    from elastic_core.warden.messages import WardenEvent
+from elastic_core.gates import JoinGate
+from elastic_core.warden import messages
+from elastic_core.warden.client import CLOSING, Warden
+from elastic_core.warden.messages import WardenEvent
+from elastic_health.checks import ChosenCheck, ChosenChecks, Finding
+from elastic_health.flags import HEALTH_TIMEOUT
+from elastic_health.output import judge_output
 
 OUTPUT_BYTES = 1 << 16  # of each stream of a command, at most; the rest is read and dropped
+TOO_SLOW = f"Run it by hand on this host, or give it more time: --{HEALTH_TIMEOUT.name}=SECONDS."
 END_MAX_SECONDS = 20.0  # from SIGKILL to the end of all processes of a check; after 15 s one is reported as stuck
 
+Wait: TypeAlias = "Callable[[float, Sequence[Any]], list[Any]]"
+"""Waits for so many seconds at most until some of these are readable, and returns them."""
 
-Wait: TypeAlias = "Callable[[Sequence[Any], float], list[Any]]"
-"""Waits until some of these are readable, for so many seconds at most, and returns them."""
 
-
-def _wait(others: Sequence[Any], seconds: float) -> list[Any]:
+def _wait(seconds: float, others: Sequence[Any]) -> list[Any]:
     return select.select(others, [], [], seconds)[0]
 
 
 class HealthChecks:
-    """The health checks of one agent, which are run before it joins."""
+    """The health checks of one node, which run at its gate."""
 
-    _interruption: Interruption  # of the run under way
-
-    def __init__(self, job: str, chosen: ChosenChecks, warden: Warden, publish: Publish) -> None:
-        self._job, self._chosen, self._warden, self._publish = job, chosen, warden, publish
+    def __init__(self, chosen: ChosenChecks, gate: JoinGate) -> None:
+        self._chosen, self._gate, self._publish = chosen, gate, gate.publish
         self._checks, self._limit, self._retry = chosen.checks, chosen.timeout, chosen.retry
-        self.heard: list[WardenEvent] = []  # what the warden has reported of other processes meanwhile
 
-    @property
-    def take_time(self) -> bool:
-        """Whether a job may end while they run."""
-        return self._retry is not None or any(one.check.look is None for one in self._checks)
+    def add_to_gate(self) -> None:
+        """Have the gate call :meth:`run`, unless there is no check."""
+        processes = any(one.check.look is None for one in self._checks)
+        if self._checks:
+            # Only a check that is a process says anything of a host that has failed.
+            self._gate.add(self.run, quick=self._retry is None and not processes, again=processes)
 
-    def run(self, interruption: Interruption, *, patience: float = math.inf) -> None:
-        """Run all checks, again after each pause; end them at the ``interruption``.
-
-        Args:
-            interruption: Is due if the node is not to enter.
-            patience: For how many seconds failed checks are run again.
+    def run(self) -> None:
+        """Run all checks, again after each pause, until the gate is closed.
 
         Raises:
             UnhealthyNodeError: A check has failed.
         """
-        self._interruption, began = interruption, time.monotonic()
+        began, patience = time.monotonic(), self._gate.patience
         while failed := self._failed_checks():
             names = ", ".join(failed)
             if self._retry is None or time.monotonic() - began + self._retry > patience:
                 tried = "" if self._retry is None else f", which ran again for {patience:g} s at most"
                 raise UnhealthyNodeError(
-                    f"This node does not enter job {self._job!r}, because of the health check{'s' * (len(failed) > 1)} "
-                    f"{names}{tried}.",
+                    f"This node does not enter job {self._gate.config.rdzv_id!r}, because of the health "
+                    f"check{'s' * (len(failed) > 1)} {names}{tried}.",
                     hint=" ".join(dict.fromkeys(finding.advice for finding in failed.values() if finding.advice))
                     or f"Run the command of the check on this host: {names}",
                 )
             message = f"this node does not enter the job yet ({names}): its checks run again in {self._retry:g} s"
             self._publish(Event("node_check_again", message, Level.WARNING, {"pause_s": self._retry}))
-            if self._is_interrupted(within=self._retry):
-                return
+            self._gate.wait(self._retry)
 
     def _failed_checks(self) -> dict[str, Finding]:
-        """Run each check once; return the findings of the failed checks, by their names, none if interrupted."""
+        """Run each check once; return the findings of the failed checks, by their names, none if the gate is closed."""
         began, failed = time.monotonic(), dict[str, Finding]()
         for one in self._checks:
             at = time.monotonic()
             finding = self._look(one) if one.check.look is not None else self._run_command(one)
-            if self._is_interrupted():
+            if self._gate.closed.is_set():
                 return {}
             if finding is None:
                 continue
@@ -99,7 +92,7 @@ class HealthChecks:
                 "took_s": took,
             }
             self._publish(Event("node_check_failed", message, Level.ERROR, fields))
-        if self.take_time and not failed:
+        if not failed and (self._retry is not None or any(one.check.look is None for one in self._checks)):
             took, names = round(time.monotonic() - began, 3), ", ".join(one.name for one in self._checks)
             message = f"this node is healthy: {names} ({took:.1f} s)"
             self._publish(Event("node_checked", message, Level.INFO, {"checks": names, "took_s": took}))
@@ -121,7 +114,7 @@ class HealthChecks:
                 os.close(writing)
 
         Thread(target=look, name=f"check {one.name}", daemon=True).start()
-        self._interruption.wait([reading], self._limit)
+        self._gate.wait(self._limit, [reading])
         os.close(reading)
         if found:
             return found[0]
@@ -130,6 +123,8 @@ class HealthChecks:
     def _run_command(self, one: ChosenCheck) -> Finding | None:
         """Run a check that is a command, and end all its processes."""
         with ExitStack() as stack:
+            warden = Warden.start(alone=False)
+            stack.callback(warden.close, CLOSING)
             reading, ends = dict[int, bytearray](), list[int]()
             with ExitStack() as given:
                 for _ in range(2):
@@ -141,10 +136,10 @@ class HealthChecks:
                 nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
                 given.callback(os.close, nothing)
                 environ, (out, err) = inheritable(os.environ), ends
-                self._warden.spawn(0, one.command, environ, stdin=nothing, stdout=out, stderr=err)
+                warden.spawn(0, one.command, environ, stdin=nothing, stdout=out, stderr=err)
             output = [*reading.values()]
-            ended = self._follow(reading)
-            stuck = self._end_all(reading)
+            ended = self._follow(warden, reading)
+            stuck = _end_all(warden, reading)
         stdout, stderr = (bytes(kept).decode(errors="replace") for kept in output)
         if stuck:
             return Finding(f"cannot be ended: {stuck}", "Restart this host: its kernel, or a device, hangs.")
@@ -152,72 +147,58 @@ class HealthChecks:
             return Finding(f"could not be started: {ended}", one.check.advice)
         if ended is None:
             what = f"did not end within {self._limit:g} s, and was killed with all its processes"
-            return Finding(what, self._chosen.too_slow)
-        fault = self._chosen.judge(ended, stdout, stderr)
+            return Finding(what, TOO_SLOW)
+        fault = judge_output(ended, stdout, stderr)
         return None if fault is None else Finding(fault, one.check.advice)
 
-    def _follow(self, reading: dict[int, bytearray]) -> int | str | None:
+    def _follow(self, warden: Warden, reading: dict[int, bytearray]) -> int | str | None:
         """Read the output of the check until it ends; return its exit code, why it did not start, or None.
 
-        None: it has not ended within its time, or before the interruption.
+        None: it has not ended within its time, or before the gate was closed.
         """
-        from elastic_core.warden import messages
-
         deadline = time.monotonic() + self._limit
-        while True:
-            for event in self._await(reading, deadline, self._interruption.wait):
+        while time.monotonic() < deadline and not self._gate.closed.is_set():
+            for event in _await(warden, reading, deadline, self._gate.wait):
                 match event:
                     case messages.Exited(returncode=code):
                         return code
                     case messages.SpawnFailed(error=error):
                         return error
-            if time.monotonic() >= deadline or self._is_interrupted():
-                return None
+        return None
 
-    def _end_all(self, reading: dict[int, bytearray]) -> str:
-        """Kill the check's remaining processes; return a text that names those that survive, or ''."""
-        from elastic_core.warden import messages
 
-        self._warden.stop(grace=0.0)
-        deadline = time.monotonic() + END_MAX_SECONDS
-        while time.monotonic() < deadline:
-            for event in self._await(reading, deadline):
-                match event:
-                    case messages.StopCompleted() if self._warden.is_over(event):
-                        while reading and _read(select.select([*reading], [], [], 0.0)[0], reading):
-                            pass
-                        return ""
-                    case messages.Stuck(pid, name, wchan):
-                        return f"process {pid} ({name}) waits in the kernel, in {wchan or 'an unknown place'}"
-        return f"not all of its processes have ended {END_MAX_SECONDS:g} s after SIGKILL"
+def _end_all(warden: Warden, reading: dict[int, bytearray]) -> str:
+    """Kill the check's remaining processes; return a text that names those that survive, or ''."""
+    warden.stop(grace=0.0)
+    deadline = time.monotonic() + END_MAX_SECONDS
+    while time.monotonic() < deadline:
+        for event in _await(warden, reading, deadline):
+            match event:
+                case messages.StopCompleted() if warden.is_over(event):
+                    while reading and _read(select.select([*reading], [], [], 0.0)[0], reading):
+                        pass
+                    return ""
+                case messages.Stuck(pid, name, wchan):
+                    return f"process {pid} ({name}) waits in the kernel, in {wchan or 'an unknown place'}"
+    return f"not all of its processes have ended {END_MAX_SECONDS:g} s after SIGKILL"
 
-    def _await(self, reading: dict[int, bytearray], deadline: float, wait: Wait = _wait) -> list[WardenEvent]:
-        """Return the events about the check as soon as there are some; read its output meanwhile.
 
-        Return none at the deadline, and if ``wait`` returns before it with nothing.
-        """
-        from elastic_core.warden import messages
+def _await(warden: Warden, reading: dict[int, bytearray], deadline: float, wait: Wait = _wait) -> list[WardenEvent]:
+    """Return the events of the warden as soon as there are some; read the check's output meanwhile.
 
-        about = messages.Exited | messages.SpawnFailed | messages.StopCompleted | messages.Stuck
-        while (left := deadline - time.monotonic()) > 0:
-            if not (readable := wait([self._warden, *reading], left)):
-                break
-            _read(readable, reading)
-            events = self._warden.receive() if self._warden in readable else []
-            for event in events:
-                if isinstance(event, messages.WardenDied):
-                    raise ResourceError(f"The process that starts the health checks is gone: {event.reason}.")
-            kept = messages.StarterEvent | messages.WardenSignalled  # for the agent's loop
-            self.heard += [event for event in events if isinstance(event, kept)]
-            found: list[WardenEvent] = [event for event in events if isinstance(event, about)]
-            if found:
-                return found
-        return []
-
-    def _is_interrupted(self, within: float = 0.0) -> bool:
-        """Wait, for ``within`` seconds at most; return whether the checks are to end."""
-        self._interruption.wait([], within)
-        return self._interruption.is_due()
+    Return none at the deadline, and if ``wait`` returns before it with nothing.
+    """
+    while (left := deadline - time.monotonic()) > 0:
+        if not (readable := wait(left, [warden, *reading])):
+            break
+        _read(readable, reading)
+        events = warden.receive() if warden in readable else []
+        for event in events:
+            if isinstance(event, messages.WardenDied):
+                raise ResourceError(f"The process that starts the health checks is gone: {event.reason}.")
+        if events:
+            return events
+    return []
 
 
 def _read(readable: list[Any], reading: dict[int, bytearray]) -> bool:

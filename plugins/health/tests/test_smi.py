@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from elastic_core.host.devices import smi
+from elastic_health import smi
 
 
 def test_both_streams_and_the_exit_code_are_returned() -> None:

@@ -1,0 +1,112 @@
+"""The two gates of a node, as plugins see them: before it joins its job, and before workers start.
+
+``elastic_before_join`` gets a :class:`JoinGate`, and ``elastic_before_start`` a :class:`StartGate`.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.events import Event
+
+if TYPE_CHECKING:
+    from elastic_core.config.run import RunConfig
+
+CHECK_MAX_SECONDS = 60.0  # that a check may take from one :meth:`JoinGate.wait` to the next
+_LOOK_SECONDS = 0.05
+
+
+def _ignore(event: Event) -> None:
+    """Take an event that is not published, as in a test of a plugin."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCheck:
+    """A check that a plugin has added to the gate."""
+
+    call: Callable[[], object]
+    plugin: str
+    quick: bool
+    again: bool
+
+
+@dataclass
+class JoinGate:
+    """The gate that this node passes before it joins its job (rule L17).
+
+    Attributes:
+        config: The run.
+        publish: Publishes an event of this node. Any thread may call it.
+        patience: The seconds after which the job needs this node no more; infinite where ``closed`` tells that.
+        closed: Set once this node does not join in any case: after a signal, ``elastic drain``, a notice that its host
+            ends, or the end of its run. A check then ends its work and returns.
+    """
+
+    config: RunConfig
+    publish: Callable[[Event], None] = field(default=_ignore, repr=False)
+    patience: float = math.inf
+    closed: threading.Event = field(default_factory=threading.Event, repr=False)
+    checks: list[JoinCheck] = field(default_factory=list, repr=False)
+    plugin: str = ""  # whose hook is being called
+    _due: float = field(default=math.inf, repr=False)  # when the check that is called has taken too long
+
+    def add(self, check: Callable[[], object], *, quick: bool = False, again: bool = False) -> None:
+        """Have ``check`` called before this node joins. The node joins once all checks of all plugins have returned.
+
+        A check keeps this host out by raising :class:`elastic_core.UnhealthyNodeError`: the agent then ends with exit
+        code 72, message and hint. After any other exception the node joins, and the exception is reported. Checks are
+        called one after another, each on a thread of its own. One that takes longer than ``CHECK_MAX_SECONDS`` without
+        a call of :meth:`wait` keeps this host out, too.
+
+        Args:
+            check: Called without arguments.
+            quick: Whether it takes milliseconds. During other checks the roster shows the node, so that ``elastic
+                drain`` finds it.
+            again: Whether a node whose host was excluded leaves its job, and passes this gate again.
+        """
+        self.checks.append(JoinCheck(check, self.plugin, quick, again))
+
+    def wait(self, seconds: float, others: Sequence[Any] = ()) -> list[Any]:
+        """Return which of the ``others`` can be read, as soon as one can; none after the time, or once closed.
+
+        For the thread of the check. ``others`` are as for :func:`select.select`.
+        """
+        deadline, self._due, readable = time.monotonic() + seconds, math.inf, list[Any]()
+        while not readable and not self.closed.is_set() and (left := deadline - time.monotonic()) > 0:
+            if others:
+                readable, _, _ = select.select(others, [], [], min(left, _LOOK_SECONDS))
+            else:
+                self.closed.wait(left)
+        self.start_clock()
+        return readable
+
+    # For the agent
+
+    def start_clock(self) -> None:
+        """Give the check ``CHECK_MAX_SECONDS`` from now."""
+        self._due = time.monotonic() + CHECK_MAX_SECONDS
+
+    def seconds_left(self) -> float:
+        """Return for how long the check may go on without a call of :meth:`wait`; 0 if it has taken too long."""
+        return min(max(0.0, self._due - time.monotonic()), CHECK_MAX_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class StartGate:
+    """The gate before the workers of a round start on this node (rule L18).
+
+    Attributes:
+        round: The number of the round; a lower one before it is known.
+        run_uid: The run's own random id.
+        waited: For how many seconds the workers have waited for plugins; 0 before they are to start.
+    """
+
+    round: int
+    run_uid: str = ""
+    waited: float = 0.0
