@@ -175,7 +175,7 @@ class HandlerNode(MemoryStore):
     def _peers(self, own: NodeRow | None) -> Iterator[NodeRow]:
         """Yield the rows of the other nodes of the round; while none runs, of as many as may come to the next."""
         current = self._round
-        if own is None or own.offer is None or self._opened is None or self._newest is None:
+        if own is None or self._opened is None or self._newest is None:
             return
         head, number = self._newest.index, 0 if current is None else current.number
         finished = self._finished or (self._finished_by is not None and time.monotonic() >= self._finished_by)
@@ -188,9 +188,10 @@ class HandlerNode(MemoryStore):
                 info = _peer(own.info, member.node_id, host or member.node_id, member.local_world_size, member.role)
                 yield replace(row, info=info, phase=phase, round=number)
                 count += 1
+        if self._live or own.offer is None:  # without an offer, this node itself has no place in a round yet
+            return
         agreement = self._opened.settings.agreement
-        expected = 0 if self._live else agreement.max_nodes if current is None else agreement.min_nodes
-        for nth in range(count, expected):
+        for nth in range(count, agreement.max_nodes if current is None else agreement.min_nodes):
             yield replace(row, info=_peer(own.info, f"peer-{nth}", "any host", 1, own.info.role))
 
     @property
