@@ -103,12 +103,12 @@ def rescue(
         what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
         message = f"{what}. Use one release of Elastic for agents and workers"
         publish(Event("rescue_failed", message, Level.ERROR))
-    for kept in unasked(held):
+    for lost in unasked(held):
         message = (
-            f"step {kept.step} was only in memory, and is lost with the job: the next run begins without it. Save "
+            f"step {lost.step} was only in memory, and is lost with the job: the next run begins without it. Save "
             "checkpoints, with TrainState(disk=...), or set ELASTIC_RESCUE_DIR"
         )
-        publish(Event("rescue_failed", message, Level.WARNING, {"step": kept.step}))
+        publish(Event("rescue_failed", message, Level.WARNING, {"step": lost.step}))
     wanted = [(request, kept) for request in requests(held) if (kept := worth(request, snapshots(held, request.name)))]
     if not wanted:
         return

@@ -128,7 +128,7 @@ class Rows(IterableDataset[tuple[torch.Tensor]]):
         self.data = data
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
-        return iter(self.data)  # type: ignore[arg-type,call-overload]
+        return iter(self.data)
 
 
 class EpochTraining(Training):
@@ -170,7 +170,7 @@ class EpochTraining(Training):
 def test_code_after_the_inner_loop_belongs_to_the_last_step(
     lost_at: int, every: int, sized: bool, accumulate: int
 ) -> None:
-    options = {"sized": sized, "accumulate": accumulate, "snapshot_every": every}
+    options: dict[str, Any] = {"sized": sized, "accumulate": accumulate, "snapshot_every": every}
     alone = EpochTraining(name="alone", **options)
     list(alone.run())
     first = EpochTraining(**options)
