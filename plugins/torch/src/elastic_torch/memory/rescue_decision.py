@@ -32,12 +32,12 @@ def rescue(left: LeftMemory) -> None:
         what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
         message = f"{what}. Use one release of Elastic for agents and workers"
         left.publish(Event("rescue_failed", message, Level.ERROR))
-    for kept in unasked(left.held):
+    for lost in unasked(left.held):
         message = (
-            f"step {kept.stamp.step} was only in memory, and is lost with the job: the next run begins without it. "
+            f"step {lost.stamp.step} was only in memory, and is lost with the job: the next run begins without it. "
             "Save checkpoints, with TrainState(disk=...), or set ELASTIC_RESCUE_DIR"
         )
-        left.publish(Event("rescue_failed", message, Level.WARNING, {"step": kept.stamp.step}))
+        left.publish(Event("rescue_failed", message, Level.WARNING, {"step": lost.stamp.step}))
     every = [(request, worth(request, snapshots(left.held, request.name))) for request in requests(left.held)]
     wanted = [(request, kept) for request, kept in every if kept]
     if not wanted:
