@@ -113,10 +113,12 @@ def test_torchs_keys_are_taken_and_the_backends_own_reason_goes_before_cores() -
     )
 
 
-def test_a_handler_of_others_gets_every_key_and_core_its_own_one() -> None:
+def test_a_handler_of_others_gets_every_key_and_core_its_own_two() -> None:
     conf = parse("foo=1,join_timeout=x,fence_after=9", backend="mine", options=RendezvousOptions(handler=True))
     assert conf.backend == {"foo": "1", "join_timeout": "x", "fence_after": "9"}
     assert conf.timing == Timing(fence_after=9)
+    waits = parse("join_timeout=7", backend="mine", options=RendezvousOptions(handler=True))
+    assert (waits.backend, waits.timing) == ({"join_timeout": "7"}, Timing(join_timeout=7))
 
 
 HANDLER, ALONE, ANY = RendezvousOptions(handler=True), RendezvousOptions(single_node=True), RendezvousOptions()

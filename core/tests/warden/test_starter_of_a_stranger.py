@@ -16,11 +16,12 @@ from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.messages import Exited, ServiceEnded, Spawned, StartedFresh, StarterReady
 
 SOURCE = """
-import os, select, socket, sys
+import os, select, signal, socket
 from elastic_core.warden.forks import Channel, close_all, die_once_adopted, take_descriptors
 
 def run(control, usual):
     channel = Channel(socket.socket(fileno=control))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     greeting, served = None, 0
     while True:
         select.select([channel], [], [])
@@ -46,6 +47,7 @@ def run(control, usual):
                 os.write(pipe, b"ok %d 3\\n" % os.getpid())
                 close_all(descriptors)
                 channel.close()
+                signal.pthread_sigmask(signal.SIG_SETMASK, ())
                 return
             else:
                 os.waitpid(first, 0)
@@ -101,7 +103,7 @@ def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Pat
             command = [*python, str(script)]
             listener.warden.spawn(tag, command, {**env, "RANK": "7"}, stdout=out.fileno(), warm=True)
         started = listener.wait(Spawned)
-        assert (started.warm, started.unlearned) == (True, 3)
+        assert (started.warm, started.unlearned) == (True, 3), listener.heard
         assert listener.wait(Exited).returncode == 0
         assert (tmp_path / "out").read_text() == "hello 7 False\n"
         assert listener.all_of(StartedFresh) == []

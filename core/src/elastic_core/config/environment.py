@@ -92,9 +92,6 @@ VARIABLES = (
         ROCR_VISIBLE_DEVICES="The AMD GPUs from which HIP_VISIBLE_DEVICES selects.",
         ZE_AFFINITY_MASK="Same as CUDA_VISIBLE_DEVICES for Intel GPUs and --nproc_per_node=xpu.",
         ZE_FLAT_DEVICE_HIERARCHY="COMPOSITE: an Intel card is one device, regardless of its tiles.",
-        TORCH_DISABLE_SHARE_RDZV_TCP_STORE=(
-            "0: torch's own rendezvous handlers share their store with workers. A node that joins then ends the job."
-        ),
         ELASTIC_HOST_NAME="The name of this host in messages and for elastic drain. Default: the host name.",
         ELASTIC_SCHEDULER_UID="The uid of the run, unless --rdzv_conf sets run_uid.",
         SLURM_JOB_ID="With SLURM_RESTART_COUNT, the uid of the run, unless --rdzv_conf sets run_uid.",

@@ -7,9 +7,10 @@ closes.
 
 A request has a ``kind``: ``WORKER`` (``argv``, ``env``, ``cwd``, ``cpus``, ``ignored``), ``SERVICE`` (``entry``,
 ``arguments``) or ``STARTER`` (a request of ``Starter.growth``; ``control`` is the socket of the process that replaces
-this one). The warden, whose pid is ``warden``, is to become the parent, so the process forks twice. On the descriptor
-``pipe`` it writes ``pid N`` and a newline, and just before the program begins ``ok N MISSING`` and a newline: how many
-modules it imports itself, as far as that is known. A request that it cannot fulfil is answered with ``no REASON``.
+this one). The warden, whose pid is ``warden``, is to become the parent, so the process, which has one thread and blocks
+all signals, forks twice (``die_once_adopted``). On the descriptor ``pipe`` it writes ``pid N`` and a newline, and just
+before the program begins ``ok N MISSING`` and a newline: how many modules it imports itself, as far as that is known.
+A request that it cannot fulfil is answered with ``no REASON``.
 """
 
 from elastic_core.host.process_title import Title
