@@ -64,12 +64,20 @@ def test_the_help_has_the_flag_and_a_wrong_value_is_refused(installed: dict[str,
     assert "--watch_loss" in unknown.stderr
 
 
+ONE_NODE = pytest.mark.parametrize(
+    "over",
+    [["--standalone"], ["--nnodes=1", "--rdzv_backend=torch-c10d", "--rdzv_endpoint=localhost:0"]],
+    ids=["alone", "over a foreign handler"],
+)
+
+
+@ONE_NODE
 def test_the_loss_is_shown_and_a_rank_above_the_limit_fails(
-    stage: Stage, tmp_path: Path, installed: dict[str, str]
+    stage: Stage, tmp_path: Path, installed: dict[str, str], over: list[str]
 ) -> None:
     script, seen = tmp_path / "train.py", installed | {"PET_WATCH_LOSS": "10", "XDG_RUNTIME_DIR": str(tmp_path)}
     script.write_text(PRINTS.replace("FOLDER", repr(str(tmp_path))))
-    agent = stage.run("--standalone", "--nproc_per_node=2", "--max_restarts=0", "--rdzv_id=losses", script, env=seen)
+    agent = stage.run(*over, "--nproc_per_node=2", "--max_restarts=0", "--rdzv_id=losses", script, env=seen)
     stage.wait_until(lambda: "loss 2.25" in elastic("status", "losses", env=seen).stdout)
     (tmp_path / "diverge").touch()
     assert agent.exit_code() == 1
@@ -78,12 +86,13 @@ def test_the_loss_is_shown_and_a_rank_above_the_limit_fails(
     assert "rank 1 printed: step " in agent.output
 
 
+@ONE_NODE
 def test_a_host_with_the_file_is_kept_out_and_joins_without_it(
-    stage: Stage, tmp_path: Path, installed: dict[str, str]
+    stage: Stage, tmp_path: Path, installed: dict[str, str], over: list[str]
 ) -> None:
     file = tmp_path / "broken"
     file.touch()
-    flags = ["--standalone", f"--keep_out={file}", "--no_python", "true"]
+    flags = [*over, f"--keep_out={file}", "--no_python", "true"]
     refused = stage.run(*flags, env=installed)
     assert refused.exit_code() == ExitCode.UNHEALTHY, refused.output
     assert f"elastic: error: {file} keeps this host out of the job." in refused.output
