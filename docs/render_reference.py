@@ -157,7 +157,6 @@ WHEN = {
     "fenced": "The node has stopped its workers, because it could not reach the store for 80 % of `fence_after`.",
     "warden_died": "The warden, the parent process of the workers, has died, and the workers with it.",
     "signal": "The agent has received a signal to leave.",
-    "store_unconfirmed": "The store does not confirm that this server is the current one. No round begins.",
     "store_unreachable": "The store does not answer, or the node cannot read further entries.",
     "store_back": "The store answers again, or the node can read entries again.",
     "store_warning": "The store is misconfigured. Published once, after the agent has connected.",

@@ -11,7 +11,6 @@ from elastic_core.incidents import Action, Verdict
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.confirmation import Confirmation
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
@@ -38,5 +37,4 @@ def writer_of(state: SessionState, connections: SessionConnections) -> RowWriter
 def heartbeat_of(state: SessionState, take_leader: Callable[..., Any] = ignore) -> Heartbeat:
     """Return the session's heartbeat, over a connection that it has made."""
     connections = SessionConnections(state)
-    writer, confirmation = writer_of(state, connections), Confirmation(state, connections)
-    return Heartbeat(state, connections, writer, confirmation, compare=ignore, take_leader=take_leader)
+    return Heartbeat(state, connections, writer_of(state, connections), compare=ignore, take_leader=take_leader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -335,43 +336,26 @@ def test_the_fence_counts_from_when_there_was_nothing_that_this_node_had_not_rea
     assert contact.at == 20.0
 
 
-def test_what_a_server_answers_counts_up_to_when_that_server_was_last_confirmed() -> None:
-    contact = Contact(5.0, lambda event: None, confirms=True)
-    contact.current(12.0)
-    assert contact.at == 5.0
-    contact.confirmed(10.0)
-    assert contact.at == 10.0, "it may have been replaced right after"
-    contact.confirmed(15.0)
-    assert contact.at == 12.0
-    contact.moved()
-    contact.confirmed(20.0)
-    assert contact.at == 12.0, "the heartbeats before were taken by another server"
-    contact.current(21.0)
-    assert contact.at == 20.0
-    contact.end()
-    contact.confirmed(22.0)
-    assert contact.at == 20.0
-
-
 class Replaced(FaultyBackend):
     """A server that another one may have replaced."""
 
-    stale_reads = True
-    confirmed = True
+    until = math.inf
+    """Up to when it is confirmed, once it is."""
+    beats = False
 
     def connect(self) -> Replaced:
         super().connect()
         return Replaced(self._memory, self.faults)
 
-    def confirm(self) -> bool:
-        return type(self).confirmed
+    def confirmed_at(self, max_age: float | None = None) -> float:
+        self.beats = self.beats or max_age is not None
+        return min(CLOCK.now(), type(self).until) if self.beats else -math.inf
 
 
 @pytest.mark.parametrize("trouble", ["takes no heartbeat", "is not confirmed", "has news that cannot be read"])
 def test_reading_from_a_server_that_may_have_been_replaced_is_no_contact(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr(Replaced, "confirmed", True)
     faults = bench.faults["a"] = Faults()
     timing = {"last_call_timeout": 0.0, "lost_after": 0.2, "fence_after": 1.0}
     a = Node("a", Replaced(bench.store, faults), quick(1, 1, **timing))
@@ -384,44 +368,26 @@ def test_reading_from_a_server_that_may_have_been_replaced_is_no_contact(
         faults.missing = (following,)
         LocalBackend(bench.store).append(a.state.ledger.head.link, Link(following, "x"), b"{")
     faults.full = trouble == "takes no heartbeat"
-    monkeypatch.setattr(Replaced, "confirmed", trouble != "is not confirmed")
+    if trouble == "is not confirmed":
+        monkeypatch.setattr(Replaced, "until", until := CLOCK.now())
+        a.until(lambda n: n.session.contact.at == until)
     a.until(lambda n: CLOCK.now() - n.session.contact.at > 0.8)
     if trouble == "is not confirmed":
-        monkeypatch.setattr(Replaced, "confirmed", True)
-        since = a.session.contact.at
-        a.until(lambda n: n.session.contact.at > since)
+        monkeypatch.setattr(Replaced, "until", math.inf)
+        a.until(lambda n: n.session.contact.at > until)
 
 
-def test_nothing_is_decided_before_the_server_is_confirmed_for_the_first_time(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Replaced, "confirmed", False)
-    bench.nodes.append(a := Node("a", Replaced(bench.store, Faults()), quick(1, 1, last_call_timeout=0.0)))
-    a.until(lambda n: any(event.name == "store_unconfirmed" for event in n.said))
+def test_a_leader_whose_server_is_not_confirmed_begins_no_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replaced, "until", -math.inf)
+    patient = quick(2, 2, last_call_timeout=0.0, lost_after=0.2, fence_after=1.0)
+    bench.nodes.append(a := Node("a", Replaced(bench.store, Faults()), patient))
+    a.until(lambda n: n.session._state.is_cut_off())
+    bench.nodes.append(b := Node("b", FaultyBackend(bench.store, Faults()), patient))
+    waited = CLOCK.now() + 1.0
+    b.until(lambda n: CLOCK.now() > waited)
     assert len(bench.store.entries) == 1, "the OPEN"
-    monkeypatch.setattr(Replaced, "confirmed", True)
-    a.until(in_round(1, "a"))
-
-
-def test_the_first_round_waits_for_the_confirmation_and_not_for_a_heartbeat(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Replaced, "confirmed", True)
-    settings = quick(1, 1, last_call_timeout=0.0, beat_interval=PATIENCE * 2, lost_after=PATIENCE * 6)
-    bench.nodes.append(a := Node("a", Replaced(bench.store, Faults()), settings))
-    a.until(in_round(1, "a"))
-
-
-def test_a_server_that_is_never_confirmed_ends_a_node_that_waits_for_its_first_round(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Replaced, "confirmed", False)
-    settings = quick(1, 1, last_call_timeout=0.0, join_timeout=0.5)
-    bench.nodes.append(a := Node("a", Replaced(bench.store, Faults()), settings))
-    a.until(lambda n: n.state.store_lost)
-    [told] = [event.message for event in a.said if event.name == "store_lost"]
-    assert "has not confirmed for 0.5 s" in told
-    assert "a majority of the sentinels" in told
+    monkeypatch.setattr(Replaced, "until", math.inf)
+    a.until(in_round(1, "ab"))
 
 
 def test_a_store_that_comes_back_wiped_ends_a_waiting_node(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import time
@@ -19,6 +20,7 @@ from redis_servers import Daemon, authority, certificate, opened, redis_server, 
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
+from elastic_rdzv_redis.backend import RedisBackend
 from elastic_rdzv_redis.connect import Dialler, Master
 from elastic_rdzv_redis.endpoint import Endpoint, Host
 from elastic_rdzv_redis.options import Options
@@ -370,6 +372,58 @@ def test_clients_find_the_new_master(tmp_path: Path) -> None:
         backend.close()
 
 
+def confirmed(backend: RedisBackend) -> float:
+    """Ask, and return what came of it."""
+    backend.confirmed_at(0.0)
+    assert backend._confirming is not None
+    backend._confirming.join(PATIENCE)
+    return backend.confirmed_at()
+
+
+def test_a_server_counts_as_the_master_while_most_sentinels_name_it(tmp_path: Path) -> None:
+    with sentinel_set(tmp_path) as (_, _, sentinel):
+        backend = opened(sentinel.endpoint, sentinel="mymaster")
+        assert backend.enter("node", b"row") == 1
+        assert backend.confirmed_at() == -math.inf, "each connection by itself"
+        began = time.monotonic()
+        assert confirmed(backend) >= began
+        asked_at, heard = backend._confirming, backend.confirmed_at(PATIENCE)
+        assert backend._confirming is asked_at, "that is recent enough"
+        sentinel.kill()
+        assert confirmed(backend) == heard
+        backend.close()
+
+
+def test_nobody_enters_over_a_server_that_a_minority_of_the_sentinels_names(tmp_path: Path) -> None:
+    with sentinel_set(tmp_path) as (_, _, sentinel):
+        backend = opened(f"{sentinel.endpoint},127.0.0.1:1,127.0.0.1:2", sentinel="mymaster")
+        with pytest.raises(RendezvousConnectionError, match=r"No majority of the sentinels names 127\.0\.0\.1:"):
+            backend.enter("node", b"row")
+        assert backend.roster() == []
+        assert confirmed(backend) == -math.inf
+        backend.close()
+
+
+def test_without_sentinels_what_a_replicated_server_takes_is_contact_and_what_it_lets_one_read_is_not(
+    tmp_path: Path, server: Daemon
+) -> None:
+    with sentinel_set(tmp_path) as (master, replica, _):
+        backend = opened(master.endpoint)
+        assert backend.confirmed_at() == -math.inf
+        assert confirmed(backend) > 0
+        replica.kill()
+        with redis.Redis(port=master.port) as admin:
+            while admin.info("replication")["connected_slaves"]:
+                time.sleep(0.01)
+        again = backend.connect()
+        assert again.confirmed_at() == -math.inf, "cut off from its replica, it may be replaced"
+        again.close()
+        backend.close()
+    alone = opened(server.endpoint)
+    assert alone.confirmed_at() == alone.confirmed_at(0.0) == math.inf
+    alone.close()
+
+
 def test_a_replica_is_refused_and_a_master_that_becomes_one_is_left(tmp_path: Path) -> None:
     with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "other") as other:
         backend = opened(one.endpoint)
@@ -405,7 +459,7 @@ def test_a_sentinel_that_names_a_master_which_is_gone_is_not_the_last_to_be_aske
         for port in (gone, server.port)
     )
     with running(lone, other):
-        works(f"{lone.endpoint},{other.endpoint}", sentinel="m")
+        opened(f"{lone.endpoint},{other.endpoint}", sentinel="m").close()
         error = refused(f"{lone.endpoint},{lone.endpoint}", r"can be reached at .*\(master 'm'\)", sentinel="m")
         assert str(gone) in error.message
 

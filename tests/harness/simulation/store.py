@@ -6,6 +6,7 @@ can be late or lost; and what was given up by the caller can still arrive and be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, cast
 
@@ -259,7 +260,7 @@ class Connection(RendezvousBackend):
     def __init__(self, store: SimStore, line: Line, process: Process, *, hosting: bool = True) -> None:
         self.store, self.line, self.process = store, line, process
         self.embedded, self.hosting, self.may_forget = store.embedded, hosting, store.may_forget
-        self.stale_reads = store.stale_reads
+        self._confirmed_at = -math.inf if store.stale_reads else math.inf
         self.hung_until = 0.0
         """Until when nothing that is sent over this connection arrives."""
         self.call: Call | None = None
@@ -286,6 +287,8 @@ class Connection(RendezvousBackend):
             self.store.hub.at(self.store.hub.now, call.fail, why)
 
     def enter(self, node_id: str, value: bytes) -> int:
+        if self.store.stale_reads and not self._is_confirmed():
+            raise RendezvousConnectionError("The sentinels do not name this server.")
         self.store.amendments.enters(node_id)
         value = _travelling(value, decode_row)
         self.store.said.setdefault(node_id, []).append(value)
@@ -335,10 +338,16 @@ class Connection(RendezvousBackend):
         found: Cursor = self._do("wait", cursor, roster, timeout)
         return found
 
-    def confirm(self) -> bool:
+    def confirmed_at(self, max_age: float | None = None) -> float:
+        now = self.process.clock.now()
+        if max_age is not None and now - self._confirmed_at >= max_age and self._is_confirmed():
+            self._confirmed_at = now
+        return self._confirmed_at
+
+    def _is_confirmed(self) -> bool:
         """Whether the sentinels name this connection's server; one that refuses writes needs none."""
         if max(self.line.to_cut, self.line.from_cut) > self.store.hub.now or self.store.down:
-            raise RendezvousConnectionError("No sentinel answers.")
+            return False
         return self.store.guarded or self.store.misled or self.line.replica is self.store.master
 
     def _do(self, name: str, *args: Any) -> Any:

@@ -13,6 +13,7 @@ used by one thread at a time; :meth:`RendezvousBackend.connect` makes another on
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class RendezvousBackend(ABC):
     * A :meth:`wait` that returns news may return less than there is by then, but nothing that is not there. If it
       returns the cursor that it was given, there was nothing newer at some instant of the call.
     * A call that raises RendezvousConnectionError takes effect once, at any time after it began, or never.
-    * A store whose ``stale_reads`` is true promises this only as long as no server is replaced by another one.
+    * A store that overrides :meth:`confirmed_at` promises this only as long as no server is replaced by another one.
 
     Attributes:
         embedded: Whether the store lives inside one of the job's agents (c10d). Its loss is then final, and agents do
@@ -114,9 +115,6 @@ class RendezvousBackend(ABC):
         may_forget: Whether the store can come back empty or without its last entries (a server without durable storage,
             or one restored from a backup). A new job then waits 4 s before its first round, in case another run is
             live.
-        stale_reads: Whether a server may go on answering after another one has replaced it (asynchronous replication
-            with failover). A read from such a store is no contact for the fence (rule S4). A heartbeat that it has
-            taken is contact, as long as :meth:`confirm` says that the server is still the right one.
         workers_store: Host and port at which workers reach this store as a torch TCPStore, if they are to use it
             (``static``); the backend then implements :meth:`forget_workers`.
         job_id: The job's id, if the store itself names it; '' for ``--rdzv_id``.
@@ -127,7 +125,6 @@ class RendezvousBackend(ABC):
     embedded: bool = False
     hosting: bool = True
     may_forget: bool = False
-    stale_reads: bool = False
     workers_store: tuple[str, int] | None = None
     job_id: str = ""
     warnings: tuple[StoreWarning, ...] = ()
@@ -234,16 +231,17 @@ class RendezvousBackend(ABC):
         on it fails, and a wait from there goes on.
         """
 
-    def confirm(self) -> bool:
-        """Whether the server of this connection is still the one to which new connections are led.
+    def confirmed_at(self, max_age: float | None = None) -> float:
+        """Return up to when, by the monotonic clock, this connection's server is known not to have been replaced.
 
-        Called only if ``stale_reads`` is true: every quarter of ``fence_after``, for the connection of the heartbeats,
-        from a separate thread and concurrently with that connection's other calls. It may take seconds. False and
-        RendezvousConnectionError mean the same: the server is not confirmed, and the heartbeats that it takes from then
-        on count as contact only once it is (rule S4). A store that cannot tell returns True; a node then learns of a
-        replaced server only if that refuses writes.
+        What it answers is contact up to then at most (rule S4); by default this is infinite. A server may go on
+        answering after another one has replaced it (asynchronous replication with failover). A backend of such a store
+        returns when it last began to ask those that know, about this connection and with success; ``-math.inf`` if it
+        never has. Asked with ``max_age``, after each heartbeat, and without a success for so many seconds, it begins to
+        ask again, on a thread of its own: this method returns at once. Its :meth:`enter` raises
+        RendezvousConnectionError unless the server is confirmed right then.
         """
-        return True
+        return math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +255,7 @@ class FoundJob:
     """A connection to the store; None to make one with ``backend`` and ``endpoint``."""
 
 
-TRAITS = ("embedded", "hosting", "may_forget", "stale_reads", "workers_store", "warnings")
+TRAITS = ("embedded", "hosting", "may_forget", "workers_store", "warnings")
 """The attributes by which a backend describes its store."""
 
 

@@ -121,9 +121,9 @@ class GuardedBackend(RendezvousBackend):
             _check_count("the index of its newest entry", now.head)
             return now
 
-    def confirm(self) -> bool:
-        with self._calling("confirm"):
-            return self.inner.confirm()
+    def confirmed_at(self, max_age: float | None = None) -> float:
+        with self._calling("confirmed_at"):
+            return self.inner.confirmed_at(max_age)
 
 
 def _check_count(what: str, count: int) -> None:

@@ -20,6 +20,7 @@ from elastic_core.session.runtime import RUNTIME, Runtime
 
 T = TypeVar("T")
 FENCE_SHARE = 0.8  # part of ``fence_after`` without store contact after which a node stops its own workers (rule S4)
+CONFIRMED_SHARE = 0.25  # part of ``fence_after`` after which a server that may be replaced is to be confirmed anew
 RETRY_FIRST, RETRY_MOST = 0.1, 2.0  # seconds between two attempts, at first and at most
 FIRST_CONNECTION_SECONDS = 60.0
 """Seconds for which the first connection is tried at most, as torch's own store is: a store that starts or restarts is
@@ -33,20 +34,15 @@ class Contact:
     Args:
         now: This instant, by the monotonic clock: joining was an operation that succeeded.
         publish: Told when the store stops to serve, and when it serves again.
-        confirms: Whether the store's server has to be confirmed (:meth:`RendezvousBackend.confirm`) for what it answers
-            to count.
     """
 
-    def __init__(self, now: float, publish: Callable[[Event], None], *, confirms: bool = False) -> None:
+    def __init__(self, now: float, publish: Callable[[Event], None]) -> None:
         self.failing: set[str] = set()  # the threads whose last operation failed
         self._failed_once: set[str] = set()
         """The threads whose connection broke once: an idle one may have been broken for long. They make another."""
         self._told: set[str] = set()  # the kinds of failure that people have been told of, until the store serves again
-        self._confirms = confirms
-        self.ever_confirmed = not confirms
-        """Whether the server was ever confirmed: a node may come to one that was replaced long before."""
-        self._before = self._current_at = now
-        self._confirmed_at = now if confirms else math.inf
+        self.known_at = now
+        """When this node last knew all that the store had taken, whether or not a round is live."""
         self._ended_at = math.inf
         self._publish = publish
         self._lock = threading.Lock()
@@ -62,11 +58,6 @@ class Contact:
         """
         return min(self._ended_at, self.known_at)
 
-    @property
-    def known_at(self) -> float:
-        """When this node last knew all that the store had taken, whether or not a round is live."""
-        return max(self._before, min(self._current_at, self._confirmed_at))
-
     def current(self, began: float) -> None:
         """Record an answer of the store that shows that it had no news for this node at ``began``, when it was asked.
 
@@ -74,21 +65,7 @@ class Contact:
         """
         with self._lock:
             if not self._over:
-                self._current_at = max(self._current_at, began)
-
-    def confirmed(self, began: float) -> None:
-        """Record that the server that takes the heartbeats was still the right one when asked, at ``began``."""
-        with self._lock:
-            if not self._over:
-                self._confirmed_at = max(self._confirmed_at, began)
-                self.ever_confirmed = True
-
-    def moved(self) -> None:
-        """Record that heartbeats go to another server from now on, which has to be confirmed by itself."""
-        with self._lock:
-            if self._confirms:
-                self._before = max(self._before, min(self._current_at, self._confirmed_at))
-                self._current_at = self._confirmed_at = -math.inf
+                self.known_at = max(self.known_at, began)
 
     def live(self, live: bool) -> None:
         """Record whether the newest round that was read of is live, before any contact counts that knows of it."""

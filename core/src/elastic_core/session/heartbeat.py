@@ -17,8 +17,8 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.row_delay import spread_fraction
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend
-from elastic_core.session.confirmation import Confirmation
 from elastic_core.session.connections import SessionConnections
+from elastic_core.session.contact import CONFIRMED_SHARE
 from elastic_core.session.row_check import RowCheck
 from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.state import SessionState
@@ -34,7 +34,6 @@ class Heartbeat:
 
     Args:
         writer: Told the revision of the row that the store holds (rule S7), and given the look at the leader's row.
-        confirmation: Has the server of another connection confirmed.
         compare: Called when the store has fewer entries than this node has read, or has lost its row (rule S3).
         take_leader: Called when the leader is gone and this node is the next: the ledger that this was judged by, what
             was last heard, why.
@@ -45,12 +44,11 @@ class Heartbeat:
         state: SessionState,
         connections: SessionConnections,
         writer: RowWriter,
-        confirmation: Confirmation,
         *,
         compare: Callable[[], None],
         take_leader: Callable[[Ledger, DeposedLeader, str], None],
     ) -> None:
-        self._state, self._connections, self._writer, self._confirmation = state, connections, writer, confirmation
+        self._state, self._connections, self._writer = state, connections, writer
         self._compare, self._take_leader = compare, take_leader
         self._node_id, self._ledger, runtime = state.node_id, state.ledger, state.runtime
         self._row_check = RowCheck(state.node_id, state.calls.publish, runtime.codec)
@@ -138,7 +136,7 @@ class Heartbeat:
         try:
             reply = store.heartbeat(self._node_id, self.count, ledger.leader)
             row_lost = reply.revision is None and self._writer.is_listed
-            self._absorb(reply, ledger)
+            self._absorb(store, reply, ledger)
             if (row_lost or reply.head < ledger.head.index) and ledger.closed is None:
                 self._compare()
                 return
@@ -169,7 +167,7 @@ class Heartbeat:
         serials = {row.node_id: row.serial for row in store.roster((self._node_id, ledger.leader))}
         return LOOKS_APART_PLACES * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.leader, 0)))
 
-    def _absorb(self, reply: HeartbeatReply, ledger: Ledger) -> None:
+    def _absorb(self, store: RendezvousBackend, reply: HeartbeatReply, ledger: Ledger) -> None:
         now = self._now()
         self.count, self.answered_in = self.count + 1, now - self._tried_at
         gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
@@ -178,17 +176,18 @@ class Heartbeat:
         if gap or self._watched != ledger.leader or reply.watched != self._leader_heartbeat:
             self._watched, self._leader_heartbeat, self._leader_changed_at = ledger.leader, reply.watched, now
         self._contact_at = now
-        self._count_as_contact(current=ledger.head.index <= reply.head <= self._ledger.head.index)
+        self._count_as_contact(store, current=ledger.head.index <= reply.head <= self._ledger.head.index)
         self._writer.row_seen(reply.revision)
 
-    def _count_as_contact(self, *, current: bool) -> None:
+    def _count_as_contact(self, store: RendezvousBackend, *, current: bool) -> None:
         """Record an answer; ``current`` says whether this node had read all that the store held."""
         state, began = self._state, self._tried_at
         state.contact.worked("heartbeat")
         self._connections.heartbeat_at = began
         if current:
             state.unread_since = None
-            state.contact.current(began)
+            confirmed_at = store.confirmed_at(CONFIRMED_SHARE * state.ledger.settings.timing.fence_after)
+            state.contact.current(min(began, confirmed_at))
         elif state.unread_since is None:
             state.unread_since = began
         if self._row_check.is_due(ledger := state.ledger, self._now()):
@@ -202,14 +201,12 @@ class Heartbeat:
         """Make a new connection, and heartbeat over it from then on."""
         if (store := self._connections.connect("heartbeat")) is None:
             return
-        self._state.contact.moved()
         with self._changed:
             if goes_on := not self._stopped:
                 self._connections.made["heartbeat"], self._cut_off = store, True
                 self._changed.notify()
         if not goes_on:
             store.close()
-        self._confirmation.moved()
 
     def _heir(self, ledger: Ledger) -> bool:
         return ledger.leader != self._node_id and ledger.closed is None

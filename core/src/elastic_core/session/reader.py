@@ -15,7 +15,6 @@ from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced, RunReplaced
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.session.confirmation import Confirmation
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import Backoff
 from elastic_core.session.heartbeat import Heartbeat
@@ -48,10 +47,9 @@ class StoreReader:
         leader: LeaderDriver,
         writer: RowWriter,
         heartbeat: Heartbeat,
-        confirmation: Confirmation,
     ) -> None:
         self._state, self._connections, self._leader = state, connections, leader
-        self._writer, self._heartbeat, self._confirmation = writer, heartbeat, confirmation
+        self._writer, self._heartbeat = writer, heartbeat
         self.heard: DeposedLeader | None = None  # what the last leader's heartbeats were when this node took its place
         self._memory = Memory((state.ledger.head,))
         self._doubt = False
@@ -137,8 +135,6 @@ class StoreReader:
             state.stopping.wait()
             return seen
         leads = state.ledger.leader == state.node_id
-        if leads and not (state.contact.ever_confirmed or self._confirmation.await_first()):
-            return seen
         wait, rest = self._lead(store) if leads else self._follow_leader()
         if "reader" in state.contact.failing:
             wait = min(wait, FIRST_WAIT_SECONDS)
@@ -151,8 +147,8 @@ class StoreReader:
         self._leader.slept = min(runtime.now() - rests_at, wait)
         if seen.head <= cursor.head:  # else there is more to be read
             state.contact.worked("reader")
-        if seen.head == cursor.head and not store.stale_reads:
-            state.contact.current(waits_at)
+        if seen.head == cursor.head:
+            state.contact.current(min(waits_at, store.confirmed_at()))
         if seen.head < cursor.head:
             self._restore(store)
             return None
@@ -177,7 +173,7 @@ class StoreReader:
     def _lead(self, store: RendezvousBackend) -> tuple[float, float]:
         """Take the leader's turn. Returns the seconds until the next look, and for how many of them to rest."""
         ledger, runtime = self._state.ledger, self._state.runtime
-        if store.stale_reads and self._state.is_cut_off():
+        if self._state.is_cut_off():
             return ledger.settings.timing.beat_interval, 0.0
         if self._leader.watch.read_at is None:
             self._leader.watch = Watch(deposed=self.heard, gap_at=max(self._heartbeat.gap_at, self._back_at))
@@ -203,11 +199,11 @@ class StoreReader:
         Raises:
             RendezvousConnectionError: The store does not answer.
         """
-        if not (ledger.is_live and self._state.is_cut_off(ASKED_SHARE)) or store.stale_reads:
+        if not (ledger.is_live and self._state.is_cut_off(ASKED_SHARE)):
             return
         asked, head = self._state.runtime.now(), ledger.head.index
         if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
-            self._state.contact.current(asked)
+            self._state.contact.current(min(asked, store.confirmed_at()))
 
     def _check_gap(self, store: RendezvousBackend) -> None:
         """Find out whether the next entry is missing: the store says that a newer one is there, which may be a hint.

@@ -12,7 +12,6 @@ from elastic_core.protocol.ledger import HistoryChangedError, Ledger
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.row_delay import row_delay
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.confirmation import Confirmation
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import RETRY_FIRST, Contact
 from elastic_core.session.heartbeat import Heartbeat
@@ -37,7 +36,6 @@ class Session:
         self._leader = LeaderDriver(state.node_id, calls.judge, runtime, calls.publish, calls.node_gone, calls.reached)
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._returns = False  # whether the agent enters again
-        self._confirmation = Confirmation(state, self._connections)
         self._writer = RowWriter(
             state,
             self._connections,
@@ -49,16 +47,11 @@ class Session:
             state,
             self._connections,
             self._writer,
-            self._confirmation,
             compare=lambda: self._reader.compare(),
             take_leader=self._take_leader,
         )
-        self._reader = StoreReader(
-            state, self._connections, self._leader, self._writer, self._heartbeat, self._confirmation
-        )
+        self._reader = StoreReader(state, self._connections, self._leader, self._writer, self._heartbeat)
         bodies = {"heartbeat": self._heartbeat.run, "reader": self._reader.run, "writer": self._writer.run}
-        if store.stale_reads:
-            bodies["confirmer"] = self._confirmation.run
         self._threads = [
             runtime.thread(target=state.guard, args=(body,), name=f"elastic-{name}", daemon=True)
             for name, body in bodies.items()
@@ -168,7 +161,6 @@ class Session:
         self._writer.later(lambda store: self._leave(store, timeout))
         self._writer.done.wait(timeout)
         state.stopping.set()
-        self._confirmation.stop()
         self._heartbeat.stop()
         with state.wake:
             state.wake.notify()
@@ -182,7 +174,6 @@ class Session:
 
     def _stop_threads(self) -> None:
         """Have the threads find out that the session is over."""
-        self._confirmation.stop()
         self._heartbeat.stop()
         self._writer.done.set()
 

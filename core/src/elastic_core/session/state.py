@@ -52,7 +52,7 @@ class SessionState:
         self.ledger = joined.ledger  # What the node has read. Only the reader changes it, with ``wake`` held.
         self.unread_since: float | None = None
         """Since when heartbeats bring that the store has other entries than this node has read."""
-        self.contact = Contact(runtime.now(), calls.publish, confirms=store.stale_reads)
+        self.contact = Contact(runtime.now(), calls.publish)
         self.wake = runtime.condition()  # wakes the writer, and guards what several threads change
         self.stopping = runtime.event()
         self.lost = False  # whether this node will read no further entry

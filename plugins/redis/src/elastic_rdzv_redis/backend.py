@@ -12,6 +12,8 @@ woken for long.
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -79,6 +81,8 @@ class RedisBackend(RendezvousBackend):
     Args:
         dialler: Makes connections.
         run_id: Which job.
+        replaceable: Whether an earlier connection has found that another server may replace the one it leads to: one
+            that is cut off shows no replicas.
 
     Raises:
         RendezvousConnectionError: The server cannot be reached, refuses us, or will not do.
@@ -86,14 +90,15 @@ class RedisBackend(RendezvousBackend):
 
     may_forget = True
 
-    def __init__(self, dialler: Dialler, run_id: str) -> None:
+    def __init__(self, dialler: Dialler, run_id: str, *, replaceable: bool = False) -> None:
         self._dialler = dialler
         self._run_id = run_id
         self._keys = Keys(dialler.options.prefix, run_id).all
         self._master = dialler.dial()
         self._client: Client = self._master.client
-        replaceable = dialler.options.sentinel is not None or self._master.replicas > 0
-        self.stale_reads = replaceable
+        replaceable = replaceable or dialler.options.sentinel is not None or self._master.replicas > 0
+        self._replaceable, self._confirmed_at = replaceable, -math.inf if replaceable else math.inf
+        self._confirming: threading.Thread | None = None
         self.warnings = () if self._master.guarded or not replaceable else (self._unguarded(),)
         self._look: _Look | None = None
         self._told: tuple[int, bytes] | None = None
@@ -101,7 +106,7 @@ class RedisBackend(RendezvousBackend):
 
     def connect(self) -> RedisBackend:
         """Another connection to the same job, on whichever server is the master by now."""
-        return RedisBackend(self._dialler, self._run_id)
+        return RedisBackend(self._dialler, self._run_id, replaceable=self._replaceable)
 
     def rehearse(self) -> None:
         """Try all commands that the job will need, and change nothing; one round trip.
@@ -111,9 +116,21 @@ class RedisBackend(RendezvousBackend):
         """
         self._client.ask("EVAL", scripts.REHEARSE.text, len(self._keys), *self._keys)  # all others begin with EVALSHA
 
-    def confirm(self) -> bool:
-        """Whether a majority of the sentinels still names this connection's server as the master."""
-        return self._dialler.names(self._master.host)
+    def confirmed_at(self, max_age: float | None = None) -> float:
+        """Return when a majority of the sentinels last named this server as the master.
+
+        Without sentinels a connection that heartbeats counts as confirmed: a replaced server may refuse writes.
+        """
+        due = max_age is not None and time.monotonic() - self._confirmed_at >= max_age
+        if due and (self._confirming is None or not self._confirming.is_alive()):
+            self._confirming = threading.Thread(target=self._confirm, name="elastic-redis-sentinels", daemon=True)
+            self._confirming.start()
+        return self._confirmed_at
+
+    def _confirm(self) -> None:
+        began = time.monotonic()
+        if self._dialler.names(self._master.host):
+            self._confirmed_at = began
 
     def _unguarded(self) -> StoreWarning:
         return StoreWarning(
@@ -146,8 +163,13 @@ class RedisBackend(RendezvousBackend):
     # The roster ------------------------------------------------------------------------------------------------------
 
     def enter(self, node_id: str, value: bytes) -> int:
-        """Add a row."""
+        """Add a row, if a majority of the sentinels names this server as the master."""
         _check_size(f"The row of {node_id}", value)
+        if not self._dialler.names(self._master.host):
+            raise RendezvousConnectionError(
+                f"No majority of the sentinels names {self._client.where} as the master.",
+                hint="Name all sentinels in --rdzv_endpoint; most of them must answer, and agree.",
+            )
         return self._known(int, self._run(scripts.ENTER, node_id, value))
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:

@@ -67,7 +67,7 @@ class Dialler:
         for place, sentinel in enumerate(sentinels):
             now = time.monotonic()
             until = now + (deadline - now) / (len(sentinels) - place)
-            with contextlib.suppress(RendezvousConnectionError):
+            with contextlib.suppress(ElasticError):
                 found += self._same(self._named_by(sentinel, self.options.sentinel, until), host)
         return 2 * found > len(sentinels)
 

@@ -398,9 +398,9 @@ class LossyBackend(RendezvousBackend):
         """As the backend's, if the line lets it."""
         return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout), self)
 
-    def confirm(self) -> bool:
+    def confirmed_at(self, max_age: float | None = None) -> float:
         """As the backend's, whatever the line does: it asks others than the store."""
-        return self._inner.confirm()
+        return self._inner.confirmed_at(max_age)
 
 
 def _hang_up(connection: socket.socket) -> None:
