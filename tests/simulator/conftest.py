@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from simulation import campaign
-from simulation.campaign import Result
+from simulator import campaign
+from simulator.campaign import Result
 
 Played = Callable[[int, int], Result]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from simulation import measure
-from simulation.assumptions import ASSUMPTIONS
-from simulation.breaches import KINDS
-from simulation.measure import Consequence
+from simulator import measure
+from simulator.assumptions import ASSUMPTIONS
+from simulator.breaches import KINDS
+from simulator.measure import Consequence
 
 PLANS = 15
 """Plans of a profile for each seed."""
@@ -28,7 +28,7 @@ def total() -> Iterator[Consequence]:
 def test_what_does_not_stand_on_a_broken_assumption_holds(profile: str, seed: int, total: Consequence) -> None:
     found = measure.measure(profile, range(seed * PLANS, (seed + 1) * PLANS))
     assert not found.violations, "\n".join(
-        f"{violation}\n  look at it: PYTHONPATH=tests/harness python -m simulation --shrink --profile {violation}"
+        f"{violation}\n  look at it: python -m simulator --shrink --profile {violation}"
         for violation in found.violations
     )
     total.add(found)

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from simulation import faults, verdicts
-from simulation.plan import Fault, Plan
-from simulation.world import World
+from simulator import faults, verdicts
+from simulator.plan import Fault, Plan
+from simulator.world import World
 
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Closed, Entry, Halt, Leader, Round

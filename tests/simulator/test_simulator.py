@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from simulation.breaches import KINDS as BREACHES
-from simulation.campaign import Result
-from simulation.defect import Defect
-from simulation.defects import DEFECTS
-from simulation.faults import KINDS
-from simulation.plan import Plan
-from simulation.play import play
+from simulator.breaches import KINDS as BREACHES
+from simulator.campaign import Result
+from simulator.defect import Defect
+from simulator.defects import DEFECTS
+from simulator.faults import KINDS
+from simulator.plan import Plan
+from simulator.play import play
 
 HERE = Path(__file__).parent
-HARNESS = HERE.parent / "harness"
+ROOT = HERE.parents[1]
 FOUND = sorted((HERE / "found").glob("*.json"))
 
 Played = Callable[[int, int], Result]
@@ -128,7 +128,7 @@ def test_no_plan_is_violated(block: tuple[int, int], played: Played) -> None:
     result = played(*block)
     assert result.plans == block[1]
     assert not result.violations, "\n".join(
-        f"{violation}\n  look at it: PYTHONPATH=tests/harness python -m simulation --number {number} --shrink"
+        f"{violation}\n  look at it: python -m simulator --number {number} --shrink"
         for number, violation in result.violations[:5]
     )
 
@@ -146,14 +146,14 @@ def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_plan_leads_to_one_course_of_events_whatever_the_hash_seed_and_however_dataclasses_are_made() -> None:
-    digests = [_digests("1"), _digests("2", "from simulation.thawing import thaw\nthaw()\n")]
+    digests = [_digests("1"), _digests("2", "from simulator.thawing import thaw\nthaw()\n")]
     assert digests[0] == digests[1]
     assert len(set(digests[0].split())) == 64, "every plan has a course of its own"
 
 
 def _digests(hash_seed: str, first: str = "") -> str:
     script = (
-        f"{first}from simulation import campaign, lots, play\n"
+        f"{first}from simulator import campaign, lots, play\n"
         "for number in range(64):\n"
         "    print(play.play(lots.draw(*campaign.numbered(number)), traced=True).digest)\n"
     )
@@ -171,11 +171,11 @@ def test_what_was_found_once_is_not_found_again(path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:
-    result = _python("-m", "simulation.plant", defect.name)
+    result = _python("-m", "simulator.plant", defect.name)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def _python(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Another interpreter, since each can break core in one way only, and has one hash seed."""
-    environment = {**os.environ, "PYTHONPATH": str(HARNESS), **env}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     return subprocess.run([sys.executable, *args], env=environment, capture_output=True, text=True, check=False)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulation.spot import INTERVALS, TRACES
-from simulation.spot_job import Change, Job, Strategy, at_once, load, node_seconds, rule, unknown, wait_a_minute
-from simulation.spot_leader import LedJob
+from simulator.spot import INTERVALS, TRACES
+from simulator.spot_job import Change, Job, Strategy, at_once, load, node_seconds, rule, unknown, wait_a_minute
+from simulator.spot_leader import LedJob
 
 STRATEGIES = (at_once, wait_a_minute, unknown, rule)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from simulation.plan import Plan
+from simulator.plan import Plan
 
-HARNESS = Path(__file__).parent.parent / "harness"
+ROOT = Path(__file__).parents[2]
 DEFECT = "a HALT is not obeyed"
 RULE = "S1"
 """Which it breaks: what the leader decides, all do."""
@@ -24,9 +24,9 @@ import contextlib
 import sys
 import types
 
-from simulation import campaign, plant
-from simulation.__main__ import main
-from simulation.defects import DEFECTS
+from simulator import campaign, plant
+from simulator.__main__ import main
+from simulator.defects import DEFECTS
 
 name = sys.argv.pop(1)
 plant.plant(next(defect for defect in DEFECTS if defect.name == name))
@@ -34,7 +34,7 @@ here = types.SimpleNamespace(map=map)  # other processes would not have the defe
 campaign.pool = lambda jobs: contextlib.nullcontext(here)
 sys.exit(main())
 """
-"""``python -m simulation`` with a defect, whose name is the first argument."""
+"""``python -m simulator`` with a defect, whose name is the first argument."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _first(lines: list[Line], pattern: str) -> Line:
 
 def _planted(*args: str) -> str:
     """What the command line prints of the plan that it finds to be violated; another interpreter, as core is broken."""
-    environment = {**os.environ, "PYTHONPATH": str(HARNESS)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMMAND_LINE, DEFECT, *args]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (1, ""), result.stdout + result.stderr

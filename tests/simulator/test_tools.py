@@ -8,15 +8,15 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from simulation import engine, shrinking
-from simulation.assumptions import ASSUMPTIONS
-from simulation.defect import Defect, plant_in_source
-from simulation.defects import DEFECTS
-from simulation.engine import Clock, Hub, Process
-from simulation.lots import ORDER, PROFILES, draw
-from simulation.plan import Fault, Plan
-from simulation.play import Outcome, play
-from simulation.truth import Violation
+from simulator import engine, shrinking
+from simulator.assumptions import ASSUMPTIONS
+from simulator.defect import Defect, plant_in_source
+from simulator.defects import DEFECTS
+from simulator.engine import Clock, Hub, Process
+from simulator.lots import ORDER, PROFILES, draw
+from simulator.plan import Fault, Plan
+from simulator.play import Outcome, play
+from simulator.truth import Violation
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -67,7 +67,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in MODULES.items():
         (tmp_path / "somewhere" / name).write_text(dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("simulation.defect.PACKAGES", ("somewhere",))
+    monkeypatch.setattr("simulator.defect.PACKAGES", ("somewhere",))
 
 
 @pytest.mark.usefixtures("modules")

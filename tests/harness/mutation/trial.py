@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 
-from simulation import campaign, lots
-from simulation.plan import Plan
-from simulation.play import play
+from simulator import campaign, lots
+from simulator.plan import Plan
+from simulator.play import play
 
 from mutation.operators import Mutant
 

@@ -1,0 +1,327 @@
+"""One agent: core's own supervisor and session, with hands that reach into the simulated world."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from elastic_core.agent.event_loop import HostEnds, SignalReceived
+from elastic_core.agent.resources import Resources
+from elastic_core.agent.run_summary import RunSummary
+from elastic_core.agent.start_gate import StartGate
+from elastic_core.agent.supervisor import Supervisor
+from elastic_core.config.parse import OnNodeLoss
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig, Timing
+from elastic_core.errors import ElasticError
+from elastic_core.events import Event
+from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.node_checks import ChosenChecks
+from elastic_core.plugins.host_end import HostEnd
+from elastic_core.protocol.entries import Closed, Offer
+from elastic_core.protocol.node import NodeState
+from elastic_core.protocol.roster import NodeInfo, Slots
+from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.session.arrival import Arrival, FormerNode
+from elastic_core.session.join import Applicant, arrive
+from elastic_core.session.runtime import Runtime
+from simulator import checks, forgetting, peers, programs, runtime, strangers, verdicts
+from simulator.engine import TICK, Hub, Process, expire_after
+from simulator.hands import Hands
+from simulator.inbox import Inbox
+from simulator.peers import DOOR
+from simulator.store import Connection
+
+if TYPE_CHECKING:
+    from simulator.plan import Plan
+    from simulator.world import Host
+
+VERSIONS = Versions(python="3.11.7")
+TERM = 15
+
+
+def config_of(plan: Plan) -> RunConfig:
+    """Return the command line that all agents of a plan have."""
+    timing = Timing(
+        join_timeout=plan.join_timeout,
+        fence_after=plan.fence_after,
+        last_call_timeout=plan.last_call,
+        plan_timeout=plan.plan_timeout,
+        resize_wait=plan.resize_wait,
+    )
+    return RunConfig(
+        program=Program(ProgramKind.EXECUTABLE, "train"),
+        min_nodes=plan.min_nodes,
+        max_nodes=plan.max_nodes,
+        sizes=plan.sizes,
+        spares=plan.spares,
+        max_restarts=plan.max_restarts,
+        on_node_loss=OnNodeLoss.REPLACE if plan.replace_lost else OnNodeLoss.FAIL,
+        timing=timing,
+        local_addr="10.0.0.1",
+        shutdown_timeout=3.0,
+        failure_grace=1.0,
+        preemption_grace=plan.grace,
+    )
+
+
+class Stores:
+    """In place of the agent's: offers without ports."""
+
+    def __init__(self, address: str, new_id: Callable[[], str]) -> None:
+        self._address, self._new_id, self._port = address, new_id, 29500
+
+    def offer(self, _in_use: Offer | None = None) -> Offer:
+        """Return a new place."""
+        self._port += 1
+        return Offer(self._address, self._port, self._new_id())
+
+    def begin(self, _offer: Offer) -> None:
+        """No process serves here."""
+
+    def dead(self, _offer: Offer) -> bool:
+        """No store dies by itself here."""
+        return False
+
+
+class SimAgent:
+    """One incarnation, from its start to its end."""
+
+    def __init__(
+        self, host: Host, node_id: str, slot: int, uid: str | None, slots: Slots, before: SimAgent | None
+    ) -> None:
+        self.host, self.node_id, self.slot, self.uid = host, node_id, slot, uid
+        self.again = before is not None
+        """Whether the same process was another node before."""
+        self.former: tuple[FormerNode, ...] = before.former if before is not None else ()
+        """The nodes that it was before; at its end with the one that it is."""
+        self.lineage: checks.Lineage = before.lineage if before is not None else checks.Lineage(self, HostEnd(host.now))
+        self.lineage.agent = self
+        self.lineage.ids.add(node_id)
+        self.interruption: Any = None
+        """Ends its health checks early, once it has begun with them."""
+        self.lookout: Any = None
+        self.command = programs.OWN if host.world.plan.programs else Command()
+        """What its workers run, as far as others are told."""
+        self.verdicts_before: int | None = None
+        """How many verdicts there were when it had first read the ledger; None for an agent that reads it to join."""
+        self.process_hub: Hub = host.world.hub
+        self.process = Process(node_id, host.clock, host)
+        self.process.lag = host.lag
+        self.info = NodeInfo(
+            node_id=node_id,
+            host=host.name,
+            host_id=host.boot_id,
+            slot=slot,
+            slots=slots,
+            local_world_size=1,
+            role="default",
+            versions=VERSIONS,
+            address=host.address,
+            port=DOOR + slot if host.world.plan.max_nodes > 1 else 0,
+        )
+        self.inbox, self.hands = Inbox(self), Hands(self)
+        self.supervisor: Supervisor | None = None
+        self.run = ""
+        self.exit_code: int | None = None
+        self.why = ""
+        self.signalled = self._rejoins = False
+        self.started_at = self.process_hub.now
+        self.boot_id = host.boot_id
+        self.over_at = -1e9  # when it ended
+        self.gone_at: float | None = None
+        """When the last process of its slot ended; None while one lives."""
+        self.hosting = host.world.store.embedded and host.number == 0 and slot == 0
+        """Whether an embedded store lives in it."""
+        self.task = self.process_hub.start(self.process, self._main)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.process.dead
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was told to go, and is about to."""
+        return self.signalled or (self.state is not None and self.state.leaving is not None)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether its node is being checked."""
+        return self.interruption is not None and self.state is None
+
+    @property
+    def state(self) -> NodeState | None:
+        """The node's state machine; None before it has one."""
+        return None if self.supervisor is None else self.supervisor._state
+
+    def gone(self) -> None:
+        """Its process is no more."""
+        if self.hosting:
+            self.host.world.store.stop()
+            self.host.world.count("the host of an embedded store is gone")
+
+    def kill(self) -> None:
+        """SIGKILL; what it wrote last may still be on its way."""
+        self.process.dead, self.over_at = True, self.host.world.hub.now
+        self.host.world.note(self.node_id, "is killed")
+        self.gone()
+
+    def signal(self) -> None:
+        """SIGTERM."""
+        self.signalled = True
+        if self.interruption is not None:
+            self.interruption.set()
+        self.inbox.post(SignalReceived(TERM))
+
+    def _main(self) -> None:
+        world = self.host.world
+        try:
+            code, why = self._run()
+        except ElasticError as exc:
+            code, why = int(getattr(exc, "exit_code", 1)), str(exc)
+        except Exception as exc:
+            code, why = 70, "".join(traceback.format_exception(exc))
+            world.truth.violated("defect", f"{self.node_id} ended with a traceback:\n{why}")
+        self.exit_code, self.why = code, why
+        world.truth.exited(self, code, why)
+        self.process.dead, self.over_at = True, self.host.world.hub.now
+        self.gone()
+        world.hub.at(world.hub.now, self.hands.orphaned)
+        if self._rejoins:
+            if self.state is not None and self.state.run_replaced:
+                forgetting.check_outrun(world, self)
+                world.count("S3 a node of a run that was lost joins another")
+            else:
+                world.count("L17 a node leaves for its checks")
+            world.hub.at(world.hub.now + TICK, self._rejoin)
+
+    def _rejoin(self) -> None:
+        """Begin again in the same process, as a node that was never there."""
+        if self.host.suspended:
+            self.host.held.append(self._rejoin)
+        else:
+            self.host.start(self.uid, before=self, command=self.command)
+
+    def _run(self) -> tuple[int, str]:
+        world, plan = self.host.world, self.host.world.plan
+        config = config_of(plan)
+        agreement = Agreement(
+            min_nodes=plan.min_nodes,
+            max_nodes=plan.max_nodes,
+            sizes=plan.sizes,
+            spares=plan.spares,
+            max_restarts=plan.max_restarts,
+            on_node_loss=config.on_node_loss,
+        )
+        settings = Settings(
+            agreement=agreement, timing=config.timing, versions=VERSIONS, host=self.host.name, command=self.command
+        )
+        stores = Stores(self.host.address, world.new_id)
+        applicant = Applicant(
+            info=self.info,
+            settings=settings,
+            scheduler_uid=self.uid,
+            unnamed=plan.unnamed,
+            offer=stores.offer(),
+            former=self.former,
+        )
+        means = runtime.of(world, self.host.now, self._sleep)
+        own = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
+        store = strangers.connection(own, plan.token, self.host.now)
+        found = checks.enter(self, store, applicant, means, self._arrive(store, applicant, means))
+        if isinstance(found, tuple):
+            return found
+        if isinstance(found, Closed):
+            world.truth.reported_verdict(self, found)
+            world.count("S6 a latecomer hears the verdict")
+            return found.exit_code, found.why
+        self.run = found.ledger.head.run
+        world.truth.joined(self, found.ledger)
+        plugins = SimpleNamespace(
+            rendezvous_options=RendezvousOptions,
+            judge=self._judge,
+            node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
+            node_checks=lambda _config: ChosenChecks((checks.SLOW,) if plan.check else ()),
+        )
+        resources = SimpleNamespace(
+            config=config,
+            plugins=plugins,
+            publish=self._hear,
+            loop=self.inbox,
+            signals=frozenset({TERM}),
+            warden=self.hands,
+            group=self.hands,
+            unreachable=partial(peers.unreachable, self.host),
+            explain_hang=lambda *_: False,
+            tell_hang=lambda *_: None,
+            fence=lambda seconds, _now: self.hands.fence(seconds),
+            start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._hear),
+            summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
+        )
+        resources.locate_workers = partial(Resources.locate_workers, cast("Any", resources))
+        look = partial(self.host.look, self.slot)
+        self.supervisor = Supervisor(
+            cast("Any", resources),
+            means,
+            store,
+            replace(applicant, former=self.former),
+            found,
+            cast("Any", stores),
+            look,
+        )
+        self.lineage.host_end.heard_by(lambda why, left, at: self.inbox.post(HostEnds(why, left, at)))
+        try:
+            ending = self.supervisor.run()
+        finally:
+            if not world.hub.over:
+                self.supervisor.close()
+        if ending.rejoin and self.signalled:  # too late for the supervisor
+            with contextlib.suppress(ElasticError):
+                store.remove(self.node_id)
+            return 128 + TERM, "received SIGTERM"
+        self._rejoins = ending.rejoin
+        self.former = () if ending.former is None else (ending.former,)
+        return ending.exit_code, ending.why
+
+    def _arrive(self, store: RendezvousBackend, applicant: Applicant, means: Runtime) -> Arrival | None:
+        """Read the ledger, and import what workers need where a round is live, as an agent with a fork server does."""
+        world, most = self.host.world, self.host.world.plan.preload
+        if not (most or self.again or self.host.world.plan.check):
+            return None
+        arrival = arrive(store, applicant, means, again=self.again)
+        self.verdicts_before = len(world.truth.verdicts)
+        if most and arrival.round:
+            world.count("S6 a newcomer imports while a round is live")
+            self._sleep(most * world.hub.random.random())
+        return arrival
+
+    def _sleep(self, seconds: float) -> None:
+        task = self.process_hub.task()
+        expire_after(self.process_hub, task, seconds, None)
+        task.park()
+
+    def _judge(self, incident: Incident, history: History) -> Verdict:
+        world = self.host.world
+        assert self.supervisor is not None
+        if (current := self.supervisor._session.ledger.round) is not None:
+            world.truth.judged[self.node_id, current.offer.id] = incident
+        if world.plan.thinking:
+            self._sleep(world.plan.thinking * world.hub.random.random())
+        if history.max_restarts is None or history.restarts < history.max_restarts:
+            return verdicts.verdict(world, incident, history)
+        return Verdict(Action.GIVE_UP, "no restart is left")
+
+    def _node_gone(self, info: NodeInfo) -> bool:
+        self._sleep(2.0 * self.host.world.hub.random.random())
+        return self.host.world.truth.proofs.vouches(self.node_id, info.node_id)
+
+    def _hear(self, event: Event) -> None:
+        self.host.world.said(self, event)

@@ -1,0 +1,296 @@
+"""What the rules S1 to S8 assume, one profile for each assumption that is broken, and what holds all the same.
+
+A profile names the invariants that do not hold without its assumption. They are measured, not asked for: whatever else
+is violated is a violation as ever, and so are two rounds of one run that train at once for longer than is said here.
+``docs/protocol.md`` has the consequences as a table; ``python -m simulator.measure`` measures them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.plan import Plan
+
+KILLING = 2.5
+"""Seconds from the instant that a fence is due, or a stop is asked for, to the end of the last worker, at most."""
+AWARE = 9.0
+"""Seconds within which a node that reaches the right server knows what it has come to, and has stopped its workers."""
+
+
+FENCED = ("drift", "clocks", "stalls", "copies")
+"""Profiles whose plans must come to the fence."""
+SAFETY = frozenset({"S4", "I6"})
+"""What says that no two rounds of one run train at once, nor an earlier one after a later one."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One that is broken: the faults that do it, and what is lost with it."""
+
+    says: str
+    """What is assumed."""
+    weights: Mapping[str, int]
+    """How often each kind of fault is drawn, against the others."""
+    suspends: frozenset[str] = frozenset()
+    """Invariants that do not hold, by name; only where their violation says so, after a colon."""
+    overlap: Callable[[Plan], float] = field(default=lambda _plan: 0.0)
+    """The most seconds for which two rounds of one run train at once."""
+    runs: Callable[[Plan], float] = field(default=lambda _plan: math.inf)
+    """The most seconds for which two runs train at once."""
+    job: Callable[[random.Random], dict[str, Any]] = field(default=lambda _lots: {})
+    length: float = 60.0
+    most: int = 4
+    hosts: tuple[int, ...] = (2, 2, 3)
+    finishing: float = 0.0
+
+    def suspended(self, name: str, what: str) -> str:
+        """Which of the invariants that do not hold a violation is of; '' for none."""
+        for item in self.suspends:
+            wanted, _, words = item.partition(": ")
+            if wanted == name and words in what:
+                return item
+        return ""
+
+
+def _fenced(lots: random.Random) -> dict[str, Any]:
+    """Jobs in which nothing but the fence shows that a round is over."""
+    return {
+        "min_nodes": 1,
+        "max_nodes": lots.choice([1, 1, 2]),
+        "fence_after": 15.0,
+        "peers_notice": False,
+        "spread": 0.0,
+    }
+
+
+def _clocks(lots: random.Random) -> dict[str, Any]:
+    """Draw clocks of which some run twice as fast as others, or four times."""
+    return {
+        **_fenced(lots),
+        "fence_after": 40.0,
+        "rates": _rates(lots, [(0.7, 1.0), (0.5, 1.0), (1.0, 2.0), (0.5, 2.0)]),
+    }
+
+
+def _drift(lots: random.Random) -> dict[str, Any]:
+    """No two differ by more than a fifth."""
+    return {**_fenced(lots), "fence_after": 40.0, "rates": _rates(lots, [(0.85, 1.0), (0.9, 1.1), (1.0, 1.15)])}
+
+
+def _rates(lots: random.Random, pairs: list[tuple[float, float]]) -> tuple[float, ...]:
+    pair = lots.choice(pairs)
+    return tuple(lots.choice(pair) for _ in range(3))
+
+
+def _lasting(*kinds: str) -> Callable[[Plan], float]:
+    """For as long as these faults last, and until the nodes know better."""
+    return lambda plan: sum(fault.span for fault in plan.faults if fault.kind in kinds) + AWARE
+
+
+def _fences(plan: Plan) -> float:
+    """Until those are fenced that have lost time."""
+    return 0.8 * plan.fence_after / min(plan.rates) + KILLING
+
+
+def _apart(plan: Plan) -> float:
+    """Return by how much the slowest clock's fence comes after the end of the fastest clock's wait."""
+    return plan.fence_after * max(0.0, 0.8 / min(plan.rates) - 1 / max(plan.rates)) + KILLING
+
+
+def _copies(lots: random.Random) -> dict[str, Any]:
+    return {**_fenced(lots), "may_forget": True}
+
+
+def _moved(lots: random.Random) -> dict[str, Any]:
+    misled = lots.random() < 0.5
+    return {**_fenced(lots), "may_forget": True, "stale_reads": misled, "misled": misled}
+
+
+def _many(lots: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "fence_after": 15.0}
+
+
+def _marooned(lots: random.Random) -> dict[str, Any]:
+    return {
+        "min_nodes": 1,
+        "max_nodes": lots.choice([1, 2]),
+        "fence_after": lots.choice([30.0, 60.0]),
+        "join_timeout": 60.0,
+    }
+
+
+def _again(lots: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "uid": lots.random() < 0.5, "work": lots.uniform(3.0, 16.0)}
+
+
+ASSUMPTIONS: dict[str, Assumption] = {
+    "ghosts": Assumption(
+        "S2: what a client has given up is carried out soon, or never",
+        {"ghosts": 8, "crash": 3, "start": 5, "fail": 3, "leave": 1},
+        job=_many,
+        hosts=(2, 3, 4),
+        most=8,
+    ),
+    "appends": Assumption(
+        "S2: of two entries at one index the store takes one, and keeps it",
+        {"loose": 8, "crash": 3, "start": 4, "fail": 5, "freeze": 3, "lossy": 1},
+        job=_many,
+        hosts=(2, 3, 4),
+        most=8,
+    ),
+    "ids": Assumption(
+        "S2: no two entries have one id",
+        {"same-ids": 6, "crash": 3, "start": 4, "fail": 5, "freeze": 4},
+        frozenset({"S7"}),
+        job=_many,
+        hosts=(2, 3, 4),
+        most=8,
+    ),
+    "copies": Assumption(
+        "S3, S4: a store does not forget a HALT that has stood for long",
+        {"copy": 6, "cut": 5, "freeze": 1, "start": 3, "crash": 2},
+        SAFETY,
+        _fences,
+        job=_copies,
+    ),
+    "unsaid": Assumption(
+        "S3: a store that may forget says so",
+        {"wipe": 3, "rollback": 3, "copy": 3, "start": 4, "crash": 3, "cut": 3, "fail": 2},
+        job=_many,
+    ),
+    "holes": Assumption(
+        "S3: a store loses its newest entries, not those in between",
+        {"hole": 8, "start": 5, "crash": 4, "cut": 3, "fail": 4},
+        frozenset({"S3: gives up a store"}),
+        job=_many,
+        hosts=(2, 3, 4),
+        most=8,
+    ),
+    "rot": Assumption(
+        "S3: an entry can be read as it was written",
+        {"rot": 8, "start": 5, "crash": 4, "cut": 3, "fail": 4},
+        frozenset({"S3: gives up a store"}),
+        job=_many,
+        hosts=(2, 3, 4),
+        most=8,
+    ),
+    "stale": Assumption(
+        "S3, S4, S6, S7: a store answers no read with an older state, unless it says that it may",
+        {"stale": 6, "older": 4, "crash": 3, "start": 4, "fail": 2, "cut": 2, "hang-up": 2},
+        SAFETY | {"L1"},
+        _lasting("stale", "older"),
+        job=_fenced,
+        hosts=(2, 3, 3, 4),
+    ),
+    "moved": Assumption(
+        "S4: a server that was replaced refuses writes, or sentinels say so",
+        {"split": 8, "crash": 1, "start": 1},
+        SAFETY,
+        _lasting("split"),
+        job=_moved,
+        length=70.0,
+    ),
+    "drift": Assumption(
+        "S4: clocks run alike",
+        {"cut": 6, "freeze": 2, "start": 2},
+        job=_drift,
+        length=120.0,
+    ),
+    "clocks": Assumption(
+        "S4: clocks run alike, but for a fifth",
+        {"cut": 6, "freeze": 2, "start": 2},
+        SAFETY | {"L1"},
+        _apart,
+        job=_clocks,
+        length=120.0,
+    ),
+    "stalls": Assumption(
+        "S4: the warden runs whenever its workers do, and SIGKILL ends them",
+        {"stall": 6, "stuck": 2, "cut": 6, "freeze": 2, "crash": 2, "start": 2},
+        SAFETY,
+        _lasting("stall", "stuck"),
+        job=_fenced,
+        most=6,
+    ),
+    "pauses": Assumption(
+        "S4: the clock of a machine goes on while the machine stands still",
+        {"pause": 8, "start": 2, "crash": 1},
+        SAFETY,
+        _fences,
+        job=_fenced,
+    ),
+    "runs": Assumption(
+        "S5, S6: a run whose nodes are all silent is over",
+        {"maroon": 8},
+        runs=_fences,
+        job=_marooned,
+        hosts=(3,),
+        length=100.0,
+        most=1,
+    ),
+    "uids": Assumption(
+        "S6: every run has a uid of its own",
+        {"start": 12, "crash": 3, "fail": 2},
+        job=_again,
+        length=40.0,
+        most=10,
+    ),
+    "rows": Assumption(
+        "S7: only its node writes a row",
+        {"replay": 8, "erase": 5, "crash": 3, "start": 4, "fail": 4, "leave": 1},
+        frozenset({"S3: gives up a store", "P1", "I2: a store that served before"}),
+        job=_many,
+        hosts=(2, 3, 4),
+        most=8,
+    ),
+    "rewinds": Assumption(
+        "S8: a machine that is booted again has another host id, or a clock that goes on",
+        {"rewind": 8, "crash": 4, "start": 6, "fail": 2, "cut": 2},
+        SAFETY | {"S8: is gone from its slot", "S8: is taken for gone, and lives"},
+        _fences,
+        job=_many,
+        hosts=(2, 3, 3),
+        most=7,
+    ),
+}
+"""All that are broken, by the names of their profiles."""
+
+
+def numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float] | None:
+    """Draw a span and a value that are worth trying; None for a fault that other profiles have, and as they have it."""
+    fence = plan.fence_after
+    short, long = lots.uniform(0.05, 1.5), lots.uniform(2.0, 14.0)
+    match kind:
+        case "ghosts":
+            return long, lots.choice([0.1, 0.3, 0.7])
+        case "hang-up" if plan.profile == "stale":
+            return lots.choice([long, fence, 2 * fence]), float(lots.randrange(4))
+        case "loose":
+            return lots.choice([long, fence]), float(lots.randrange(2))
+        case "same-ids":
+            return lots.choice([long, 2 * fence]), 0.0
+        case "stuck" if plan.profile == "stalls":
+            return lots.choice([long, fence, 2 * fence]), 0.0
+        case "older":
+            return lots.choice([short, long, fence]), lots.choice([1.0, 5.0, fence])
+        case "copy":
+            return short, lots.choice([1.0, 5.0, fence / 2, fence, 2 * fence])
+        case "hole" | "rot":
+            return 0.0, float(lots.randrange(64))
+        case "stale" | "stall":
+            return lots.choice([short, long, fence, 2 * fence]), float(lots.randrange(2))
+        case "pause":
+            return lots.choice([long, fence, 2 * fence]), 0.0
+        case "maroon":
+            return fence, 0.0
+        case "replay":
+            return 0.0, float(lots.choice([0, 1, 1, 5]))
+        case "cut" if plan.profile in FENCED:
+            return lots.choice([long, fence, 2 * fence, 3 * fence]), float(lots.randrange(3))
+        case "freeze" if plan.profile in FENCED:
+            return lots.choice([short, long, 2 * fence]), 0.0
+    return None

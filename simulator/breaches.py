@@ -1,0 +1,253 @@
+"""Faults that break an assumption of the rules S1 to S8; each docstring says what the numbers mean.
+
+Only the profiles of ``assumptions`` have them: nothing is promised beyond what is said there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elastic_core.errors import RendezvousStateError
+from simulator import outages
+from simulator.lines import Wire
+from simulator.replica import Loose, Replica
+from simulator.world import UID
+
+if TYPE_CHECKING:
+    from simulator.plan import Fault
+    from simulator.world import Host, World
+
+CAME_SINCE = 8.0
+"""Seconds after which the nodes of a run that is cut off are taken for lost, and another run may begin."""
+
+
+def _ghosts(world: World, host: Host, fault: Fault) -> bool:
+    """S2. For ``span``, a share of ``value`` of this host's calls is given up, and carried out up to 3 fences later."""
+    host.line.lossy, host.line.ghosts = fault.value, 3 * world.plan.fence_after
+    world.hub.at(world.hub.now + fault.span, _end_ghosts, host)
+    return True
+
+
+def _end_ghosts(host: Host) -> None:
+    host.line.lossy = host.line.ghosts = 0.0
+
+
+def _loose(world: World, host: Host, fault: Fault) -> bool:
+    """S2. For ``span`` the store says that it took entries, and has not (0), or takes two at one index (1)."""
+    master = world.store.master
+    master.loose = Loose.TWOFOLD if fault.value else Loose.UNKEPT
+    master.overwritten = lambda: _overwritten(world)
+    world.hub.at(world.hub.now + fault.span, tighten, world)
+    return True
+
+
+def _overwritten(world: World) -> None:
+    """Make some read an entry that is not the ledger's."""
+    world.count("S2 an entry takes the place of another")
+    world.forgot = True
+    for host in world.hosts:
+        host.line.met_at = None
+
+
+def tighten(world: World) -> None:
+    """Make appends conditional again, as the contract demands."""
+    world.store.master.loose = Loose.NO
+
+
+def _same_ids(world: World, host: Host, fault: Fault) -> bool:
+    """S2. For ``span``, agents that ask for an id at one head of the ledger get the same one."""
+    world.same_ids = True
+    world.hub.at(world.hub.now + fault.span, setattr, world, "same_ids", False)
+    return True
+
+
+def _copy(world: World, host: Host, fault: Fault) -> bool:
+    """S3, S4. The store is down for ``span``, and comes back as it was ``value`` seconds before."""
+    return outages.come_back(world, fault, world.remembered[fault])
+
+
+def _hole(world: World, host: Host, fault: Fault) -> bool:
+    """S3. The store loses one entry before its newest, by ``value``, and keeps what came after it."""
+    return _replace(world, fault, None)
+
+
+def _rot(world: World, host: Host, fault: Fault) -> bool:
+    """S3. One entry of the store, by ``value``, can be read no more."""
+    return _replace(world, fault, Wire.of(RendezvousStateError("The entry is damaged.")))
+
+
+def _replace(world: World, fault: Fault, data: Wire | None) -> bool:
+    master = world.store.master
+    places = master.head - (data is None)
+    if places < 1:
+        return False
+    place = int(fault.value) % places
+    master.replace(place, data)
+    return True
+
+
+def _stale(world: World, host: Host, fault: Fault) -> bool:
+    """S3, S6, S7. For ``span`` this host's reads are answered by a copy that learns of nothing new.
+
+    Its writes are taken (``value`` 0), or refused (1), as by a replica that has lost sight of its master.
+    """
+    if not _answer(host, host.line.replica.copy()):
+        return False
+    host.line.read_only = fault.value == 1.0
+    world.hub.at(world.hub.now + fault.span, catch_up, world, host)
+    return True
+
+
+def _older(world: World, host: Host, fault: Fault) -> bool:
+    """S3. For ``span`` this host's reads are answered as they were ``value`` seconds before; its writes are taken."""
+    if not _answer(host, world.remembered[fault]):
+        return False
+    world.hub.at(world.hub.now + fault.span, catch_up, world, host)
+    return True
+
+
+def _answer(host: Host, copy: Replica) -> bool:
+    """Have a copy answer what only reads, and whoever waits at the server."""
+    line = host.line
+    if line.behind is not None:
+        return False
+    line.behind = copy
+    moved = [call for call in line.replica.waiting if call.line is line]
+    line.replica.waiting = [call for call in line.replica.waiting if call.line is not line]
+    for call in moved:
+        call.store.execute(call)
+    return True
+
+
+def catch_up(world: World, host: Host) -> None:
+    """Make the copy like the server again."""
+    behind, host.line.behind, host.line.read_only = host.line.behind, None, False
+    for call in behind.waiting if behind is not None else ():
+        world.hub.at(world.hub.now, world.store.execute, call)
+
+
+def _stall(world: World, host: Host, fault: Fault) -> bool:
+    """S4. The wardens of this host stand still for ``span``; its agents and workers do not."""
+    for agent in host.agents:
+        agent.hands.stalled_until = max(agent.hands.stalled_until, world.hub.now + fault.span)
+    return True
+
+
+def _pause(world: World, host: Host, fault: Fault) -> bool:
+    """S4. The machine stands still with its clock for ``span``, and reaches no store then, nor for two fences after."""
+    if host.suspended:
+        return False
+    host.suspended, began = True, world.hub.now
+    for agent in host.living:
+        agent.process.frozen = True
+
+    def resume() -> None:
+        if host.suspended:
+            host.clock.lost += world.hub.now - began
+            host.lost_time_at = world.hub.now
+            host.resume()
+
+    world.hub.at(began + fault.span, resume)
+    host.line.to_cut = max(host.line.to_cut, began + fault.span + 2 * world.plan.fence_after)
+    host.troubled_until = max(host.troubled_until, host.line.to_cut)
+    world.hub.at(began + outages.KEEPALIVE, outages.find_broken, world, host)
+    return True
+
+
+def _maroon(world: World, host: Host, fault: Fault) -> bool:
+    """S5, S6. A host that is not in the round leaves it, and all others reach no store for ``span``.
+
+    The job is started on that host under another uid meanwhile.
+    """
+    spare = [one for one in world.hosts if not any(agent.hands.alive() for agent in one.living)]
+    if world.store.down or not spare or len(world.truth.whole_now) != 1:
+        return False
+    host = spare[0]
+    for agent in host.living:
+        agent.signal()
+    for other in world.hosts:
+        if other is not host:
+            other.line.to_cut = max(other.line.to_cut, world.hub.now + fault.span)
+            other.troubled_until = max(other.troubled_until, other.line.to_cut)
+            world.hub.at(world.hub.now + outages.KEEPALIVE, outages.find_broken, world, other)
+    world.hub.at(world.hub.now + CAME_SINCE, _begin_another, host)
+    return True
+
+
+def _begin_another(host: Host) -> None:
+    if not host.living and not host.suspended:
+        host.start("job-2")
+
+
+def _replay(world: World, host: Host, fault: Fault) -> bool:
+    """S7. Somebody writes an older value of its own over a row of this host, ``value`` revisions on."""
+    master = world.store.master
+    for agent in reversed(host.living):
+        said, row = world.store.said.get(agent.node_id, []), master.rows.get(agent.node_id)
+        if row is not None and len(said) > 1:
+            older = said[world.hub.random.randrange(len(said))]
+            master.amend(agent.node_id, row.revision + int(fault.value), older)
+            return True
+    return False
+
+
+def _erase(world: World, host: Host, fault: Fault) -> bool:
+    """S7. Somebody removes the rows of this host."""
+    rows = [agent.node_id for agent in host.living if agent.node_id in world.store.master.rows]
+    for node_id in rows:
+        world.store.master.remove(node_id)
+    return bool(rows)
+
+
+def _rewind(world: World, host: Host, fault: Fault) -> bool:
+    """S8. The machine loses its power, and is back after ``span`` with the same host id and an earlier clock."""
+    if not host.living and not host.slots:
+        return False
+    boots = host.boots
+    host.power_off()
+    host.boots = boots
+    host.clock.offset -= host.clock.now() - 1.0
+    world.hub.at(world.hub.now + fault.span, _boot, host)
+    return True
+
+
+def _boot(host: Host) -> None:
+    if not host.living:
+        host.start(UID if host.world.plan.uid else None)
+
+
+def heal(world: World) -> None:
+    """End whatever lasts."""
+    tighten(world)
+    world.same_ids = False
+    for host in world.hosts:
+        host.line.ghosts = 0.0
+        catch_up(world, host)
+        for agent in host.agents:
+            agent.hands.stalled_until = 0.0
+
+
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
+    "ghosts": _ghosts,
+    "loose": _loose,
+    "same-ids": _same_ids,
+    "copy": _copy,
+    "hole": _hole,
+    "rot": _rot,
+    "stale": _stale,
+    "older": _older,
+    "stall": _stall,
+    "pause": _pause,
+    "maroon": _maroon,
+    "replay": _replay,
+    "erase": _erase,
+    "rewind": _rewind,
+}
+STORE_WIDE = frozenset({"loose", "same-ids", "copy", "hole", "rot", "maroon"})
+"""Kinds that everybody feels."""
+
+
+def age(fault: Fault) -> float:
+    """How old a copy is that the store comes back as, in seconds."""
+    return fault.value if fault.kind in ("copy", "older") else outages.LAG

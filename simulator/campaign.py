@@ -1,0 +1,87 @@
+"""Thousands of plans, on all cores: what was reached, and what was violated.
+
+Core is imported where plans are played, and not before: those processes thaw it first.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simulator.lots import ORDER, draw
+from simulator.thawing import thaw
+
+if TYPE_CHECKING:
+    from simulator.truth import Violation
+
+CHUNK = 50
+"""Plans that a process takes at a time."""
+
+
+@dataclass
+class Result:
+    """What came of a campaign."""
+
+    plans: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    """Of virtual time."""
+    reached: Counter[str] = field(default_factory=Counter)
+    violations: list[tuple[int, Violation]] = field(default_factory=list)
+    """Each with the number of its plan."""
+
+    def add(self, other: Result) -> None:
+        """Take in another one's."""
+        self.plans += other.plans
+        self.events += other.events
+        self.seconds += other.seconds
+        self.reached.update(other.reached)
+        self.violations += other.violations
+
+
+def numbered(number: int) -> tuple[int, str, bool]:
+    """Return the seed, profile and mode of a campaign's plan: all profiles take turns, and so do the two modes."""
+    return number, ORDER[number // 2 % len(ORDER)], number % 2 == 1
+
+
+def pool(jobs: int | None = None) -> ProcessPoolExecutor:
+    """Return the processes that play: one for each CPU, unless another number is given."""
+    # Forking a process that has threads is asking for trouble, and a test runner may have some.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, initializer=thaw)
+
+
+def run(first: int, count: int, players: ProcessPoolExecutor) -> Result:
+    """Play ``count`` plans from number ``first`` on."""
+    total = Result()
+    chunks = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
+    for result in players.map(play_all, chunks):
+        total.add(result)
+    total.violations.sort(key=lambda found: found[0])
+    return total
+
+
+def play_all(numbers: range) -> Result:
+    """Play these, in this process."""
+    from simulator.play import play
+
+    result = Result()
+    gc.disable()  # a plan's garbage is cyclic; one collection for all is cheaper than many on the way
+    try:
+        for number in numbers:
+            outcome = play(draw(*numbered(number)))
+            result.plans += 1
+            result.events += outcome.events
+            result.seconds += outcome.ended_at
+            result.reached.update(outcome.reached)
+            if outcome.violation is not None:
+                result.violations.append((number, outcome.violation))
+    finally:
+        gc.enable()
+        gc.collect()
+    return result

@@ -1,0 +1,191 @@
+"""Health checks before a node enters (rule L17): a check takes a drawn time, and passes or fails by lot.
+
+Here an agent is one node; in production one process is several nodes, one after the other. A *lineage* is all nodes of
+one such process. Whoever is asked to leave, as any of them, must be gone soon, and must not enter again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+from elastic_core.errors import RendezvousConnectionError
+from elastic_core.exit_codes import ExitCode
+from elastic_core.node_checks import ChosenCheck, NodeCheck
+from elastic_core.plugins.host_end import HostEnd
+from elastic_core.protocol.entries import Closed, Drain
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.session.join import Applicant, Joined, join
+from elastic_core.session.ledger_watch import Lookout
+from simulator import forgetting, leaders
+from simulator.engine import Process
+from simulator.lines import Wire
+from simulator.store import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.session.arrival import Arrival
+    from elastic_core.session.runtime import Runtime
+    from simulator.agent import SimAgent
+    from simulator.plan import Fault
+    from simulator.world import Host, World
+
+HEEDED = 12.0
+"""Seconds without any trouble after which a lineage that was asked to leave is about to."""
+ANSWERED = 7.0
+"""Seconds without any trouble on any host after which a request to drain a host is answered."""
+SLOW = ChosenCheck("check", NodeCheck(command=["check"]))
+"""What tells the supervisor that nodes are checked by a process; no process is started."""
+
+
+@dataclass
+class Lineage:
+    """All nodes that one process has been."""
+
+    agent: SimAgent
+    """The newest."""
+    host_end: HostEnd
+    ids: set[str] = field(default_factory=set)
+    """What the roster has called it."""
+
+
+def enter(
+    agent: SimAgent, store: RendezvousBackend, applicant: Applicant, means: Runtime, arrival: Arrival | None
+) -> Joined | Closed | tuple[int, str]:
+    """Check the node, and join; return how the agent ends if it does not."""
+    world, plan = agent.host.world, agent.host.world.plan
+    if not plan.check or arrival is None:
+        return join(store, applicant, means, arrival)
+    agent.interruption = stop = means.event()
+    agent.lookout = lookout = Lookout(store, applicant, means, arrival, tell=stop.set)
+    for node in lookout.former:
+        agent.lineage.ids.add(node.node_id)
+        world.lineages[node.node_id] = agent.lineage
+    announced: list[str] = []
+
+    def announce_here(why: str, _seconds: float, _at: float) -> None:
+        announced.append(why)
+        stop.set()
+
+    try:
+        lookout.wait_until_entered(1.0)
+        agent.lineage.host_end.heard_by(announce_here)
+        lasts, healthy = plan.check * world.hub.random.random(), world.hub.random.random() >= plan.sick
+        _ask_about(agent.host, world.hub.now + lasts * world.hub.random.choice([0.3, 1.0]), 5)
+        stop.wait(lasts)
+        if agent.signalled:
+            world.count("L17 a signal ends a check")
+            return 143, "received SIGTERM"
+        if announced:
+            world.count("L17 a notice ends a check")
+            return 143, announced[0]
+        if (verdict := lookout.verdict()) is not None:
+            return verdict
+        lookout.stop()
+        if lookout.drained:
+            world.count("L17 a drain ends a check")
+            return 143, lookout.drained
+        if not healthy:
+            world.count("L17 a check fails")
+            return ExitCode.UNHEALTHY, "a health check failed"
+        agent.former = lookout.former
+        joined = join(store, replace(applicant, former=lookout.former), means, arrival)
+        if isinstance(joined, Joined) and joined.drained:
+            world.count("L17 a node joins, and has been drained before")
+        return joined
+    finally:
+        if not world.hub.over:
+            lookout.close()
+
+
+def note_drain(world: World, body: Drain) -> None:
+    """Record a DRAIN."""
+    for node_id in body.nodes:
+        if (lineage := world.lineages.get(node_id)) is not None:
+            expect_gone(world, lineage, "a DRAIN")
+
+
+def expect_gone(world: World, lineage: Lineage, asked: str) -> None:
+    """Check later that a lineage leaves which was asked to."""
+    if world.plan.check:
+        world.hub.at(world.hub.now + HEEDED, _check_gone, world, lineage, asked)
+
+
+def _check_gone(world: World, lineage: Lineage, asked: str) -> None:
+    agent = lineage.agent
+    state, supervisor = agent.state, agent.supervisor
+    if agent.over or agent.leaving or not _is_calm(world, agent.host, HEEDED) or agent.process.frozen:
+        return
+    if state is not None and (state.ledger.closed is not None or state.store_lost):
+        return
+    if supervisor is not None and supervisor._departure._finishing:
+        return
+    world.truth.violated("L17", f"{agent.node_id} was asked to leave by {asked} {HEEDED:g} s ago, and does not")
+
+
+def drain(world: World, host: Host, _fault: Fault | None = None) -> bool:
+    """Somebody on another host asks the agents of this one to leave, also one whose node is being checked."""
+    if not host.living:
+        return False
+    other = world.hosts[(host.number + 1) % len(world.hosts)]
+    name = f"drain-{world.new_id()}"
+    process = Process(name, other.clock, other)
+    versions = host.living[-1].info.versions
+    info = NodeInfo(node_id=name, host=other.name, host_id=name, slot=0, local_world_size=0, role="", versions=versions)
+    ids = {node_id for agent in host.living for node_id in (agent.node_id, *agent.lineage.ids)}
+    row = Wire.of(NodeRow(info=info, drain=tuple(sorted(ids))))
+    checked = [agent for agent in host.living if agent.is_checked and agent.lookout._entered.is_set()]
+
+    def ask() -> None:
+        with contextlib.suppress(RendezvousConnectionError):
+            Connection(world.store, other.line, process, hosting=False).enter(name, row)
+            for agent in checked:
+                world.hub.at(world.hub.now + ANSWERED, _check_answered, world, agent)
+
+    world.hub.start(process, ask)
+    return True
+
+
+def _check_answered(world: World, agent: SimAgent) -> None:
+    leader = leaders.leader(world)
+    if agent.over or not agent.is_checked or leader is None or leader.over or leader.process.frozen:
+        return
+    if all(_is_calm(world, host, ANSWERED) for host in (agent.host, leader.host)):
+        world.truth.violated("L17", f"{agent.node_id} is being checked, and elastic drain has had no answer")
+
+
+def _is_calm(world: World, host: Host, seconds: float) -> bool:
+    undisturbed = world.hub.now - max(host.troubled_until, world.troubled_until) >= seconds
+    return undisturbed and forgetting.aware(world, host, seconds)
+
+
+def left_for_checks(agent: SimAgent) -> None:
+    """Let somebody ask for a node's host now and then, just as it leaves for its checks."""
+    _ask_about(agent.host, agent.host.world.hub.now, 2)
+
+
+def _ask_about(host: Host, at: float, seldom: int) -> None:
+    """Let a drain or a notice come at about that instant, ``seldom`` times as often neither."""
+    world = host.world
+    ask = world.hub.random.choice([drain, announce, *[None] * (2 * seldom)])
+    at += world.plan.latency * world.hub.random.uniform(-3.0, 4.0)
+    if ask is not None:
+        world.hub.at(max(world.hub.now, at), cast("Callable[..., None]", ask), world, host)
+
+
+def announce(world: World, host: Host, fault: Fault | None = None) -> bool:
+    """Let a plugin learn that the host is taken away in ``span`` seconds; nobody takes it away."""
+    if host.suspended or not host.living:
+        return False
+    lineage = host.living[-1].lineage
+    if lineage.agent.process.frozen:
+        return False
+    lineage.host_end.leave("the cloud takes this machine away", 30.0 if fault is None else fault.span)
+    expect_gone(world, lineage, "a notice")
+    return True
+
+
+KINDS = {"drain": drain, "notice": announce}

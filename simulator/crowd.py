@@ -1,0 +1,90 @@
+"""A thousand nodes that only heartbeat: they cost the plan a row each, and one of them falls silent (rule L1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_core.config.run import Timing
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.settings import Versions
+from elastic_core.rendezvous.backend import RosterRow
+from simulator.lines import Wire
+
+if TYPE_CHECKING:
+    from simulator.plan import Fault
+    from simulator.world import Host, World
+
+FIRST_SERIAL = 1_000_000
+"""They come after all agents."""
+DRIFT = 1.04
+"""How much later a leader's clock may find that somebody is silent."""
+TIMING = Timing()
+
+
+@dataclass
+class Crowd:
+    """Their rows, as the server has them."""
+
+    world: World
+    rows: dict[str, RosterRow] = field(default_factory=dict)
+    """As they were entered; by their ids, without those that were removed."""
+    silent: dict[str, float] = field(default_factory=dict)
+    """Since when each of these has not given a heartbeat."""
+
+    def __post_init__(self) -> None:
+        for number in range(self.world.plan.crowd):
+            name = f"crowd-{number}"
+            info = NodeInfo(
+                node_id=name,
+                host=name,
+                host_id=name,
+                slot=0,
+                local_world_size=1,
+                role="",
+                versions=Versions(python="3.11.7"),
+            )
+            self.rows[name] = RosterRow(name, FIRST_SERIAL + number, 0, Wire.of(NodeRow(info=info)), 0)
+
+    def roster(self) -> list[RosterRow]:
+        """Return what a read of the whole roster finds of them now."""
+        now, interval, silent = self.world.hub.now, TIMING.beat_interval, self.silent
+        heartbeats = {
+            name: int(silent.get(name, now) / interval + row.serial % 97 / 97) for name, row in self.rows.items()
+        }
+        return [RosterRow(name, row.serial, 0, row.value, heartbeats[name]) for name, row in self.rows.items()]
+
+    def remove(self, name: str) -> None:
+        """Record that a leader has found one of them to be lost."""
+        if self.rows.pop(name, None) is None:
+            return
+        if name not in self.silent:
+            self.world.truth.violated("L1", f"{name} heartbeats, and is taken for lost among {len(self.rows)}")
+        self.world.count("L1 a node is found that is silent among many")
+
+
+def bound(world: World) -> float:
+    """Seconds from the last heartbeat until a leader must have found it: L1's limit, and two heartbeat intervals."""
+    wait, look = TIMING.beat_interval, world.plan.look
+    return DRIFT * (TIMING.lost_after + wait + 2 * (wait + look) + look) + 1.0
+
+
+def _hush(world: World, host: Host, fault: Fault) -> bool:
+    """One node of the crowd, by ``value``, heartbeats no more."""
+    names = list(world.crowd.rows)
+    if not names:
+        return False
+    name = names[int(fault.value) % len(names)]
+    world.crowd.silent.setdefault(name, world.hub.now)
+    world.hub.at(world.hub.now + bound(world), _check_found, world, name)
+    return True
+
+
+def _check_found(world: World, name: str) -> None:
+    if name in world.crowd.rows and not world.truth.verdicts:
+        why = f"{name} has been silent for {bound(world):.1f} s among {len(world.crowd.rows)}, and nobody has found it"
+        world.truth.violated("L1", why)
+
+
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"hush": _hush}

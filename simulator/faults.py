@@ -1,0 +1,311 @@
+"""What each kind of fault does to agents, hosts and workers; ``outages`` has those of the store and the network.
+
+A kind is a function of the world and the fault's numbers. Its docstring says what these mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elastic_core.incidents import IncidentKind
+from simulator import breaches, checks, crowd, leaders, outages, programs, proofs, questions, strangers
+from simulator.plan import LONELY, Fault
+from simulator.world import UID
+
+if TYPE_CHECKING:
+    from simulator.agent import SimAgent
+    from simulator.workers import Gang
+    from simulator.world import Host, World
+
+STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters", "split"}) | breaches.STORE_WIDE
+"""Kinds that everybody feels."""
+
+
+def carry_out(world: World, fault: Fault) -> None:
+    """Let a fault happen, now."""
+    host = world.hosts[fault.host % len(world.hosts)]
+    if KINDS[fault.kind](world, host, fault) is not False:
+        world.count(f"fault {fault.kind}")
+        _trouble(world, host, fault)
+        world.note(host.name, f"FAULT: {fault}")
+
+
+def _trouble(world: World, host: Host, fault: Fault) -> None:
+    """Remember who cannot be expected to be healthy, and until when."""
+    until = world.hub.now + fault.span
+    if fault.kind in STORE_WIDE:
+        world.troubled_until = max(world.troubled_until, until)
+    else:
+        host.troubled_until = max(host.troubled_until, until)
+
+
+def heal(world: World) -> None:
+    """End whatever lasts."""
+    world.note("world", "everything is well again")
+    outages.store_up(world)
+    outages.one_master(world)
+    breaches.heal(world)
+    for host in world.hosts:
+        host.lag = host.line.slow = host.line.lossy = 0.0
+        host.line.read_only = host.ports_taken = False
+        host.line.deaf_until = 0.0
+        host.isolated_until = 0.0
+        host.severed.clear()
+        host.troubled_until = max(host.troubled_until, world.hub.now)
+        for agent in host.agents:
+            agent.process.lag = 0.0
+            if (gang := agent.hands.gang) is not None:
+                gang.free()
+        outages.uncut(world, host)
+        host.resume()
+    if (broken := world.broken_host) is not None:
+        broken.line.to_cut = outages.FOR_EVER if world.plan.broken in (1, 3) else 0.0
+        broken.line.from_cut = outages.FOR_EVER if world.plan.broken in (2, 3) else 0.0
+        broken.troubled_until = outages.FOR_EVER
+        world.hub.at(world.hub.now + outages.KEEPALIVE, outages.find_broken, world, broken)
+        world.count("a host stays cut off")
+    _reconnect(world)
+    if world.plan.broken == LONELY:
+        lonely = world.hosts[-1]
+        lonely.troubled_until = outages.FOR_EVER
+        _isolate(world, lonely, Fault(world.hub.now, "isolate", lonely.number, outages.FOR_EVER))
+        world.count("a host stays without peers")
+
+
+def replenish(world: World) -> None:
+    """Start agents where none run, until there are enough for a round."""
+    staying = [agent for agent in world.living() if not agent.leaving and agent.host is not world.broken_host]
+    for host in world.hosts:
+        if (
+            host is not world.broken_host
+            and len(staying) < world.plan.min_nodes
+            and not host.living
+            and not world.store.embedded
+        ):
+            staying.append(host.start(UID if world.plan.uid else None))
+
+
+# Agents and hosts ----------------------------------------------------------------------------------------------------
+
+
+def _start(world: World, host: Host, fault: Fault) -> bool:
+    """Start an agent; with ``value`` 1 even where one runs, with ``value`` 2 by another job of that name.
+
+    With 3 it runs another program, with 4 the same one with other arguments.
+    """
+    if (
+        host.suspended
+        or (host.living and fault.value not in (1.0, *programs.STARTED))
+        or (world.plan.embedded and world.store.down)
+    ):
+        return False
+    uid = UID if world.plan.uid else None
+    host.start("job-2" if fault.value == 2.0 else uid, command=programs.STARTED.get(fault.value))
+    return True
+
+
+def _crash(world: World, host: Host, fault: Fault) -> bool:
+    """Kill an agent by SIGKILL; its warden notices after ``span`` and kills the workers."""
+    agent = _newest(host)
+    if agent is None:
+        return False
+    agent.kill()
+    world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)
+    return True
+
+
+def _power(world: World, host: Host, fault: Fault) -> bool:
+    """Cut the host's power; it comes up after ``span`` without anything running on it."""
+    if not host.living and not host.slots:
+        return False
+    host.power_off()
+    return True
+
+
+def _freeze(world: World, host: Host, fault: Fault) -> bool:
+    """Stop an agent (SIGSTOP) for ``span``; its warden and workers go on."""
+    agent = _newest(host)
+    if agent is None or agent.process.frozen:
+        return False
+    agent.process.frozen = True
+
+    def wake() -> None:
+        if not host.suspended:
+            agent.process.thaw(world.hub)
+
+    world.hub.at(world.hub.now + fault.span, wake)
+    return True
+
+
+def _suspend(world: World, host: Host, fault: Fault) -> bool:
+    """Suspend the whole machine for ``span``; with ``value`` 1 its monotonic clock stands still, too."""
+    if host.suspended:
+        return False
+    host.suspended = True
+    began = world.hub.now
+    for agent in host.living:
+        agent.process.frozen = True
+
+    def resume() -> None:
+        if host.suspended:
+            if fault.value == 1.0:
+                host.clock.lost += world.hub.now - began
+                host.lost_time_at = world.hub.now
+            host.resume()
+
+    world.hub.at(began + fault.span, resume)
+    return True
+
+
+def _leave(world: World, host: Host, fault: Fault) -> bool:
+    """Send an agent SIGTERM."""
+    agent = _newest(host)
+    if agent is None or agent.leaving:
+        return False
+    agent.signal()
+    return True
+
+
+def _busy(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span``, every thread of the host's agents runs up to ``value`` seconds late."""
+    host.lag = fault.value
+    for agent in host.living:
+        agent.process.lag = fault.value
+    world.hub.at(world.hub.now + fault.span, _end_lag, host)
+    return True
+
+
+def _end_lag(host: Host) -> None:
+    host.lag = 0.0
+    for agent in host.living:
+        agent.process.lag = 0.0
+
+
+def _wall(world: World, host: Host, fault: Fault) -> bool:
+    """Somebody sets the host's wall clock by ``value`` seconds; nothing may come of it."""
+    host.wall_offset += fault.value
+    return True
+
+
+# Workers -------------------------------------------------------------------------------------------------------------
+
+
+def _fail(world: World, host: Host, fault: Fault) -> bool:
+    """Let a worker exit with 1."""
+    gang = _gang(host)
+    if gang is None:
+        return False
+    gang.fail("boom")
+    return True
+
+
+def _hang(world: World, host: Host, fault: Fault) -> bool:
+    """Hang a worker; after ``span`` this is noticed, and it is killed."""
+    gang = _gang(host)
+    if gang is None or gang.training.broken:
+        return False
+    world.hub.at(world.hub.now + fault.span, gang.fail, "it hung")
+    return True
+
+
+def _stuck(world: World, host: Host, fault: Fault) -> bool:
+    """Let a worker wait in the kernel, where no signal reaches it, for ``span``."""
+    gang = _gang(host)
+    if gang is None:
+        return False
+    gang.stuck = True
+    world.hub.at(world.hub.now + fault.span, gang.free)
+    return True
+
+
+def _isolate(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span`` the host reaches the store, but no other host, nor they it."""
+    if not host.isolated:
+        host.isolated_at = world.hub.now
+    host.isolated, host.isolated_until = True, max(host.isolated_until, world.hub.now + fault.span)
+    world.hub.at(host.isolated_until, _reconnect, world)
+    _notice(world, host)
+    return True
+
+
+def _sever(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span``, the host and the ``value``-th after it do not reach each other; they do all others."""
+    other = world.hosts[(host.number + int(fault.value)) % len(world.hosts)]
+    if other is host:
+        return False
+    host.severed[other.number] = max(host.severed.get(other.number, 0.0), world.hub.now + fault.span)
+    other.troubled_until = max(other.troubled_until, world.hub.now + fault.span)
+    world.hub.at(world.hub.now + fault.span, _reconnect, world)
+    _notice(world, host)
+    return True
+
+
+def _notice(world: World, host: Host) -> None:
+    """Workers that train notice it soon, if they need each other."""
+    gang = _gang(host)
+    if gang is not None and gang.training.whole and gang.training.sundered:
+        world.hub.at(world.hub.now + 2.0, gang.fail, "cannot reach its peers")
+
+
+def _ports(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span``, no worker of this host can listen: the port is always taken."""
+    host.ports_taken = True
+    world.hub.at(world.hub.now + fault.span, _end_ports, host)
+    if (gang := _gang(host)) is not None:
+        gang.fail("the port is taken", IncidentKind.PORT_TAKEN)
+    return True
+
+
+def _end_ports(host: Host) -> None:
+    host.ports_taken = False
+
+
+def _reconnect(world: World) -> None:
+    """Hosts whose time is over reach each other again."""
+    for host in world.hosts:
+        host.isolated = host.isolated and host.isolated_until > world.hub.now
+        host.severed = {number: until for number, until in host.severed.items() if until > world.hub.now}
+    for training in world.trainings():
+        training.meet()
+
+
+# Who is hit -----------------------------------------------------------------------------------------------------------
+
+
+def _newest(host: Host) -> SimAgent | None:
+    living = host.living
+    return living[-1] if living and not host.suspended else None
+
+
+def _gang(host: Host) -> Gang | None:
+    for agent in host.agents:
+        if not agent.over and agent.hands.alive() and not host.suspended:
+            return agent.hands.gang
+    return None
+
+
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
+    "start": _start,
+    "crash": _crash,
+    "power": _power,
+    "freeze": _freeze,
+    "suspend": _suspend,
+    "leave": _leave,
+    "busy": _busy,
+    "wall": _wall,
+    "fail": _fail,
+    "hang": _hang,
+    "stuck": _stuck,
+    "isolate": _isolate,
+    "sever": _sever,
+    "ports": _ports,
+    **outages.KINDS,
+    **breaches.KINDS,
+    **checks.KINDS,
+    **crowd.KINDS,
+    **leaders.KINDS,
+    **proofs.KINDS,
+    **questions.KINDS,
+    **strangers.KINDS,
+}

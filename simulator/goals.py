@@ -1,0 +1,109 @@
+"""Where a job must get, once everything is well again (P1 to P5), and by when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.protocol.ledger import Ledger
+from simulator import strides
+from simulator.resizes import MOST_WAITS
+from simulator.rules import LOSSES
+
+if TYPE_CHECKING:
+    from simulator.agent import SimAgent
+    from simulator.workers import Training
+    from simulator.world import World
+
+STEADY = 3.0
+"""Seconds that a round must have been whole to count."""
+MARGIN = 60.0
+"""Seconds beyond the fence, the join timeout and the longest wait for a resize that a job may take to get there."""
+MANY = 14
+"""Rounds after everything is well that are too many (P5)."""
+
+
+def bound(world: World) -> float:
+    """Seconds after which the job must have got there."""
+    return world.plan.fence_after + world.plan.join_timeout + MOST_WAITS * world.plan.resize_wait + MARGIN
+
+
+def reached(world: World) -> bool:
+    """Whether the job is where it must get: everybody trains who can, or a verdict has ended all."""
+    living = [agent for agent in world.living() if agent.host is not world.broken_host]
+    if not living:
+        return True
+    trainings = list(world.truth.whole_now.values())
+    return not ghosts(world) and len(trainings) == 1 and _trains(world, trainings[0], living)
+
+
+def ghosts(world: World) -> list[str]:
+    """Rows of agents that are no more and have no place in a newest round either (P2)."""
+    newest = [world.newest_round(agent.run) for agent in world.living()]
+    if world.store.down:
+        return []
+    members = {member.node_id for current in newest if current is not None for member in current.members}
+    here = {node_id for agent in world.living() for node_id in agent.lineage.ids}  # one that is cut off is not dead
+    return [node_id for node_id in world.store.master.rows if node_id not in members and node_id not in here]
+
+
+def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
+    if training.whole_at is None or world.hub.now - training.whole_at < STEADY:
+        return False
+    if world.plan.pace and world.hub.now - training.stepped_at > STEADY + world.plan.pace:
+        return False  # a rank holds, and nobody tells it for how long
+    members = {member.node_id for member in training.round.members}
+    here = {agent.node_id for agent in living}
+    if not members <= here or len(world.truth.whole_now) > 1:
+        return False
+    able = [agent for agent in living if agent.node_id in members or not _kept_out(world, agent, members)]
+    full = strides.largest(world.plan, len(able)) <= len(members)
+    return all(_content(world, agent, members, here, full=full) for agent in living)
+
+
+def _kept_out(world: World, agent: SimAgent, members: set[str]) -> bool:
+    return agent.state is not None and _left_out(world, agent, agent.state.ledger, members)
+
+
+def _content(world: World, agent: SimAgent, members: set[str], here: set[str], *, full: bool) -> bool:
+    """Whether an agent has its place in the training, or good reason to have none."""
+    if agent.state is None or agent.leaving:
+        return False
+    if world.store.down:  # an embedded store went with its host: whoever can train trains on to the end
+        return agent.node_id in members
+    ledger: Ledger = agent.state.ledger
+    if not ledger.is_live or ledger.leader not in here:
+        return False
+    return agent.node_id in members or full or _left_out(world, agent, ledger, members)
+
+
+def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) -> bool:
+    """L4, L5: whether its host was lost too often, or excluded, and no member is there."""
+    counters = ledger.counters
+    losses = counters.losses.get(agent.boot_id)
+    age = ledger.age(agent.process.clock.now())
+    excluded = {host for host, until in counters.excluded if until is None or age < until}
+    bad = (losses is not None and losses.count >= LOSSES) or agent.boot_id in excluded
+    others = {other.boot_id for node_id in members if (other := world.agent(node_id)) is not None}
+    return bad and agent.boot_id not in others
+
+
+def unrest(world: World, rounds: int, leaders: int) -> str:
+    """Return what happens again and again (P5), since there were so many rounds and leaders; '' if nothing does."""
+    if len(world.truth.rounds) - rounds > MANY:
+        return f"{MANY} rounds"
+    return f"{MANY} leaders" if world.truth.leaders - leaders > MANY else ""
+
+
+def missing(world: World) -> str:
+    """Describe what is not as it must be, for people."""
+    whole = [training.round.number for training in world.truth.whole_now.values()]
+    who = [f"{agent.node_id} ({_doing(agent)})" for agent in world.living()]
+    dead = f"; rows of the dead: {', '.join(ghosts(world))}" if ghosts(world) else ""
+    return f"rounds that train: {whole or 'none'}; agents: {', '.join(who) or 'none'}{dead}"
+
+
+def _doing(agent: SimAgent) -> str:
+    state = agent.state
+    if state is None:
+        return "joining"
+    return f"{state.work.value}, {state.phase.value} {state.round}, head {state.ledger.head.index}"

@@ -1,0 +1,264 @@
+"""What an agent does to its workers, and their warden: core's own warden and worker group, as simulated ones."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from elastic_core.incidents import Incident
+from elastic_core.progress_table import ProgressTable
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, TakesNotices, WorkerFailed
+from elastic_core.protocol.roster import LocalWorkers
+from elastic_core.session.contact import FENCE_SHARE
+from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
+from simulator import questions
+from simulator.steps import Stepper
+from simulator.workers import Gang, State
+
+if TYPE_CHECKING:
+    from simulator.agent import SimAgent
+
+STUCK_AFTER = 15.0
+"""Seconds after SIGKILL after which the warden reports a process that does not die."""
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """Something happened to the workers."""
+
+    gang: Gang
+    event: object
+
+
+class Hands:
+    """The agent's worker group and its warden. The warden outlives the agent, until the last worker is gone."""
+
+    run_uid = ""
+    progress = ProgressTable()
+    """Nothing is read from output: what the ranks report is in :attr:`step`."""
+    workers = ()
+
+    def __init__(self, agent: SimAgent) -> None:
+        self.agent, self.host = agent, agent.host
+        self.gang: Gang | None = None
+        self.round = SimpleNamespace(locate=partial(questions.locate, agent))
+        """No monitor looks for hangs: a fault says that there is one (``questions``)."""
+        self.step: int | None = None
+        """What the rank has reported last."""
+        self.offer = ""
+        """That of the newest round whose workers were started."""
+        self.left_stuck = False
+        """Whether the agent ends because of a process that could not be killed, or ended beside one."""
+        self._over = False
+        self._fences = 0
+        self._fenced_at = 0.0
+        self._unheard = 0
+        """Fences that went off, and that the agent has not heard of."""
+        self._fencing = False
+        """Whether one kills, and has no answer yet."""
+        self._started_without: float | None = None
+        """The node's last contact when it started workers that its fence stops at once."""
+        self._asked = self._answered = self._heard = 0
+        """Which stop the agent asked for last, which the warden answered last, and which answer the agent has heard."""
+        self._stops = 0
+        self.stalled_until = 0.0
+        """Until when the warden stands still, and its workers do not."""
+
+    # The worker group, as the supervisor uses it
+
+    def start(self, current: Round, restart_count: int) -> None:
+        world = self.host.world
+        world.truth.started(self.agent, current, restart_count)
+        self._over, self.offer, self.step = False, current.offer.id, None
+        if self._answered != self._asked:
+            world.truth.violated("I9", f"{self.agent.node_id} starts workers before those that it stops are gone")
+        self._check_contact()
+        if not self._unheard:  # else whatever the agent asks for belongs to a round that is over
+            self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
+
+    def _check_contact(self) -> None:
+        """S4: nobody starts workers that its fence stops at once, unless newer entries end that round anyway.
+
+        Where reads can be stale, a node may lose contact between its row and the round; not so twice without contact.
+        """
+        assert self.agent.supervisor is not None
+        session, world = self.agent.supervisor._session, self.host.world
+        known_at = session.contact.known_at
+        cut_off = self.host.clock.now() - known_at >= FENCE_SHARE * world.plan.fence_after
+        if not cut_off or session.ledger.head.index < world.store.master.head:
+            return
+        if not world.store.stale_reads or self._started_without == known_at:
+            world.truth.violated("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
+        self._started_without = known_at
+
+    def alive(self) -> bool:
+        return self.gang is not None and self.gang.state in (State.STARTING, State.RUNNING)
+
+    def handle(self, event: object) -> NodeEvent | None:
+        if not isinstance(event, _News) or event.gang is not self.gang:
+            return None
+        if isinstance(event.event, Stepper):
+            first = self.step is None
+            self._take_steps(event.gang)
+            return TakesNotices(event.gang.number) if first and self.step is not None else None
+        if isinstance(event.event, WorkerFailed):
+            if self._over:
+                return None
+            self._over = True
+            self.host.world.truth.reported(self.agent, event.event.incident)
+        return cast("NodeEvent", event.event)
+
+    def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
+        """Write the notice, *then* take in the reports."""
+        gang = self.gang
+        if gang is None:
+            return None
+        gang.stepper.tell(notice)
+        if notice is None or notice.step is not None:
+            return None
+        self._take_steps(gang)
+        return None if self.step is None else (self.step,)
+
+    def _take_steps(self, gang: Gang) -> None:
+        step = gang.stepper.take()
+        self.step = self.step if step is None else step
+
+    def stop(
+        self, grace: float, *, broken: bool = False, failure: Incident | None = None, signum: int = signal.SIGTERM
+    ) -> None:
+        self._over = True
+        self._asked += 1
+        self._stop(grace)
+
+    def early_exit(self, failure: Incident | None) -> None:
+        """Return nothing: a node has one worker here, and has finished when that has exited with 0."""
+
+    def finish_round(self, failure: Incident | None = None) -> int:
+        if self.gang is not None and self.gang.stuck:
+            self.host.world.truth.violated("I9", f"{self.agent.node_id} takes a stuck worker for gone")
+        self.gang = None
+        return 0
+
+    def newest_step(self) -> int | None:
+        """Return what the rank has reported last."""
+        return self.step
+
+    def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
+        """Return something new each time: no decision depends on it, but each time the row is amended."""
+        return LocalWorkers(heartbeat=heartbeat, pids=(1,), steps=(self.step,), seconds=(0.0,), store=store)
+
+    def error_record(self, incident: Incident | None) -> None:
+        """No worker here writes an error file."""
+
+    def note_next_round(self) -> None:
+        """Nothing is measured here."""
+
+    # The warden
+
+    def finish(self, seconds: float) -> Sequence[object]:
+        """Nothing is left of workers that have succeeded."""
+        return ()
+
+    def fence(self, seconds: float | None) -> None:
+        """Set the dead-man's switch (rule S4), by the host's clock."""
+        self._fences += 1
+        if seconds is not None:
+            clock = self.host.clock
+            self._fenced_at = clock.now() + seconds
+            self.host.world.hub.at(self.host.world.hub.now + seconds / clock.rate, self._fence_due, self._fences)
+
+    def _fence_due(self, number: int) -> None:
+        if number != self._fences or self.agent.process.dead:
+            return
+        if self.host.suspended:
+            self.host.held.append(lambda: self._fence_due(number))
+        elif self.stalled_until > self.host.world.hub.now:
+            self.host.world.hub.at(self.stalled_until, self._fence_due, number)
+        elif (left := self._fenced_at - self.host.clock.now()) > 1e-9:
+            self.host.world.hub.at(self.host.world.hub.now + left / self.host.clock.rate, self._fence_due, number)
+        else:
+            self.host.world.count("S4 a node without contact is fenced")
+            self._over = True
+            if not self._fencing:
+                self._fencing, self._unheard = True, self._unheard + 1
+            self._stop(0.2)
+
+    def is_over(self, event: StopCompleted | Fenced) -> bool:
+        if isinstance(event, Fenced):
+            self._unheard -= 1
+        elif event.serial == self._asked:
+            self._heard = self._asked
+        return self._heard == self._asked
+
+    def wake(self) -> None:
+        """Do nothing: the simulated warden never sleeps."""
+
+    def kill(self) -> None:
+        """Everything, now."""
+        self._stop(0.0)
+
+    def close(self, timeout: float) -> None:
+        """Kill everything, and wait for the last process."""
+        if self.gang is not None:
+            self.left_stuck = self.left_stuck or self.gang.stuck
+            self.gang.kill()
+            if not self.gang.alive:
+                self.gang = None
+                self.host.left(self.agent)
+
+    def orphaned(self) -> None:
+        """Kill the workers, as a warden does when its agent is gone."""
+        if self.gang is not None and self.gang.stuck:
+            self.host.world.hub.at(self.host.world.hub.now + 1.0, self.orphaned)
+        elif self.host.suspended:
+            self.host.held.append(self.orphaned)
+        elif self.stalled_until > self.host.world.hub.now:
+            self.host.world.hub.at(self.stalled_until, self.orphaned)
+        else:
+            if self.gang is not None:
+                self.gang.kill()
+            self.gang = None
+            self.host.left(self.agent)
+
+    def _stop(self, grace: float) -> None:
+        world = self.host.world
+        self._stops += 1
+        took = min(grace, world.plan.latency + 2.0 * world.hub.random.random() ** 3)
+        world.hub.at(world.hub.now + took, self._stopped, self._stops)
+
+    def _stopped(self, number: int) -> None:
+        gang = self.gang
+        if number != self._stops or self.agent.process.dead:
+            return
+        if self.host.suspended:
+            self.host.held.append(lambda: self._stopped(number))
+        elif self.stalled_until > self.host.world.hub.now:
+            self.host.world.hub.at(self.stalled_until, self._stopped, number)
+        elif gang is not None and gang.stuck:
+            self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._still_there, number)
+        else:
+            if gang is not None:
+                gang.kill()
+            if self._fencing:
+                self._fencing = False
+                self.agent.inbox.post(Fenced())
+            if self._answered != self._asked:
+                self._answered = self._asked
+                self.agent.inbox.post(StopCompleted(self._asked))
+
+    def _still_there(self, number: int) -> None:
+        if self.gang is not None and self.gang.stuck:
+            self.host.world.count("L3 a worker in D state")
+            self.left_stuck = True  # also where the agent hears it late, and it is free by then
+            self.agent.inbox.post(Stuck(7, "train", "nfs_wait"))
+        else:
+            self._stopped(number)
+
+    def _report(self, gang: Gang, event: object) -> None:
+        if not self.agent.process.dead:
+            self.agent.inbox.post(event if isinstance(event, Checkpointed) else _News(gang, event))

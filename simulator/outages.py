@@ -1,0 +1,194 @@
+"""What becomes of the store, and of the network between it and the hosts; each docstring says what the numbers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulator.replica import Replica
+
+if TYPE_CHECKING:
+    from simulator.plan import Fault
+    from simulator.store import Connection
+    from simulator.world import Host, World
+
+FOR_EVER = 1e9
+"""Seconds."""
+KEEPALIVE = 5.0
+"""Seconds after which a connection that hears nothing is found to be broken."""
+
+
+def _cut(world: World, host: Host, fault: Fault) -> bool:
+    """Nothing gets to the store from this host (``value`` 1), back from it (2), or either (0), for ``span``."""
+    cut_off(world, host, fault.span, to=fault.value in (0.0, 1.0), back=fault.value in (0.0, 2.0))
+    return True
+
+
+def cut_off(world: World, host: Host, seconds: float, *, to: bool = True, back: bool = True) -> None:
+    """Nothing gets to the store from this host, or back from it, for so long."""
+    until = world.hub.now + seconds
+    host.line.to_cut = max(host.line.to_cut, until) if to else host.line.to_cut
+    host.line.from_cut = max(host.line.from_cut, until) if back else host.line.from_cut
+    world.hub.at(world.hub.now + KEEPALIVE, find_broken, world, host)
+
+
+def find_broken(world: World, host: Host) -> None:
+    line = host.line
+    if max(line.to_cut, line.from_cut) > world.hub.now:
+        world.store.reset(lambda one: one.line is line and one.call is not None and one.call.name == "wait")
+
+
+def uncut(world: World, host: Host) -> None:
+    """Make the line whole again; what was held up by it comes when it would have come anyway."""
+    host.line.to_cut = min(host.line.to_cut, world.hub.now)
+    host.line.from_cut = min(host.line.from_cut, world.hub.now)
+
+
+def _slow(world: World, host: Host, fault: Fault) -> bool:
+    """Messages between this host and the store take up to ``value`` seconds longer, for ``span``."""
+    host.line.slow = fault.value
+    world.hub.at(world.hub.now + fault.span, _end, host.line, "slow")
+    return True
+
+
+def _lossy(world: World, host: Host, fault: Fault) -> bool:
+    """Break off a share of ``value`` of this host's calls to the store, for ``span``."""
+    host.line.lossy = fault.value
+    world.hub.at(world.hub.now + fault.span, _end, host.line, "lossy")
+    return True
+
+
+def _end(line: object, what: str) -> None:
+    setattr(line, what, 0.0)
+
+
+def _read_only(world: World, host: Host, fault: Fault) -> bool:
+    """Let the store refuse all writes, for ``span``: its disk is full."""
+    for one in world.hosts:
+        one.line.read_only = True
+        world.hub.at(world.hub.now + fault.span, _end, one.line, "read_only")
+    return True
+
+
+def _restart(world: World, host: Host, fault: Fault) -> bool:
+    """Take the store down for ``span``; it comes back with its data."""
+    if world.store.down or world.store.embedded:
+        return False
+    world.store.stop()
+    world.hub.at(world.hub.now + fault.span, store_up, world)
+    return True
+
+
+def store_up(world: World) -> None:
+    """Let the store answer again, unless it went with its host."""
+    if not world.store.embedded:
+        world.store.down = False
+
+
+def remember(world: World, fault: Fault) -> None:
+    """Keep what the store holds now: this is all that will be left of it when the fault comes."""
+    world.remembered[fault] = world.store.master.copy()
+
+
+def _wipe(world: World, host: Host, fault: Fault) -> bool:
+    """Take the store down for ``span``; it comes back empty."""
+    world.truth.departures.wiped()
+    return come_back(world, fault, Replica(world.truth.appended, world.truth.shrunk))
+
+
+def _rollback(world: World, host: Host, fault: Fault) -> bool:
+    """Take the store down for ``span``; it comes back as it was ``LAG`` before."""
+    return come_back(world, fault, world.remembered[fault])
+
+
+def come_back(world: World, fault: Fault, replica: Replica) -> bool:
+    """Take the store down for a while; it holds then what this replica does."""
+    if world.store.down or world.store.embedded:
+        return False
+    world.store.stop()
+    world.store.master.take_over(replica)
+    world.forgot = True
+    for one in world.hosts:
+        one.line.begin_anew()
+    world.hub.at(world.hub.now + fault.span, store_up, world)
+    return True
+
+
+def _masters(world: World, host: Host, fault: Fault) -> bool:
+    """For ``span`` there are two masters: the old one, which hosts by the bits of ``value`` still ask, and a new one.
+
+    The new one lacks the last ``LAG`` of what the old one had taken; what that takes from now on is lost at the end.
+    """
+    old, promoted = world.store.master, world.remembered[fault]
+    if world.store.down or world.store.embedded:
+        return False
+    world.store.master, world.forgot = promoted, True
+    for one in world.hosts:
+        if one.line.replica is old and not int(fault.value) >> one.number & 1:
+            _ask(world, one, promoted)
+    world.hub.at(world.hub.now + fault.span, one_master, world)
+    return True
+
+
+def _split(world: World, host: Host, fault: Fault) -> bool:
+    """Split the store into two masters; the old one refuses writes from then on where the plan says so."""
+    if world.split_at is not None or not _masters(world, host, fault):
+        return False
+    world.split_at = world.hub.now
+    return True
+
+
+def _refuse(world: World, host: Host, fault: Fault) -> bool:
+    """Let the store refuse writes from this host alone, for ``span``, and answer all else."""
+    host.line.read_only = True
+    world.hub.at(world.hub.now + fault.span, _end, host.line, "read_only")
+    return True
+
+
+def _hang_up(world: World, host: Host, fault: Fault) -> bool:
+    """One of the host's connections, by ``value``, brings nothing there any more, for ``span``; the others do."""
+    own = [one for one in world.store.connections if one.line is host.line]
+    if not own:
+        return False
+    connection = own[int(fault.value) % len(own)]
+    connection.hung_until = world.hub.now + fault.span
+    world.hub.at(world.hub.now + KEEPALIVE, _find_hung, world, connection)
+    return True
+
+
+def _find_hung(world: World, connection: Connection) -> None:
+    if connection.hung_until > world.hub.now:
+        world.store.reset(lambda one: one is connection and one.call is not None and one.call.name == "wait")
+
+
+def one_master(world: World) -> None:
+    world.split_at = None
+    for host in world.hosts:
+        _ask(world, host, world.store.master)
+
+
+def _ask(world: World, host: Host, replica: Replica) -> None:
+    """Let the host's clients find out that another server is the one to ask."""
+    if host.line.replica is not replica:
+        world.store.reset(lambda one: one.line is host.line)
+        host.line.replica = replica
+        host.line.begin_anew()
+
+
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
+    "cut": _cut,
+    "slow": _slow,
+    "lossy": _lossy,
+    "read-only": _read_only,
+    "restart": _restart,
+    "wipe": _wipe,
+    "rollback": _rollback,
+    "masters": _masters,
+    "split": _split,
+    "refuse": _refuse,
+    "hang-up": _hang_up,
+}
+FORGETTING = frozenset({"wipe", "rollback", "masters", "split", "copy", "older"})
+"""Kinds that bring back what the store held before."""
+LAG = 0.3
+"""Seconds that a replica or a file is behind."""

@@ -1,0 +1,44 @@
+"""For how long rounds train at once that must not, where an assumption is broken that this stands on."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from simulator.assumptions import ASSUMPTIONS
+
+if TYPE_CHECKING:
+    from simulator.workers import Training
+    from simulator.world import World
+
+APART = 0.1
+"""Seconds between two looks."""
+ROUNDS, RUNS = "rounds of one run train at once", "two runs train at once"
+
+
+class Overlaps:
+    """Looks again and again, and adds up for each pair; a machine that stands still trains nothing meanwhile."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.assumption = world, ASSUMPTIONS[world.plan.profile]
+        self.most: dict[str, float] = {}
+        """The longest of each kind, in seconds."""
+        self._seconds: dict[tuple[int, int], float] = {}
+        world.hub.at(APART, self._look)
+
+    def _look(self) -> None:
+        world = self.world
+        for one, other in combinations([each for each in world.truth.whole_now.values() if not _stands_still(each)], 2):
+            pair = id(one), id(other)
+            seconds = self._seconds[pair] = self._seconds.get(pair, 0.0) + APART
+            kind = ROUNDS if one.run == other.run else RUNS
+            self.most[kind] = max(seconds, self.most.get(kind, 0.0))
+            bound = (self.assumption.overlap if kind == ROUNDS else self.assumption.runs)(world.plan)
+            if seconds > bound + APART:
+                both = f"round {one.round.number} of {one.run} and round {other.round.number} of {other.run}"
+                world.truth.violated("overlap", f"{both} train at once for {seconds:.1f} s, of {bound:.1f} s at most")
+        world.hub.at(world.hub.now + APART, self._look)
+
+
+def _stands_still(training: Training) -> bool:
+    return any(gang.host.suspended for gang in training.gangs.values())

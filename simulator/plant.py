@@ -1,0 +1,84 @@
+"""Breaks core on purpose, one piece of a function at a time, and sees whether the simulator notices.
+
+``python -m simulator.plant NAME`` plants one of the defects of :mod:`simulator.defects` and plays plans until one
+of them is violated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import CodeType, ModuleType
+
+from simulator.defect import Defect, Source, plant_in_source
+from simulator.defects import DEFECTS
+from simulator.thawing import thaw
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a module out of a syntax tree that is no longer that of its file."""
+
+    planted: Source
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = compile(self.planted.tree, self.path, "exec")
+        return code
+
+
+class _Finder:
+    """Finds the module with the defect before everybody else does."""
+
+    def __init__(self, planted: Source) -> None:
+        self._planted = planted
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._planted.name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.origin is not None:
+            loader = _Loader(name, spec.origin)
+            loader.planted = self._planted
+            spec.loader = loader
+        return spec
+
+
+def plant(defect: Defect) -> None:
+    """Plant a defect in this process; before anything of core is imported."""
+    early = [name for name in sys.modules if name.startswith("elastic_core")]
+    if early:
+        raise SystemExit(f"too late to plant a defect: {early[0]} is imported already")
+    sys.meta_path.insert(0, _Finder(plant_in_source(defect)))
+
+
+def hunt(defect: Defect, most: int) -> str:
+    """Play plans until one notices; a line about what came of it, '' if none did."""
+    plant(defect)
+    thaw()
+    from simulator.lots import draw
+    from simulator.play import play
+
+    for number in range(defect.first, defect.first + most):
+        violation = play(draw(number // 2, defect.profile, number % 2 == 1)).violation
+        if violation is not None:
+            return f"caught by plan {number} of {defect.profile}: {str(violation).splitlines()[0]}"
+    return ""
+
+
+def main() -> int:
+    """Run the command line; return 1 if the defect survives."""
+    parser = argparse.ArgumentParser(prog="simulator.plant", description=__doc__)
+    parser.add_argument("name", choices=[defect.name for defect in DEFECTS])
+    parser.add_argument("--most", type=int, help="plans that it may survive")
+    options = parser.parse_args()
+    defect = next(defect for defect in DEFECTS if defect.name == options.name)
+    found = hunt(defect, options.most or defect.most)
+    print(f"{defect.name}: {found or 'survived'}")
+    return 0 if found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Runs one plan, and says what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator import breaches, faults, goals, outages
+from simulator.engine import Spinning
+from simulator.plan import Plan
+from simulator.truth import Violation
+from simulator.world import World
+
+LOOKS = 1.0
+"""Seconds between two looks at whether the job has got where it must."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a plan."""
+
+    violation: Violation | None
+    reached: Counter[str]
+    trace: tuple[str, ...]
+    """The timeline; () unless it was asked for."""
+    broken: dict[str, str]
+    """Invariants that the profile suspends, and that did not hold."""
+    overlaps: dict[str, float]
+    """For how many seconds rounds, or runs, have trained at once, where the profile breaks an assumption."""
+    ended_at: float
+    events: int
+
+    @property
+    def digest(self) -> str:
+        """The same for the same course of events."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
+
+
+def play(plan: Plan, *, traced: bool = False) -> Outcome:
+    """Let a plan happen, from the beginning to its end or the first violation."""
+    world = World(plan, traced=traced)
+    hub = world.hub
+    for fault in plan.faults:
+        if fault.kind in outages.FORGETTING:
+            hub.at(max(0.0, fault.at - breaches.age(fault)), outages.remember, world, fault)
+        hub.at(fault.at, faults.carry_out, world, fault)
+    violations = world.truth.violations
+    try:
+        hub.run(plan.quiet_at, lambda: bool(violations))
+        if plan.liveness and not violations:
+            _watch(world, lambda: bool(violations))
+    except Spinning as exc:
+        world.truth.violated("livelock", f"{exc}: {goals.missing(world)}")
+    finally:
+        hub.close()
+    lines = tuple(f"{at:10.3f}  {who:<9} {what}" for at, who, what in world.trace or ())
+    overlaps = world.overlaps.most if world.overlaps is not None else {}
+    violation = violations[0] if violations else None
+    return Outcome(violation, world.reached, lines, world.truth.broken, overlaps, hub.now, hub.events)
+
+
+def _watch(world: World, stopped: Callable[[], bool]) -> None:
+    """Make everything well, and wait until the job has got where it must."""
+    hub, before = world.hub, (len(world.truth.rounds), world.truth.leaders)
+    faults.heal(world)
+    deadline, arrived = hub.now + goals.bound(world), False
+    while not stopped() and hub.now < deadline:
+        if world.plan.enough and not world.truth.verdicts:
+            faults.replenish(world)
+        hub.run(hub.now + LOOKS, stopped)
+        if unrest := goals.unrest(world, *before):
+            world.truth.violated("P5", f"{unrest} since everything is well: {goals.missing(world)}")
+        if arrived := goals.reached(world):
+            return
+    if not arrived and not stopped():
+        world.truth.violated("P1", f"{goals.bound(world):g} s after everything is well: {goals.missing(world)}")

@@ -1,0 +1,277 @@
+"""Who is taken for gone, and is not (rule S8): two hosts of one host id, and people and plugins that vouch for nodes.
+
+A proof may be wrong where its assumption is broken: then only of a node that is out of touch with the store, and only
+until that is known to the leader. What it knows of that is found out here from what it has read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.errors import RendezvousConnectionError
+from elastic_core.incidents import Incident
+from elastic_core.protocol.entries import Entry, Leader, Open, Resume
+from elastic_core.protocol.roster import NodeInfo, NodeRow, find_gone_nodes
+from elastic_core.rendezvous.backend import RosterRow
+from simulator import forgetting, leaders
+from simulator.engine import Process
+from simulator.lines import Wire
+from simulator.store import Connection
+from simulator.workers import State
+
+if TYPE_CHECKING:
+    from simulator.agent import SimAgent
+    from simulator.plan import Fault
+    from simulator.replica import Replica
+    from simulator.workers import Training
+    from simulator.world import Host, World
+
+SIGN = "its last process is gone"
+"""What the cause of a loss says that was proved."""
+SILENCE = 2.7
+"""Seconds between two heartbeats after which a node may seem to be gone: a heartbeat and a half, by a clock that
+drifts."""
+TOUCH = 5.0
+"""Seconds after the second one within which that may still be acted on."""
+FENCED = 0.85
+"""The share of the fence within which the warden has stopped workers out of touch; clocks drift."""
+VOUCHED = 20.0
+"""Seconds within which the leader must have heard who vouches: a suspicion, an answer, two looks, a new connection."""
+CONTRADICTIONS = 2
+"""How often the heartbeat of a node must grow that is proved to be gone, until nothing of its host is believed."""
+
+
+def _outlive(world: World, host: Host, fault: Fault) -> bool:
+    """Kill an agent and its warden at once; what its workers have started trains on for ``span``."""
+    agent = next((one for one in host.living if one.hands.alive() and not host.suspended), None)
+    if agent is None:
+        return False
+    agent.kill()
+    world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)
+    return True
+
+
+def _release(world: World, host: Host, fault: Fault) -> bool:
+    """Somebody on another host vouches that this one is gone for good; with ``value`` 1 whether it is or not."""
+    rows = world.store.master.rows
+    agents = [agent for agent in host.agents if agent.node_id in rows]
+    if not agents or (fault.value != 1.0 and any(agent.gone_at is None for agent in agents)):
+        return False
+    world.truth.proofs.released(agents)
+    other = world.hosts[(host.number + 1) % len(world.hosts)]
+    name = f"release-{world.new_id()}"
+    process = Process(name, other.clock, other)
+    info = NodeInfo(
+        node_id=name,
+        host=other.name,
+        host_id=name,
+        slot=0,
+        local_world_size=0,
+        role="",
+        versions=agents[0].info.versions,
+    )
+    row = Wire.of(NodeRow(info=info, release=tuple(agent.node_id for agent in agents)))
+
+    def vouch() -> None:
+        with contextlib.suppress(RendezvousConnectionError):
+            Connection(world.store, other.line, process, hosting=False).enter(name, row)
+
+    world.hub.start(process, vouch)
+    return True
+
+
+def _deaf(world: World, host: Host, fault: Fault) -> bool:
+    """All members' agents stand still for ``value``; until ``span`` is over no entry that they read arrives.
+
+    Their heartbeats go on after ``value``: they cannot know that their round is over, and are not gone.
+    """
+    hosts = leaders.hosts_of_members(world)
+    for one in hosts:
+        one.line.deaf_until = world.hub.now + fault.span
+        for agent in one.living:
+            agent.process.frozen = True
+            world.hub.at(world.hub.now + fault.value, agent.process.thaw, world.hub)
+    return bool(hosts)
+
+
+def _lose_members(world: World, host: Host, fault: Fault) -> bool:
+    """Cut the power of the newest round's members' hosts for good."""
+    hosts = leaders.hosts_of_members(world)
+    for one in hosts:
+        one.power_off()
+    return bool(hosts)
+
+
+@dataclass
+class _Reader:
+    """What a leader has read of the roster since it decides."""
+
+    shown: set[str] = field(default_factory=set)
+    """Whom rows have shown to be gone."""
+    highest: dict[str, int] = field(default_factory=dict)
+    grown: Counter[str] = field(default_factory=Counter)
+    """How often the heartbeat of each of these has grown since then."""
+
+
+@dataclass
+class _Heartbeats:
+    """Those of a node, as they have arrived."""
+
+    last: float = -1e9
+    still_until: float = -1e9
+    """When one arrived after none had for long."""
+
+
+@dataclass
+class Proofs:
+    """Who was proved to be gone, and what contradicts that."""
+
+    world: World
+    overlaps: list[float] = field(default_factory=list)
+    """For how many seconds rounds trained on that were taken for over."""
+    _readers: dict[str, _Reader] = field(default_factory=dict)
+    _vouched: set[str] = field(default_factory=set)
+    """The nodes for which somebody ever vouched wrongly."""
+    _released: set[str] = field(default_factory=set)
+    """Those that somebody was about to vouch for by a row."""
+    _excused: dict[int, float] = field(default_factory=dict)
+
+    _heartbeats: dict[str, _Heartbeats] = field(default_factory=dict)
+
+    @property
+    def deceptive(self) -> bool:
+        """Whether a proof can be wrong in this plan."""
+        return self.world.plan.twins is not None or self.world.plan.vouching in ("wrong", "people")
+
+    def heartbeat(self, node_id: str) -> None:
+        """Record that a heartbeat has arrived."""
+        now, heartbeats = self.world.hub.now, self._heartbeats.setdefault(node_id, _Heartbeats())
+        if now - heartbeats.last >= SILENCE:
+            heartbeats.still_until = now
+        heartbeats.last = now
+
+    def appended(self, entry: Entry) -> None:
+        """Somebody decides from now on, who has read nothing yet."""
+        if isinstance(entry.body, Open | Leader | Resume):
+            self._readers.pop(entry.leader, None)
+
+    def listed(self, reader: str, rows: Sequence[RosterRow]) -> None:
+        """Record that an agent has read the whole roster."""
+        if not self.deceptive:
+            return
+        known = self._readers.setdefault(reader, _Reader())
+        for row in rows:
+            if row.heartbeat > known.highest.setdefault(row.node_id, row.heartbeat):
+                known.highest[row.node_id] = row.heartbeat
+                known.grown[row.node_id] += row.node_id in known.shown
+        values: list[Any] = [row.value for row in rows]
+        told = [value.value for value in values]
+        released = {node_id for row in told for node_id in row.release}
+        self._vouched |= released
+        known.shown |= find_gone_nodes(told) | released
+
+    def vouches(self, reader: str, node_id: str) -> bool:
+        """Whether a plugin says to a leader that a node is gone for good."""
+        agent = self.world.agent(node_id)
+        if agent is None:
+            return False
+        line = agent.host.line
+        cut_off = max(line.to_cut, line.from_cut) > self.world.hub.now
+        if agent.gone_at is None and not (cut_off and self.world.plan.vouching == "wrong"):
+            return False
+        self.world.count("S4 somebody vouches for a node" + (" that lives" if agent.gone_at is None else ""))
+        self._vouched.add(node_id)
+        self._readers.setdefault(reader, _Reader()).shown.add(node_id)
+        return True
+
+    def expect_end(self, replica: Replica, halt: Entry) -> None:
+        """P1: who is asked and vouches for all members shortens the wait for the fence."""
+        current = self.world.truth.histories.newest_round(replica, halt.run)
+        ids = [member.node_id for member in current.members] if current is not None else []
+        gone = all((agent := self.world.agent(node_id)) is not None and agent.gone_at is not None for node_id in ids)
+        if gone and (self.world.plan.vouching == "right" or self._released >= {*ids}):
+            hub = self.world.hub
+            hub.at(hub.now + VOUCHED, leaders.check_end, self.world, replica, halt, "though somebody vouches, after")
+
+    def released(self, agents: Sequence[SimAgent]) -> None:
+        """Somebody vouches for these, also while a HALT stands."""
+        self._released |= {agent.node_id for agent in agents}
+        replica, entry = self.world.store.master, leaders.newest(self.world)
+        if entry is not None and entry.anchors.halt:
+            self.expect_end(replica, self.world.truth.histories.written[replica.entries[entry.anchors.halt - 1][0]])
+
+    def check_lost(self, entry: Entry, lost: Incident) -> None:
+        """S8: who is taken for gone is; or else it was out of touch, and nobody could know that the proof is wrong."""
+        agent = self.world.agent(lost.node_id)
+        if agent is None or SIGN not in lost.message or agent.gone_at is not None:
+            return
+        if self._deceived(entry, agent):
+            self.world.count("S8 a node that was out of touch is taken for gone, and lives")
+        else:
+            self.world.truth.violated("S8", f"{lost.node_id} is taken for gone, and lives: {lost.message}")
+
+    def excuses(self, entry: Entry, training: Training) -> bool:
+        """S4: whether a round may be sealed beside one that trains: somebody of that one seems to be gone."""
+        if self.excused(training):
+            return True
+        agents = [self.world.agent(node_id) for node_id in training.gangs]
+        if not any(agent is not None and self._deceived(entry, agent) for agent in agents):
+            return False
+        now = self.world.hub.now
+        self._excused[id(training)] = now
+        self._check_over(training, now + FENCED * self.world.plan.fence_after)
+        return True
+
+    def ended(self, training: Training) -> None:
+        """Record that a round trains no more."""
+        if (since := self._excused.get(id(training))) is not None:
+            self.overlaps.append(self.world.hub.now - since)
+
+    def excused(self, training: Training) -> bool:
+        """Whether a round may train on beside another one."""
+        return id(training) in self._excused
+
+    def _check_over(self, training: Training, until: float) -> None:
+        """S4: it trains no longer once its nodes are in touch, nor beyond the fence."""
+        if not training.whole:
+            return
+        number, hub = training.round.number, self.world.hub
+        if node_id := forgetting.overdue(self.world, training):
+            self.world.truth.violated("S4", f"round {number} is taken for over and trains, and {node_id} must know")
+        elif hub.now > until and not self._is_unfenced(training):
+            self.world.truth.violated("S4", f"round {number} is taken for over and trains beyond the fence")
+        else:
+            self.world.count("S8 a round trains on that is taken for over")
+            hub.at(hub.now + forgetting.LOOKS, self._check_over, training, until)
+
+    def _is_unfenced(self, training: Training) -> bool:
+        """Whether all processes that train have outlived agent and warden, so that nobody stops them."""
+        running = [node_id for node_id, gang in training.gangs.items() if gang.state is State.RUNNING]
+        return all((agent := self.world.agent(node_id)) is not None and agent.over for node_id in running)
+
+    def _deceived(self, entry: Entry, agent: SimAgent) -> bool:
+        """Whether the author of an entry may take a node for gone that is not."""
+        host = agent.host
+        if not (host.is_twin or agent.node_id in self._vouched) or agent.gone_at is not None:
+            return False
+        now, heartbeats = self.world.hub.now, self._heartbeats.get(agent.node_id, _Heartbeats())
+        silent = now - heartbeats.last >= SILENCE or now - heartbeats.still_until < TOUCH
+        return silent and agent.boot_id not in self._contradicted(entry.author)
+
+    def _contradicted(self, reader: str) -> set[str]:
+        """Return the host ids that a leader must know to be two hosts'."""
+        known = self._readers.get(reader)
+        often = [] if known is None else [one for one, count in known.grown.items() if count >= CONTRADICTIONS]
+        return {agent.boot_id for node_id in often if (agent := self.world.agent(node_id)) is not None}
+
+
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
+    "outlive": _outlive,
+    "release": _release,
+    "lose-members": _lose_members,
+    "deaf": _deaf,
+}

@@ -1,0 +1,196 @@
+"""What the rules of the design ask for beyond the invariants, and what can be checked of it from outside.
+
+Most of these are promises about somebody healthy (``calmness``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
+from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Round
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.node_events import Work
+from elastic_core.protocol.roster import NodeRow
+from simulator import endings, finishing, programs, resizes, slot_rules, strides, unreached, verdicts
+from simulator.calmness import calm
+from simulator.workers import State
+
+if TYPE_CHECKING:
+    from simulator.agent import SimAgent
+    from simulator.replica import Replica
+    from simulator.world import World
+
+RESIZES_APART = 9.0
+"""Seconds between the end of one resize and the next (rule L4), less what clocks drift."""
+LOSSES, BARREN = 3, 10
+"""Losses after which a host, and rounds without progress in a row after which a job has had its chances (rule L4)."""
+FREED = 2.0
+"""Seconds within which the warden has killed what came back from the kernel."""
+
+
+def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
+    """L1: who is healthy is not lost. L4: resizes are batched. L13: they lose little."""
+    check_cause(world, entry, body.incident)
+    lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
+    if lost is not None and calm(world, lost.node_id) is not None:
+        world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
+    if lost is not None:
+        world.truth.proofs.check_lost(entry, lost)
+    if lost is not None and "its last process is gone" in lost.message:
+        world.count("S8 a node is lost that a row of its host shows to be gone")
+    if body.reason is not HaltReason.RESIZE:
+        return
+    resizes.check_resize(world, replica, entry)
+    strides.check_resize(world, entry, world.truth.histories.newest_round(replica, entry.run))
+    now = world.hub.now
+    resized_at = world.truth.resized_at.get(entry.run)
+    if resized_at is not None and now - resized_at < RESIZES_APART and entry.run not in world.truth.histories.forked:
+        world.truth.violated("L4", f"the second resize within {now - resized_at:.1f} s")
+
+
+def check_cause(world: World, entry: Entry, blamed: Incident | None) -> None:
+    """No failure is blamed where the leader has read of one that is closer to the root cause."""
+    if blamed is None or distance_to_cause(blamed) == 0:
+        return
+    world.count("what follows from a peer's loss is blamed, since nothing else is known")
+    for row in endings.read_before(world, entry.id, entry.run):
+        cause = row.incident
+        if cause is not None and cause.round == blamed.round and distance_to_cause(cause) < distance_to_cause(blamed):
+            world.truth.violated("cause", f"{blamed.node_id} is blamed; {cause.node_id} has reported {cause.message}")
+
+
+def check_leader(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
+    """L1: who is healthy is not deposed."""
+    if before is not None and kind in ("after silence", "unanswered") and calm(world, before.leader) is not None:
+        world.truth.violated("L1", f"{before.leader} is healthy, and deposed ({kind})")
+
+
+def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> None:
+    """Success means that all have finished; P3: a verdict names who is missing; S6: the living are not abandoned."""
+    unreached.check_closed(world, entry, body)
+    check_cause(world, entry, body.incident)
+    current = world.truth.histories.newest_round(replica, entry.run)
+    if current is not None and body.incident is not None:
+        verdicts.check_judged(world, entry, current, current)
+    if body.success:
+        for member in current.members if current is not None else ():
+            gang = world.gang(entry.run, current, member.node_id)
+            if gang is None or gang.done_at is None:
+                world.truth.violated("success", f"the job is done, but {member.node_id} has not finished")
+        if current is not None:
+            finishing.note_success(world, replica, entry, current)
+    if body.exit_code == ExitCode.TOO_FEW_NODES:
+        world.count("L6 too few nodes for too long")
+        if not any(sign in body.why for sign in ("missing: ", "never came")):
+            world.truth.violated("P3", f"the verdict does not say who is missing: {body.why}")
+        here = [agent.node_id for agent in world.living() if agent.run == entry.run and calm(world, agent.node_id)]
+        if len(here) >= world.plan.min_nodes:
+            world.truth.violated("P1", f"too few nodes, it is said, but {', '.join(here)} are healthy")
+    if "The value for" in body.why:
+        world.count("a run ends because an entry is too large")
+    if "without progress" in body.why:
+        world.count("L4 ten rounds without progress")
+    if "--on_node_loss=fail" in body.why:
+        world.count("a lost node ends the job")
+    if "abandoned" in body.why:
+        world.count("S6 an abandoned run is closed")
+        others = [agent.node_id for agent in world.living() if agent.run == entry.run and calm(world, agent.node_id)]
+        if others:
+            world.truth.violated("S6", f"the run is abandoned, but {', '.join(others)} is healthy")
+
+
+def check_slots(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
+    """S7: who is given a slot has joined this run, and as it was resumed. L4: bad hosts are left out while others
+    suffice.
+
+    Who has stopped for newcomers, of the round ``earlier``, stays; and where they are, others may be.
+    """
+    endings.check_slots(world, entry, body)
+    slot_rules.check(world, entry, body, earlier)
+    agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
+    said = {row.info.node_id for row in endings.read_before(world, entry.id, entry.run)}
+    for agent in agents:
+        if agent.run != entry.run and (agent.run or agent.node_id not in said):  # else its row was faster than itself
+            world.truth.violated("S7", f"{agent.node_id} is given a slot and has not joined run {entry.run}")
+        if agent.state is not None and agent.state.ledger.head.epoch < entry.epoch:
+            world.truth.violated("S7", f"{agent.node_id} is given a slot and has not read that the run was resumed")
+    counted = before.counters.losses if before is not None else {}  # those that this round counts come with it
+    often = {host for host, losses in counted.items() if losses.count >= LOSSES}
+    if entry.counters.barren >= BARREN:
+        world.truth.violated("L4", f"a round follows {entry.counters.barren} that got nowhere")
+    halt = world.truth.histories.halt_before(entry)
+    resized = halt is not None and halt.reason is HaltReason.RESIZE
+    stays = {member.node_id for member in earlier.members} if resized and earlier is not None else set()
+    good = {agent.boot_id for agent in agents if agent.node_id in stays}
+    bad = [agent for agent in agents if agent.boot_id in often - good]
+    if bad and len(agents) - len(bad) >= world.plan.min_nodes:
+        world.truth.violated("L4", f"{bad[0].node_id} was lost too often, and others suffice")
+
+
+def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
+    """S6: nobody joins another job's run, nor the next one when its own has ended since it came."""
+    programs.check_joined(world, agent, ledger)
+    for verdict in _verdicts_since(world, agent)[:1]:
+        if verdict.run != ledger.head.run:
+            why = f"{agent.node_id} joins run {ledger.head.run}, and run {verdict.run}, for which it came, is over"
+            world.truth.violated("S6", why)
+    if agent.uid is not None and ledger.scheduler_uid != agent.uid:
+        world.truth.violated("S6", f"{agent.node_id} of {agent.uid} joins the run of {ledger.scheduler_uid}")
+
+
+def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
+    """S6: an abandoned run has no verdict."""
+    programs.check_reported(world, agent, closed)
+    if closed.abandoned:
+        world.truth.violated("S6", f"{agent.node_id} reports the end of a run that was abandoned")
+    if _verdicts_since(world, agent):
+        world.count("S6 a latecomer reports the verdict on the run that it came for")
+
+
+def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
+    """Return the verdicts on an agent's possible runs when it had first read the ledger, or later.
+
+    It came for the run of the first one.
+    """
+    if agent.verdicts_before is None or world.forgot:
+        return []
+    since = [(entry, entry.body) for entry in world.truth.verdicts[agent.verdicts_before :]]
+    uids, commands = world.truth.histories.uids, world.truth.histories.commands
+    return [
+        entry
+        for entry, body in since
+        if isinstance(body, Closed) and not body.abandoned and agent.uid in (None, uids.get(entry.run))
+        if entry.run not in commands or not programs.differ(world, agent.command, commands[entry.run])
+    ]
+
+
+def check_obedience(world: World, agent: SimAgent) -> None:
+    """Check that once an agent has dealt with an entry, no workers run that the entry forbids."""
+    state = agent.state
+    if state is None or state.work is not Work.RUNNING:
+        return
+    ledger: Ledger = state.ledger
+    if not ledger.is_live or ledger.round is None or ledger.round.number != state.round:
+        world.truth.violated(
+            "S1", f"{agent.node_id} has read entry {ledger.head.index}, and goes on with {state.round}"
+        )
+
+
+def check_exit(world: World, agent: SimAgent, why: str) -> None:
+    """P4: an agent that ends has no workers, unless they cannot be killed."""
+    gang = agent.hands.gang
+    if agent.state is None or agent.hands.left_stuck or why.startswith("process "):
+        return
+    if gang is not None and (gang.stuck or world.hub.now - gang.freed_at < FREED):
+        return
+    if agent.state.work not in (Work.NONE, Work.DONE) or (gang is not None and gang.state is not State.GONE):
+        world.truth.violated("P4", f"{agent.node_id} ends while its workers are {agent.state.work.value}")
+
+
+def row_of(replica: Replica, node_id: str) -> NodeRow | None:
+    """Return a node's row, as the store has it."""
+    row = replica.rows.get(node_id)
+    found: NodeRow | None = None if row is None else row.value.value  # type: ignore[attr-defined]
+    return found

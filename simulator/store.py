@@ -1,0 +1,354 @@
+"""A store on the far side of a network that can do to every single call what networks do.
+
+A call travels to the store, is carried out there at once and as a whole, and its reply travels back. On either way it
+can be late or lost; and what was given up by the caller can still arrive and be carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, cast
+
+from elastic_core.errors import ElasticError, RendezvousConnectionError, StoreLostError
+from elastic_core.protocol.codec import decode_entry, decode_row
+from elastic_core.rendezvous.backend import (
+    SEAL_BYTES,
+    Cursor,
+    HeartbeatReply,
+    Link,
+    RendezvousBackend,
+    RosterRow,
+)
+from simulator.amendments import Amendments
+from simulator.engine import Hub, Process, Task
+from simulator.lines import Line, Wire
+from simulator.replica import Replica
+
+if TYPE_CHECKING:
+    from simulator.crowd import Crowd
+
+MOST_CALLS = 400
+"""Calls of one host in one second; more is hammering (fault 31)."""
+WRITES = frozenset({"enter", "amend", "heartbeat", "remove", "append", "shrink"})
+NOWHERE = Cursor()
+"""Where a call is that waits for nothing."""
+REFUSED = "connection refused"
+"""Why a call fails where nobody listens: an embedded store is gone then."""
+GHOST_LATEST = 8.0
+"""Seconds after which what a caller has given up is carried out at the latest."""
+
+
+class SimStore:
+    """The servers, and the lines to them."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        appended: Callable[[Replica, Any], None],
+        shrunk: Callable[[Replica, int], None],
+        *,
+        latency: float,
+        timeout: float,
+        count: Callable[[str], None],
+    ) -> None:
+        self.hub, self.latency, self.timeout, self.count = hub, latency, timeout, count
+        self.master = Replica(appended, shrunk)
+        self.down = False
+        self.embedded = self.may_forget = self.stale_reads = self.guarded = self.misled = False
+        self.connections: dict[Connection, None] = {}
+        self.looks: dict[str, list[RosterRow]] = {}
+        """The whole roster, as each agent has read it last, over whichever of its connections."""
+        self.said: dict[str, list[bytes]] = {}
+        """What each node has written, or meant to write, as its row."""
+        self.based_on: dict[str, list[RosterRow]] = {}
+        """The roster, as the author of each entry had it when it first sent that, but for rows that it had removed."""
+        self.amendments = Amendments(count)
+        self.hammered: Callable[[str], None] = lambda what: None
+        self.told: Callable[[Any], None] = lambda value: None
+        """Called with every row, as it travels, that somebody is about to write."""
+        self.crowd: Crowd | None = None
+        """Nodes that only heartbeat, on whichever server."""
+        self.look = 0.0
+        """Seconds that a read of the whole roster takes, besides the latency."""
+        self.heartbeat: Callable[[str], None] | None = None
+        """Called with whose heartbeat has arrived."""
+        self.listed: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
+        """Called with who has read the whole roster, and what it was."""
+
+    def way(self, line: Line) -> float:
+        """Seconds that one message takes."""
+        random = self.hub.random.random
+        return self.latency * (0.5 + random()) + (line.slow * random() if line.slow else 0.0)
+
+    def reset(self, concerned: Callable[[Connection], bool]) -> None:
+        """Break the connections of which this is true."""
+        for connection in [one for one in self.connections if concerned(one)]:
+            connection.snap("the connection was reset")
+
+    def stop(self) -> None:
+        """Nobody answers any more."""
+        self.down = True
+        self.reset(lambda _: True)
+
+    def send(self, call: Call) -> None:
+        """Put a call on its way."""
+        hub, line, way = self.hub, call.line, self.way(call.line)
+        self._meter(line)
+        if self.down:
+            hub.at(hub.now + way, call.fail, REFUSED)
+            return
+        replaced = self.guarded and line.replica is not self.master
+        if (line.read_only or replaced) and call.name in WRITES:
+            self.count("store full or read-only")
+            hub.at(hub.now + way, call.fail, "the store is read-only")
+            return
+        if hub.now < call.connection.hung_until:
+            hub.at(call.deadline, call.fail, "no answer")
+            return
+        if line.lossy and hub.random.random() < line.lossy:
+            self._lose(call, line, way)
+            return
+        arrival = hub.now + way
+        if line.to_cut > hub.now:
+            arrival = line.to_cut + way
+            if arrival > call.deadline:
+                hub.at(call.deadline, call.fail, "no answer")
+                if call.name in WRITES and hub.random.random() < 0.5:
+                    self.count("ghost write")
+                    hub.at(arrival, self.execute, call)
+                return
+        hub.at(arrival, self.execute, call)
+
+    def _meter(self, line: Line) -> None:
+        if line.second != int(self.hub.now):
+            line.second, line.calls = int(self.hub.now), 0
+        line.calls += 1
+        if line.calls == MOST_CALLS:
+            self.hammered(f"{MOST_CALLS} calls of one host within a second")
+
+    def _lose(self, call: Call, line: Line, way: float) -> None:
+        hub, lot = self.hub, self.hub.random.random()
+        if line.ghosts:
+            self.count("ghost write, very late")
+            call.muted = True
+            hub.at(hub.now + way, call.fail, "the connection was reset")
+            hub.at(hub.now + line.ghosts * hub.random.random(), self.execute, call)
+        elif lot < 0.4:
+            self.count("request lost before the commit")
+            hub.at(hub.now + way, call.fail, "the connection was reset")
+        elif lot < 0.8:
+            self.count("reply lost after the commit")
+            call.muted = True
+            hub.at(hub.now + way, self.execute, call)
+            hub.at(hub.now + 2 * way, call.fail, "the connection was reset")
+        else:
+            self.count("ghost write")
+            call.muted = True
+            hub.at(hub.now + way, call.fail, "the connection was reset")
+            hub.at(hub.now + GHOST_LATEST * hub.random.random(), self.execute, call)
+
+    def execute(self, call: Call) -> None:
+        """Execute the call, which has arrived."""
+        hub, line = self.hub, call.line
+        if self.down or call.life != line.lives:  # it was on its way to the server that was, and to no other
+            call.fail("the connection was reset")
+        elif hub.now < line.to_cut:  # the line was cut while it was under way
+            again = line.to_cut + self.way(line)
+            if again < call.deadline:
+                hub.at(again, self.execute, call)
+            else:
+                hub.at(call.deadline, call.fail, "no answer")
+        elif call.name == "wait":
+            self._wait(call)
+        else:
+            if call.name == "heartbeat" and self.heartbeat is not None:
+                self.heartbeat(call.args[0])
+            if call.name == "amend":
+                self.amendments.arrives(line.replica.rows, *call.args)
+            server = line.replica if call.name in WRITES or line.behind is None else line.behind
+            result = getattr(server, call.name)(*call.args)
+            if not call.over and not call.muted:
+                call.reply(result)
+
+    def _wait(self, call: Call) -> None:
+        if call.over or call.muted:
+            return
+        replica, (cursor, roster, timeout) = call.line.behind or call.line.replica, call.args
+        news = replica.wait(cursor, roster, timeout)
+        if news is not None or timeout <= 0:
+            call.reply(news or cursor)
+            return
+        replica.waiting.append(call)
+        self.hub.at(self.hub.now + timeout, self._waited, replica, call)
+
+    def _waited(self, replica: Replica, call: Call) -> None:
+        if call in replica.waiting:
+            replica.waiting.remove(call)
+            call.reply(Cursor(replica.head, replica.version))
+
+
+class Call:
+    """One operation under way."""
+
+    __slots__ = (
+        "args",
+        "connection",
+        "cursor",
+        "deadline",
+        "life",
+        "line",
+        "muted",
+        "name",
+        "over",
+        "store",
+        "task",
+        "ticket",
+        "watches_roster",
+    )
+
+    def __init__(self, connection: Connection, task: Task, name: str, args: tuple[Any, ...]) -> None:
+        self.connection, self.task, self.ticket, self.name, self.args = connection, task, task.ticket, name, args
+        self.store, self.line = connection.store, connection.line
+        self.deadline = self.store.hub.now + self.store.timeout
+        self.life = self.line.lives
+        self.over = self.muted = False
+        self.cursor: Cursor = args[0] if name == "wait" else NOWHERE
+        self.watches_roster: bool = name == "wait" and args[1]
+
+    def reply(self, value: object) -> None:
+        """Send the store's answer."""
+        if (crowd := self.store.crowd) is not None and self.name == "roster" and self.args[0] is None:
+            value = [*cast("list[RosterRow]", value), *crowd.roster()]
+        elif crowd is not None and self.name == "remove":
+            crowd.remove(self.args[0])
+        hub, line = self.store.hub, self.line
+        began = line.deaf_until if self.name == "read" else 0.0
+        arrival = max(hub.now, line.from_cut, began) + self.store.way(line)
+        arrival += self.store.look if self.name == "roster" and self.args[0] is None else 0.0
+        if self.name != "wait" and arrival > self.deadline:
+            self.store.count("reply lost after the commit")
+            hub.at(max(hub.now, self.deadline), self.fail, "no answer")
+        else:
+            hub.at(arrival, self.done, value, line.lives)
+
+    def done(self, value: object, life: int) -> None:
+        """Take the answer, which has arrived, and which the server gave in this one of its lives."""
+        if not self.over:
+            self.over = True
+            if self.line.met_at is None and life == self.line.lives:
+                self.line.met_at = self.store.hub.now
+            self.task.wake(self.ticket, value)
+
+    def fail(self, why: str) -> None:
+        """Fail the call: the caller gives up, or is told that there is no connection any more."""
+        if not self.over:
+            self.over = True
+            lost = self.store.embedded and why == REFUSED
+            error = StoreLostError if lost else RendezvousConnectionError
+            self.task.wake(self.ticket, error(f"The store: {why}."))
+
+
+def _travelling(data: bytes, decode: Callable[[bytes], object]) -> bytes:
+    """Return a value as it travels; one that is sealed is encoded."""
+    return data if isinstance(data, Wire) else Wire.of(decode(data[SEAL_BYTES:]), data)
+
+
+class Connection(RendezvousBackend):
+    """One client's connection."""
+
+    def __init__(self, store: SimStore, line: Line, process: Process, *, hosting: bool = True) -> None:
+        self.store, self.line, self.process = store, line, process
+        self.embedded, self.hosting, self.may_forget = store.embedded, hosting, store.may_forget
+        self.stale_reads = store.stale_reads
+        self.hung_until = 0.0
+        """Until when nothing that is sent over this connection arrives."""
+        self.call: Call | None = None
+        self.broken = ""
+        self._look: list[RosterRow] | None = None
+        """The roster as it was read over this connection last, but for the rows that were removed since."""
+
+    def connect(self) -> Connection:
+        other = Connection(self.store, self.line, self.process, hosting=self.hosting)
+        other._do("ping")
+        self.store.connections[other] = None
+        return other
+
+    def close(self) -> None:
+        self.snap("the connection is closed")
+
+    def snap(self, why: str) -> None:
+        """Break: what is under way fails, and everything after it."""
+        self.broken = self.broken or why
+        self.store.connections.pop(self, None)
+        if (call := self.call) is not None and not self.store.hub.over:
+            if call in self.line.replica.waiting:
+                self.line.replica.waiting.remove(call)
+            self.store.hub.at(self.store.hub.now, call.fail, why)
+
+    def enter(self, node_id: str, value: bytes) -> int:
+        self.store.amendments.enters(node_id)
+        value = _travelling(value, decode_row)
+        self.store.said.setdefault(node_id, []).append(value)
+        self.store.told(value)
+        return int(self._do("enter", node_id, value))
+
+    def amend(self, node_id: str, revision: int, value: bytes) -> None:
+        self.store.amendments.sends(node_id, revision)
+        value = _travelling(value, decode_row)
+        self.store.said.setdefault(node_id, []).append(value)
+        self.store.told(value)
+        self._do("amend", node_id, revision, value)
+        self.store.amendments.taken(node_id, revision)
+
+    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
+        reply: HeartbeatReply = self._do("heartbeat", node_id, count, watch)
+        return reply
+
+    def remove(self, node_id: str) -> None:
+        self._do("remove", node_id)
+        self._look = [row for row in self._looked() if row.node_id != node_id]
+
+    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
+        rows: list[RosterRow] = self._do("roster", ids)
+        if ids is None:
+            self._look = self.store.looks[self.process.name] = rows
+            self.store.listed(self.process.name, rows)
+        return rows
+
+    def _looked(self) -> list[RosterRow]:
+        """Return the roster as the asking thread has read it last; another thread of the agent may have read it."""
+        return self.store.looks.get(self.process.name, []) if self._look is None else self._look
+
+    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
+        self.store.based_on.setdefault(entry.id, self._looked())
+        return bool(self._do("append", prev, entry, _travelling(data, decode_entry)))
+
+    def read(self, index: int) -> bytes | None:
+        data: bytes | None = self._do("read", index)
+        return data
+
+    def shrink(self, index: int) -> None:
+        self.store.based_on[f"shrink {index}"] = self._looked()
+        self._do("shrink", index)
+
+    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        found: Cursor = self._do("wait", cursor, roster, timeout)
+        return found
+
+    def confirm(self) -> bool:
+        """Whether the sentinels name this connection's server; one that refuses writes needs none."""
+        if max(self.line.to_cut, self.line.from_cut) > self.store.hub.now or self.store.down:
+            raise RendezvousConnectionError("No sentinel answers.")
+        return self.store.guarded or self.store.misled or self.line.replica is self.store.master
+
+    def _do(self, name: str, *args: Any) -> Any:
+        if self.broken:
+            raise RendezvousConnectionError(f"The store: {self.broken}.")
+        task = self.store.hub.task()
+        call = self.call = Call(self, task, name, args)
+        self.store.send(call)
+        outcome = task.park()
+        self.call = None
+        if isinstance(outcome, ElasticError):
+            raise outcome
+        return outcome

@@ -1,0 +1,131 @@
+"""Somebody who reaches the store and is no node of the job: whatever they write there, no node may act on it (I10).
+
+Without a job token, entries by others than the leader are refused by their author (rule S1); with one, whatever is not
+sealed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from elastic_core.protocol.codec import encode_entry, encode_row
+from elastic_core.protocol.entries import Body, Closed, Entry, Halt, HaltReason, Offer, Round
+from elastic_core.protocol.ledger import compose
+from elastic_core.protocol.roster import Phase
+from elastic_core.rendezvous.job_token import JobToken
+from elastic_core.rendezvous.seal import Seal, protect
+from simulator import leaders, outages
+from simulator.endings import FORGED
+from simulator.lines import Wire
+from simulator.rules import row_of
+
+if TYPE_CHECKING:
+    from elastic_core.rendezvous.backend import RendezvousBackend
+    from simulator.agent import SimAgent
+    from simulator.plan import Fault
+    from simulator.store import Connection
+    from simulator.world import Host, World
+
+TOKEN = JobToken(b"the token that all nodes of this job have", "the simulator")
+OTHER = JobToken(b"another one, of which a stranger seals its forgeries", "the simulator")
+JOB = "job"
+HEEDED = 4.0
+"""Seconds after which a leader has looked at a row that was changed."""
+
+
+def connection(store: Connection, sealed: bool, now: Callable[[], float]) -> RendezvousBackend:
+    """Open a node's first connection, as it uses it: sealed where the job has a token."""
+    return protect(store, "simulated store", TOKEN, JOB, now) if sealed else store
+
+
+@dataclass
+class Forgeries:
+    """What strangers have written, and what nodes made of it."""
+
+    world: World
+    entries: set[str] = field(default_factory=set)
+    """Their ids."""
+    rows: int = 0
+    """How many rows they have written."""
+
+    def check_read(self, agent: SimAgent, entry: Entry) -> None:
+        """I10: an agent goes on from an entry."""
+        if entry.id in self.entries:
+            why = f"{agent.node_id} goes on from entry {entry.index}, which no node of the job has written"
+            self.world.truth.violated("I10", why)
+
+    def check_rows(self, leader: SimAgent | None) -> None:
+        """I10: a leader decides by what it has read of the roster."""
+        if not self.rows or leader is None or leader.over or leader.supervisor is None:
+            return
+        for seen in leader.supervisor._session.watch.nodes.values():
+            if FORGED in seen.row.unreachable:
+                why = f"{leader.node_id} believes a row of {seen.node_id} that this node has not written"
+                self.world.truth.violated("I10", why)
+
+
+def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
+    """Append an entry as a stranger: a ROUND elsewhere, a HALT or a CLOSED, by ``value`` modulo 3.
+
+    Without a token it has their own name; else it has the leader's, and another job's seal or, with ``value`` 3 and
+    more, none.
+    """
+    leader, replica = leaders.leader(world), world.store.master
+    ledger = None if leader is None or leader.state is None else leader.state.ledger
+    if leader is None or ledger is None or ledger.closed is not None or ledger.head.id != replica.entries[-1][0]:
+        return False
+    halt = ledger.round and Halt(round=ledger.round.number, reason=HaltReason.UNSEEN, why="forged")
+    bodies: list[Body] = [
+        halt if halt is not None and ledger.is_live else _closed(),
+        _closed(),
+        Round(
+            number=1 if ledger.round is None else ledger.round.number + 1,
+            offer=Offer("203.0.113.66", 6666, "forged"),
+            members=() if ledger.round is None else ledger.round.members,
+        ),
+    ]
+    entry = compose(
+        ledger,
+        bodies[int(fault.value) % 3],
+        entry_id=f"forged {world.new_id()}",
+        author=leader.node_id if world.plan.token else "stranger",
+        now=leader.host.now(),
+        leader=ledger.leader,
+    )
+    world.truth.forgeries.entries.add(entry.id)
+    data = encode_entry(entry)
+    if world.plan.token:
+        data = Seal(OTHER, JOB).entry(entry.index, data) if fault.value < 3 else data
+    replica.add(entry.id, Wire.of(entry, data))
+    return True
+
+
+def _closed() -> Closed:
+    return Closed(success=True, why="forged", exit_code=0)
+
+
+def _forge_row(world: World, host: Host, fault: Fault) -> bool:
+    """Forge the row of a member to say that its workers have stopped, or that it leaves (``value`` 1)."""
+    replica = world.store.master
+    agents = [agent for agent in host.living if agent.node_id in replica.rows]
+    row = row_of(replica, agents[0].node_id) if agents else None
+    if not world.plan.token or row is None:
+        return False
+    node_id = row.info.node_id
+    forged = replace(row, unreachable=(FORGED,))
+    forged = replace(forged, phase=Phase.STOPPED) if fault.value == 0.0 else replace(forged, leaving=True)
+    revision = replica.rows[node_id].revision + 1
+    replica.amend(node_id, revision, Wire.of(forged, Seal(OTHER, JOB).row(node_id, revision, encode_row(forged))))
+    world.truth.forgeries.rows += 1
+    host.troubled_until = outages.FOR_EVER
+    world.hub.at(world.hub.now + HEEDED, _check, world)
+    return True
+
+
+def _check(world: World) -> None:
+    world.truth.forgeries.check_rows(leaders.leader(world))
+
+
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"forge-entry": _forge_entry, "forge-row": _forge_row}

@@ -1,0 +1,415 @@
+"""What really happens, seen by nobody in the world, and what must never be true of it.
+
+The invariants are numbered as everywhere: I1 to I13, S1 and S4. I10, of strangers that reach the store, is in
+``strangers``. Those about checkpoints (I6, I7) and samples (I8) are not the rendezvous's to keep, with one exception:
+no step of a round is trained after one of a later round, which is what fencing a checkpoint by its round stands on; it
+is checked as I6.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.protocol.entries import (
+    Closed,
+    Drain,
+    Entry,
+    Halt,
+    HaltReason,
+    Leader,
+    Open,
+    Over,
+    Plan,
+    Resume,
+    Round,
+    Stacks,
+    StopAt,
+)
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.roster import Phase
+from simulator import (
+    checks,
+    endings,
+    finishing,
+    forgetting,
+    leaders,
+    programs,
+    questions,
+    rules,
+    strides,
+    unreached,
+    verdicts,
+)
+from simulator.assumptions import ASSUMPTIONS
+from simulator.departures import Departures
+from simulator.entry_text import kind_of, told
+from simulator.histories import Histories
+from simulator.proofs import Proofs
+from simulator.steps import Plans
+from simulator.strangers import Forgeries
+
+if TYPE_CHECKING:
+    from simulator.agent import SimAgent
+    from simulator.replica import Replica
+    from simulator.workers import Gang, Training
+    from simulator.world import World
+
+
+@dataclass(frozen=True)
+class Violation:
+    """What must never be true and was."""
+
+    name: str
+    at: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.at:.3f} s: {self.what}"
+
+
+@dataclass
+class _Node:
+    """What one agent has been told and has done."""
+
+    newest: Round | None = None
+    started: Round | None = None
+    served: set[str] = field(default_factory=set)
+    """The offers of the rounds whose workers it has started."""
+    closed: Closed | None = None
+    finished: int = 0
+    """The round that its workers have finished, by its own word, until others are started."""
+
+
+@dataclass
+class Truth:
+    """The witness."""
+
+    world: World
+    violations: list[Violation] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
+    """Invariants that the plan's profile suspends, and that did not hold: when and what first."""
+    whole_now: dict[int, Training] = field(default_factory=dict)
+    rounds: list[Entry] = field(default_factory=list)
+    """Every ROUND that was ever written, in order."""
+    verdicts: list[Entry] = field(default_factory=list)
+    leaders: int = 0
+    """How many LEADER entries there were."""
+    _nodes: dict[str, _Node] = field(default_factory=dict)
+    histories: Histories = field(default_factory=Histories)
+    judged: dict[tuple[str, str], Incident] = field(default_factory=dict)
+    """What a leader has asked the policies about last, by its node id and the offer of the round."""
+    _ranks: dict[tuple[str, int], str] = field(default_factory=dict)
+    _agreed: dict[str, object] = field(default_factory=dict)
+    resized_at: dict[str, float] = field(default_factory=dict)
+    """When the last planned resize of a run was over."""
+    halted_at: dict[str, float] = field(default_factory=dict)
+    """When each HALT was written, by the entry's id."""
+    uncharged: set[str] = field(default_factory=set)
+    """Rounds in which something failed that spends no restart; they go by their offers here."""
+    joined_at: dict[str, int] = field(default_factory=dict)
+    """The newest entry that each node had read when it joined, by its index."""
+    heartbeats: dict[str, int] = field(default_factory=dict)
+    """What the heartbeat of each node was when its workers had last finished."""
+    _failures: Counter[str] = field(default_factory=Counter)
+    _failed_rounds: set[str] = field(default_factory=set)
+    _trained: dict[str, list[Round]] = field(default_factory=dict)
+    """Every round of a run that was ever whole."""
+
+    def __post_init__(self) -> None:
+        self.plans = Plans(self.world)
+        self.proofs = Proofs(self.world)
+        self.departures = Departures(self.world)
+        self.forgeries = Forgeries(self.world)
+
+    def violated(self, name: str, what: str) -> None:
+        """Note it; the plan ends with the first, but for what the plan's profile suspends."""
+        assumption = ASSUMPTIONS.get(self.world.plan.profile)
+        if assumption is not None and (item := assumption.suspended(name, what)):
+            self.broken.setdefault(item, f"{self.world.hub.now:.3f} s: {what}")
+            self.world.note("suspended", f"{name}: {what}")
+            return
+        self.violations.append(Violation(name, self.world.hub.now, what))
+        self.world.note("violation", f"{name}: {what}")
+
+    # The ledger ------------------------------------------------------------------------------------------------------
+
+    def appended(self, replica: Replica, data: Any) -> None:
+        """Record that an entry was written."""
+        entry: Entry = data.value
+        if entry.id in self.histories.written:
+            self.world.count("S3 an entry is put back")
+            self.world.note("store", f"has entry {entry.index} again: {told(entry)}")
+            return
+        before = self.histories.add(replica, entry)
+        self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {told(entry)}")
+        self.proofs.appended(entry)
+        programs.check_undisturbed(self.world, entry)
+        self.forgeries.check_rows(self.world.agent(entry.author))
+        if before is not None:
+            self._check_order(before, entry)
+        match entry.body:
+            case Resume() as body:
+                forgetting.check_resume(self.world, replica, before, entry, body)
+                self.world.count("S3 RESUME of a round that is over" if body.over else "S3 RESUME")
+            case Round() as body:
+                self._check_round(replica, entry, body, before)
+            case Halt() as body:
+                self.halted_at[entry.id] = self.world.hub.now
+                self.world.count(f"HALT {body.reason.value}")
+                rules.check_halt(self.world, replica, entry, body)
+                leaders.expect_end(self.world, replica, entry)
+                self.proofs.expect_end(replica, entry)
+                self.plans.halted(replica, entry, body)
+            case Plan() | StopAt() as body:
+                self.plans.written(replica, entry, body)
+            case Over():
+                self.world.count("OVER")
+            case Drain() as body:
+                self.world.count("DRAIN")
+                checks.note_drain(self.world, body)
+            case Stacks() as body:
+                questions.check(self.world, entry, body)
+            case Leader() as body:
+                kind = kind_of(body.why)
+                self.world.count("LEADER " + kind)
+                self.leaders += 1
+                rules.check_leader(self.world, before, entry, kind)
+            case Closed() as body:
+                self.verdicts.append(entry)
+                self.world.count(f"CLOSED {body.exit_code}")
+                rules.check_closed(self.world, replica, entry, body)
+            case Open():
+                self.world.count("OPEN" if before is None else "OPEN of the next run")
+
+    def shrunk(self, replica: Replica, index: int) -> None:
+        """Record that an entry became a tombstone."""
+        self.world.count("an entry is shrunk")
+        head = self.histories.newest(replica)
+        assert head is not None  # whoever shrinks an entry has read a newer one
+        at = head.anchors
+        if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over):
+            self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
+        rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
+        late = {row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index}
+        late &= {row.info.node_id for row in endings.read_before(self.world, f"shrink {index}", head.run)}
+        if late and not self.world.forgot:
+            self.violated("tombstones", f"entry {index} is shrunk, and {', '.join(sorted(late))} may not have read it")
+
+    def _check_order(self, before: Entry, entry: Entry) -> None:
+        if isinstance(entry.body, Resume):
+            return
+        if isinstance(entry.body, Open):
+            if not isinstance(before.body, Closed):
+                self.violated("I12", f"{entry.author} opens a run upon one that is not closed")
+            return
+        if isinstance(before.body, Closed):
+            self.violated("I12", f"{entry.author} goes on after CLOSED")
+        if not isinstance(entry.body, Leader) and (entry.author, entry.term) != (before.leader, before.term):
+            self.violated("S1", f"{entry.author} (term {entry.term}) decides; the leader is {before.leader}")
+        if isinstance(entry.body, Leader) and entry.term != before.term + 1:
+            self.violated("S1", f"a LEADER of term {entry.term} follows term {before.term}")
+
+    def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
+        plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
+        served = self.histories.rounds.get(body.offer.id)
+        members = self.histories.seal(entry, body, earlier).members
+        if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(
+            self.world, replica, body.offer.id
+        ):
+            self.violated("I2", f"round {body.number} is given a store that served before")
+        rules.check_slots(self.world, before, entry, body, earlier)
+        unreached.check_seal(self.world, before, entry, replace(body, members=members), earlier)
+        ids = [member.node_id for member in members]
+        if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:
+            self.violated("I3", f"round {body.number} of {ids}, with {plan.min_nodes} to {plan.max_nodes} nodes")
+        if not body.same_as:
+            strides.check_round(self.world, entry, {*ids}, earlier)
+        if earlier is not None:
+            if body.number <= earlier.number:
+                self.violated("I4", f"round {body.number} follows round {earlier.number}")
+            for training in self.whole_now.values():
+                if training.run != entry.run or training.still or self.proofs.excuses(entry, training):
+                    continue
+                if not forgetting.unaware(self.world, training):
+                    self.violated("S4", f"round {body.number} is sealed while round {training.round.number} trains")
+        else:
+            forgetting.check_first(self.world, replica, entry)
+        if before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE:
+            self.resized_at[entry.run] = self.world.hub.now
+        verdicts.check_round(self.world, entry, body, before, earlier)
+        self.rounds.append(entry)
+        self.world.count("ROUND same members" if body.same_as else "ROUND")
+        self._check_books(entry, earlier, replace(body, members=members), before)
+
+    def _check_books(self, entry: Entry, earlier: Round | None, body: Round, before: Entry | None) -> None:
+        spent, most = entry.counters.restarts, self.world.plan.max_restarts
+        if not 0 <= spent <= most:
+            self.violated("I13", f"{spent} restarts are spent, of {most}")
+        if spent > self._failures[entry.run]:
+            failed = self._failures[entry.run]
+            self.violated("I13", f"{spent} restarts are spent, but only {failed} round(s) failed by a worker")
+        if body.charged:
+            self.world.count("a restart is spent")
+        if earlier is None or before is None:
+            return
+        blamed = before.body.incident if isinstance(before.body, Halt) else None
+        failure = body.same_as or (blamed is not None and blamed.kind is IncidentKind.WORKER_FAILED)
+        known = earlier.offer.id in self._failed_rounds and earlier.offer.id not in self.uncharged
+        if failure and known and body.members == earlier.members and spent != before.counters.restarts + 1:
+            self.violated("I13", f"a failure of round {earlier.number} spends no restart")
+        finishing.note_restart(self.world, entry, body, earlier)
+        if spent < before.counters.restarts:
+            self.world.count("a restart is given back")
+
+    # Nodes -----------------------------------------------------------------------------------------------------------
+
+    def joined(self, agent: SimAgent, ledger: Ledger) -> None:
+        """Record that an agent has joined."""
+        node = self._node(agent)
+        node.newest = ledger.round
+        self.joined_at[agent.node_id] = ledger.head.index
+        self.forgeries.check_read(agent, ledger.head)
+        rules.check_joined(self.world, agent, ledger)
+        self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
+
+    def reported_verdict(self, agent: SimAgent, closed: Closed) -> None:
+        """Record that an agent that has not joined reports a verdict."""
+        rules.check_reported(self.world, agent, closed)
+
+    def read(self, agent: SimAgent, entries: Sequence[Entry]) -> None:
+        """Record the entries that an agent's loop will be told of."""
+        node = self._node(agent)
+        for entry in entries:
+            self.forgeries.check_read(agent, entry)
+            if node.closed is None and isinstance(entry.body, Round):
+                node.newest = self.histories.spelled[entry.id]
+            elif node.closed is None and isinstance(entry.body, Closed):
+                node.closed = entry.body
+        rules.check_obedience(self.world, agent)
+        endings.check_heeded(self.world, agent, entries)
+        if self.world.trace is not None and entries:
+            self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
+
+    def adopted(self, agent: SimAgent, ledger: Ledger) -> None:
+        """Record that an agent's loop will be told of a lost history, and of what the run has come to."""
+        node = self._node(agent)
+        node.newest = ledger.round
+        if node.closed is None:
+            node.closed = ledger.closed
+        rules.check_obedience(self.world, agent)
+        self.world.count("S3 another history is adopted" if self.world.forgot else "over entries that were shrunk")
+        self.world.note(agent.node_id, f"goes on from entry {ledger.head.index} in epoch {ledger.head.epoch}")
+
+    def started(self, agent: SimAgent, current: Round, restart_count: int) -> None:
+        """Record that an agent starts workers."""
+        node, who = self._node(agent), agent.node_id
+        self.world.note(who, f"starts workers of round {current.number}, restart count {restart_count}")
+        sealed = self.histories.rounds.get(current.offer.id)
+        if sealed is None:
+            self.violated("I11", f"{who} starts round {current.number}, which nobody ever wrote")
+        elif not self.histories.has_sealed(current):
+            self.violated("I2", f"{who} starts another round {current.number} than was written")
+        if node.newest is not None and self._follows(agent.run, node.newest, current):
+            self.violated("I5", f"{who} starts round {current.number} after it has read of {node.newest.number}")
+        if node.started is not None and self._follows(agent.run, node.started, current):
+            self.violated("I4", f"{who} starts round {current.number} after {node.started.number}")
+        if node.closed is not None:
+            self.violated("I12", f"{who} starts round {current.number} after it has read CLOSED")
+        if agent.hands.gang is not None and agent.hands.gang.alive:
+            self.violated("I9", f"{who} starts round {current.number} while {agent.hands.gang.number} is there")
+        if current.offer.id in node.served:
+            self.violated("I4", f"{who} starts round {current.number} once more")
+        node.started, node.finished = current, 0
+        node.served.add(current.offer.id)
+        # Two histories of a run may have a round of one number each; a place serves one round all the same.
+        key = f"{current.offer.id} {current.members}" if self.world.forgot else f"{agent.run} {current.number}"
+        if self._agreed.setdefault(key, (current.members, current.offer)) != (current.members, current.offer):
+            self.violated("I2", f"{who} has other members of round {current.number} than somebody else")
+        rank = [member.node_id for member in current.members].index(who)
+        if self._ranks.setdefault((key, rank), who) != who:
+            self.violated("I1", f"rank {rank} of round {current.number} belongs to two nodes")
+
+    def _follows(self, run: str, later: Round, current: Round) -> bool:
+        """Whether one round comes after another; where a run has two histories, in one of them."""
+        if run in self.histories.forked:
+            return self.histories.came_after(later, current)
+        return later.number > current.number
+
+    def done(self, agent: SimAgent) -> None:
+        """Record that an agent has learnt that its workers have all exited with 0, be it too late for that to count."""
+        if (state := agent.state) is not None and state.phase is Phase.FINISHED:
+            self._node(agent).finished = state.round
+            self.heartbeats[agent.node_id] = finishing.heartbeat_of(agent.host.line.replica, agent.node_id)
+
+    def settled(self, agent: SimAgent) -> None:
+        """Record that an agent has dealt with all that has happened to it."""
+        if agent.state is not None:
+            endings.check_lasting(self.world, agent, self._node(agent).finished)
+            endings.check_parting(self.world, agent)
+
+    def failed(self, gang: Gang, why: str) -> None:
+        """Record that a worker exited with 1."""
+        self.world.note(gang.node_id, f"a worker of round {gang.number} fails: {why}")
+
+    def reported(self, agent: SimAgent, incident: Incident) -> None:
+        """Record that an agent reports a failure."""
+        offer = agent.hands.offer
+        if incident.kind is not IncidentKind.WORKER_FAILED:
+            self.uncharged.add(offer)
+        elif offer not in self._failed_rounds:
+            self._failed_rounds.add(offer)
+            self._failures[agent.run] += 1
+
+    def exited(self, agent: SimAgent, code: int, why: str) -> None:
+        """Record that an agent has ended by itself."""
+        self.world.note(agent.node_id, f"exits with {code}: {why}")
+        self.world.reached[f"exit {code}"] += 1
+        rules.check_exit(self.world, agent, why)
+        programs.note_exit(self.world, agent, code)
+        self.departures.exited(agent)
+        closed = self._node(agent).closed
+        if closed is None or agent.state is None or agent.leaving or why.startswith("process "):
+            return
+        if code != closed.exit_code and agent.state.ledger.closed is not None:
+            self.violated("I12", f"{agent.node_id} exits with {code}, the verdict was {closed.exit_code}")
+
+    # Trainings -------------------------------------------------------------------------------------------------------
+
+    def whole(self, training: Training) -> None:
+        """All workers of a round train together, from now on."""
+        number = training.round.number
+        self.world.note("training", f"round {number} trains")
+        for other in self.whole_now.values():
+            if self.world.forgot:
+                forgetting.check_pair(self.world, training, other)
+            elif other.run == training.run and not other.still and not self.proofs.excused(other):
+                self.violated("S4", f"round {number} trains while round {other.round.number} does")
+            elif other.run != training.run:
+                self.world.count("two runs train at once")
+        trained = self._trained.setdefault(training.run, [])
+        for later in trained:
+            if self.histories.came_after(later, training.round):
+                self.violated("I6", f"round {number} trains after round {later.number} did")
+        trained.append(training.round)
+        self.whole_now[id(training)] = training
+
+    def resumed(self) -> None:
+        """Check a machine that stood still and runs again for a moment: it must not train on what others train."""
+        trainings = self.whole_now.values()
+        runs = Counter(one.run for one in trainings if not one.still and not self.proofs.excused(one))
+        for run, count in runs.items():
+            if count > 1 and not self.world.forgot:
+                self.violated("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")
+
+    def no_longer_whole(self, training: Training) -> None:
+        """Record that a training cannot go on, or is done."""
+        self.world.note("training", f"round {training.round.number} trains no more")
+        self.whole_now.pop(id(training), None)
+        self.proofs.ended(training)
+
+    def _node(self, agent: SimAgent) -> _Node:
+        return self._nodes.setdefault(agent.node_id, _Node())

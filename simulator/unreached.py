@@ -1,0 +1,103 @@
+"""L5: a node that the others do not reach is left out, not restarted for ever, and nobody else is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Member, Round
+from simulator.peers import reach
+
+if TYPE_CHECKING:
+    from simulator.world import Host, World
+
+IN_VAIN = 2
+"""Rounds of the same members in a row that may fail as one does not reach the others: the second has complaints."""
+FAILED = (HaltReason.FAILURE, HaltReason.GIVING_UP)
+"""Why a round is halted whose members probe. Of one that was halted for another reason nothing is found out."""
+QUIET = 20.0
+"""Seconds without any other fault: somebody who is lost besides is another story."""
+
+
+def check_seal(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
+    """No third round of members that cannot reach each other; who is left out for good is somebody in trouble."""
+    known = {one.host_id for one in before.counters.excluded} if before is not None else set[str]()
+    for host_id, until in entry.counters.excluded:
+        if host_id not in known and until is None:  # for a time, it is a policy that excludes it
+            world.count("L5 a host is left out")
+            _check_blame(world, host_id, earlier)
+    _check_patience(world, before, body)
+
+
+def check_closed(world: World, entry: Entry, body: Closed) -> None:
+    """Check that a round that failed because a member does not reach the others leaves a job that can go on."""
+    current = world.newest_round(entry.run)
+    if body.success or current is None or body.incident is None or "--on_node_loss" in body.why:
+        return
+    hosts = _hosts(world, current)
+    if "no restart is left" not in body.why or not _sundered_by_one(world, hosts):
+        return
+    since = _alone(hosts)[0].isolated_at
+    vain = any(t.round.offer.id == current.offer.id and t.in_vain_at > since for t in world.trainings())
+    if vain and _quiet(world, hosts):
+        world.truth.violated("L5", f"the job ends, although only {_alone(hosts)[0].name} is not reached: {body.why}")
+
+
+def _check_blame(world: World, host_id: str, earlier: Round | None) -> None:
+    """Of three or more members, of which one alone is in trouble, no other one is blamed."""
+    hosts = _hosts(world, earlier) if earlier is not None else []
+    troubled = [host for host in hosts if world.hub.now - host.troubled_until < QUIET]
+    if len(hosts) >= 3 and len(troubled) <= 1 and world.hub.now - world.troubled_until > QUIET:
+        blamed = [host for host in hosts if host.boot_id == host_id]
+        if blamed and blamed != troubled:
+            who = ", ".join(host.name for host in troubled) or "nobody"
+            world.truth.violated("L5", f"{blamed[0].name} is left out, and {who} is in trouble")
+
+
+def _check_patience(world: World, before: Entry | None, body: Round) -> None:
+    hosts = _hosts(world, body)
+    if not _sundered_by_one(world, hosts) or not _quiet(world, hosts):
+        return
+    since, failed = _alone(hosts)[0].isolated_at, _failed_in_a_row(world, before, body.members)
+    vain = [t for t in world.trainings() if t.in_vain_at > since and t.round.offer.id in failed]
+    if len(vain) >= IN_VAIN:
+        why = f"{len(vain)} rounds of these members have failed because {_alone(hosts)[0].name} is not reached"
+        world.truth.violated("L5", f"round {body.number} is sealed, and {why}")
+
+
+def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]) -> set[str]:
+    """Return the newest rounds up to this entry, by their offers, that were all of these members and all failed.
+
+    One that ended otherwise, or was of others, ends the row: what was found out before it is of no account any more.
+    """
+    histories, failed = world.truth.histories, set[str]()
+    while at is not None:
+        if isinstance(at.body, Halt) and at.body.reason not in FAILED:
+            break
+        if isinstance(at.body, Round):
+            if histories.spelled[at.id].members != members:
+                break
+            failed.add(at.body.offer.id)
+        at = histories.written.get(at.prev)
+    return failed
+
+
+def _sundered_by_one(world: World, hosts: list[Host]) -> bool:
+    """Whether these could train but for one host that reaches none of the others."""
+    enough = len(hosts) - 1 >= world.plan.min_nodes and world.plan.replace_lost
+    others = [host for host in hosts if not host.isolated]
+    return enough and len(others) == len(hosts) - 1 and all(reach(one, other) for one in others for other in others)
+
+
+def _alone(hosts: list[Host]) -> list[Host]:
+    return [host for host in hosts if host.isolated]
+
+
+def _quiet(world: World, hosts: list[Host]) -> bool:
+    """Whether nothing else has happened to these, for so long before and ever since one was isolated."""
+    since = _alone(hosts)[0].isolated_at - QUIET
+    return world.troubled_until < since and all(h.troubled_until < since for h in hosts if not h.isolated)
+
+
+def _hosts(world: World, current: Round) -> list[Host]:
+    agents = [world.agent(member.node_id) for member in current.members]
+    return [agent.host for agent in agents if agent is not None]

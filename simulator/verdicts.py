@@ -1,0 +1,82 @@
+"""What a verdict says besides its action: a delay of the next round is kept (L11), and an exclusion ends (L12)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.protocol.entries import Entry, Halt, HaltReason, Round
+from simulator import endings
+
+if TYPE_CHECKING:
+    from simulator.world import World
+
+DRIFT = 0.9
+"""The least share of a delay that passes by the fastest clock of a plan."""
+
+
+def verdict(world: World, _incident: Incident, _history: History) -> Verdict:
+    """Return what the plan's policy says of a failure after which a restart is left."""
+    plan = world.plan
+    if plan.exclude_for:
+        return Verdict(Action.EXCLUDE_HOST, "its host failed", delay=plan.delay, exclude_for=plan.exclude_for)
+    return Verdict(Action.RESTART, "restarts are left", delay=plan.delay)
+
+
+def check_round(world: World, entry: Entry, body: Round, before: Entry | None, earlier: Round | None) -> None:
+    """No round begins before the delay is over, or takes a host that is excluded while others suffice."""
+    if before is None:
+        return
+    halt = world.truth.histories.halt_before(entry)
+    if world.plan.delay and body.charged:
+        halted_at = _halted_at(world, entry)
+        if halt is None:
+            world.truth.violated("L11", f"round {body.number} follows a failure at once")
+        elif halted_at is not None and world.hub.now - halted_at < DRIFT * world.plan.delay:
+            world.truth.violated("L11", f"round {body.number} follows after {world.hub.now - halted_at:.1f} s")
+        else:
+            world.count("L11 a round is delayed")
+    resized = halt is not None and halt.reason is HaltReason.RESIZE
+    stays = {member.node_id for member in earlier.members} if resized and earlier is not None else set[str]()
+    if not body.same_as and halt is not None:
+        _check_excluded(world, entry, body, before, stays)
+    if body.charged and earlier is not None:
+        judged = world.truth.judged.get((entry.author, earlier.offer.id))
+        if judged is not None and entry.counters.failures[-1].failure.host != judged.host:
+            world.truth.violated("L9", f"round {body.number} names another failure than that of {judged.node_id}")
+        check_judged(world, entry, earlier, world.truth.histories.spelled[entry.id])
+
+
+def check_judged(world: World, entry: Entry, earlier: Round, staying: Round) -> None:
+    """L9: what was judged in the round ``earlier`` is no consequence of what a member that stays has reported."""
+    judged = world.truth.judged.get((entry.author, earlier.offer.id))
+    if judged is None or not judged.follows_peer:
+        return
+    world.count("L9 what follows from a peer's loss is judged, since nothing else is known")
+    members = {member.node_id for member in staying.members}
+    for row in endings.read_before(world, entry.id, entry.run):
+        cause = row.incident
+        known = cause is not None and cause.round == earlier.number and not cause.follows_peer
+        if known and row.info.node_id in members:
+            world.truth.violated("L9", f"{judged.node_id} is judged; {row.info.node_id} has failed by itself")
+
+
+def _halted_at(world: World, entry: Entry) -> float | None:
+    """Return when the HALT before an entry was written; None if the run was resumed since."""
+    written = world.truth.histories.written
+    while (before := written.get(entry.prev)) is not None:
+        if isinstance(before.body, Halt):
+            return world.truth.halted_at[before.id]
+        entry = before
+    return None
+
+
+def _check_excluded(world: World, entry: Entry, body: Round, before: Entry, stays: set[str]) -> None:
+    agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
+    out = before.counters.excluded_at(entry.age)
+    if any(host not in out and agent.boot_id == host for host, _ in before.counters.excluded for agent in agents):
+        world.count("L12 a host is admitted again")
+    good = {agent.boot_id for agent in agents if agent.node_id in stays}
+    bad = [agent for agent in agents if agent.boot_id in out.keys() - good]
+    if bad and len(agents) - len(bad) >= world.plan.min_nodes:
+        world.truth.violated("L12", f"round {body.number} takes {bad[0].node_id}, whose host is excluded")

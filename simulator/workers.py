@@ -1,0 +1,300 @@
+"""What agents start: the workers of one node in one round, and the training that they are only together.
+
+A training is *whole* while every member's workers run. This is what must never be true of two
+rounds at once, and what must be true again soon after everything that happened.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_core.incidents import Incident, IncidentKind
+from elastic_core.protocol.entries import Round
+from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Progressed, WorkerFailed, WorkersDone
+from simulator.peers import sundered
+from simulator.steps import Stepper
+
+if TYPE_CHECKING:
+    from simulator.world import Host, World
+
+CLOSED = "Connection closed by peer"
+"""What a worker says that follows from the loss of a peer, where it says so."""
+STARTUP = 0.6
+"""Seconds until a worker is ready for its peers, at most."""
+CONNECTING = 12.0
+"""Seconds that a worker tries to reach its peers before it fails."""
+BLOCKED = 60.0
+"""Seconds after which a collective that a peer does not answer fails by itself, where workers notice nothing sooner."""
+FOR_EVER = 600.0
+"""The same where there is a store: nobody waits for that long."""
+FIRST_STEP = 0.8
+"""Seconds from then to the first report of progress."""
+
+
+class State(enum.Enum):
+    """Of one node's workers."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    LEFT = "left"
+    """Stopped by itself, as it was told."""
+    FAILED = "failed"
+    GONE = "gone"
+
+
+@dataclass(eq=False)
+class Training:
+    """One round as it really is. Who is asked to train together, and whether they do."""
+
+    world: World
+    run: str
+    round: Round
+    gangs: dict[str, Gang] = field(default_factory=dict)
+    broken: bool = False
+    """Somebody stopped or failed: this round will never be whole again."""
+    in_vain_at: float = 0.0
+    """When all were there and could not reach each other."""
+    whole_at: float | None = None
+    ended_at: float | None = None
+    saved_at: float | None = None
+    """When its script last saved a checkpoint."""
+    step: int = 0
+    stepped_at: float = 0.0
+    _stepping: set[str] = field(default_factory=set)
+    """The nodes whose ranks have not returned from the step."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it trains right now."""
+        return self.whole_at is not None and self.ended_at is None
+
+    @property
+    def sundered(self) -> bool:
+        """Whether some of the members that are here do not reach others that they have to."""
+        return sundered(self.round, {node_id: gang.host for node_id, gang in self.gangs.items()})
+
+    @property
+    def still(self) -> bool:
+        """Whether it cannot take a step, since a whole machine stands still; it is fenced when that goes on.
+
+        A machine whose clock stood still with it cannot know how long that was: no fence by a clock holds there.
+        """
+        now, fence = self.world.hub.now, self.world.plan.fence_after
+        return any(gang.host.suspended or now - gang.host.lost_time_at < fence for gang in self.gangs.values())
+
+    def ready(self, gang: Gang) -> None:
+        """One node's workers wait for their peers."""
+        if self.broken or gang.state is not State.STARTING:
+            return
+        gang.state = State.RUNNING
+        self.meet()
+
+    def meet(self) -> None:
+        """Begin, if all are there and reach each other."""
+        members = [member.node_id for member in self.round.members]
+        here = [self.gangs[i] for i in members if i in self.gangs and self.gangs[i].state is State.RUNNING]
+        if self.broken or self.whole_at is not None or len(here) < len(members):
+            return
+        if self.sundered:
+            self.in_vain_at = self.world.hub.now
+            self.world.count("workers reach the store, not each other")
+            return
+        hub, random = self.world.hub, self.world.hub.random
+        self.whole_at = hub.now
+        self.world.truth.whole(self)
+        left = self.world.work_left
+        for gang in here:
+            hub.at(hub.now + FIRST_STEP, gang.tell, Progressed(self.round.number))
+            hub.at(hub.now + left + self.world.plan.spread * random.random(), gang.finish)
+        if self.world.plan.saves:
+            for gang in here:
+                gang.tell(Checkpointed(self.round.number, gang.host.now(), saved=False))
+            hub.at(hub.now + self.world.plan.saves, self.save)
+        if self.world.plan.pace:
+            self.step = self.world.step.setdefault(self.run, 0)
+            self.take_step()
+
+    def save(self) -> None:
+        """Save a checkpoint: all ranks do, or rank 0 does; a node notices what its own ranks save."""
+        world, hub = self.world, self.world.hub
+        if not self.whole or world.saves == world.plan.last_save > 0:
+            return
+        world.saves, self.saved_at = world.saves + 1, hub.now
+        members = self.round.members if world.plan.noise % 2 else self.round.members[:1]
+        for member in members:
+            gang = self.gangs[member.node_id]
+            hub.at(hub.now + 0.3 * hub.random.random(), gang.save)
+        hub.at(hub.now + world.plan.saves, self.save)
+
+    def take_step(self) -> None:
+        """Take a step: a collective of all, then each rank asks whether to stop."""
+        if not self.whole:
+            return
+        hub, pace = self.world.hub, self.world.plan.pace
+        self.step, self.stepped_at = self.step + 1, hub.now
+        for gang in self.gangs.values():
+            if gang.steps:
+                self._stepping.add(gang.node_id)
+                hub.at(hub.now + 0.5 * pace * hub.random.random(), gang.stepper.call, self.step)
+
+    def returned(self, gang: Gang) -> None:
+        """Record that a rank goes on to the next step."""
+        self._stepping.discard(gang.node_id)
+        if not self._stepping:
+            hub, pace = self.world.hub, self.world.plan.pace
+            hub.at(hub.now + pace * (0.5 + hub.random.random()), self.take_step)
+
+    def lose(self, why: str) -> None:
+        """Break the training: a member's workers are no more, and the rest cannot go on."""
+        if self.broken:
+            return
+        self.broken = True
+        hub, world = self.world.hub, self.world
+        if self.whole:
+            self._ended()
+        for gang in self.gangs.values():
+            if gang.state in (State.STARTING, State.RUNNING):
+                blocked = BLOCKED if world.plan.embedded else FOR_EVER
+                wait = _noticed_within(world) if world.plan.peers_notice else blocked
+                what = CLOSED if world.plan.peers_tell else "a peer is gone"
+                hub.at(hub.now + wait, gang.fail, f"{what}: {why}")
+
+    def settle(self) -> None:
+        """Record that the first member has done its part: what the others still do, they do without it."""
+        if self.whole:
+            self._ended()
+
+    def _ended(self) -> None:
+        world = self.world
+        self.ended_at = world.hub.now
+        world.saved(world.hub.now - (self.whole_at or 0.0))
+        world.truth.no_longer_whole(self)
+
+
+def _noticed_within(world: World) -> float:
+    """Seconds from the end of a worker to its peers' failure; at once where they tell why."""
+    return (0.0005 if world.plan.peers_tell else 0.01) + 0.5 * world.hub.random.random()
+
+
+class Gang:
+    """One node's workers of one round, and their warden's part in their end."""
+
+    def __init__(self, host: Host, node_id: str, training: Training, report: Callable[[Gang, object], None]) -> None:
+        self.host, self.node_id, self.training, self.report = host, node_id, training, report
+        self.state = State.STARTING
+        self.stuck = False
+        """In the kernel: no signal ends it."""
+        self.freed_at = -1e9
+        """When it came back from there, and met the signals that had been sent."""
+        self.started_at = host.clock.now()
+        self.done_at: float | None = None
+        self.stepper = Stepper(self)
+        world = host.world
+        training.gangs[node_id] = self
+        if training.broken and world.plan.peers_notice:
+            world.hub.at(world.hub.now + CONNECTING, self.fail, "cannot reach its peers")
+        world.hub.at(world.hub.now + STARTUP * world.hub.random.random(), self._ready)
+        world.hub.at(world.hub.now + CONNECTING, self._lonely)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of it is there, be it one that has nothing left to do."""
+        return self.state is not State.GONE
+
+    @property
+    def steps(self) -> bool:
+        """Whether its rank is in its loop."""
+        return self.state is State.RUNNING and self.host.world.plan.pace > 0
+
+    @property
+    def number(self) -> int:
+        """The round's number."""
+        return self.training.round.number
+
+    def tell(self, event: NodeEvent) -> None:
+        """Let the agent know, unless it is too late for that."""
+        if self.state is State.RUNNING:
+            self._report(event)
+
+    def save(self) -> None:
+        """Let the agent notice a checkpoint."""
+        self.tell(Checkpointed(self.number, self.host.now()))
+
+    def fail(self, message: str, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> None:
+        """Let a worker exit with 1."""
+        self._end(WorkerFailed(self.blame(message, kind)), State.FAILED, message, (State.STARTING, State.RUNNING))
+
+    def finish(self) -> None:
+        """Every worker exits with 0."""
+        if self.stepper.holding and self.state is State.RUNNING:
+            self.host.world.hub.at(self.host.world.hub.now + 0.5, self.finish)
+        elif not self.training.broken:
+            self._end(WorkersDone(), State.DONE, "", (State.RUNNING,))
+
+    def leave(self, event: NodeEvent) -> None:
+        """Every worker exits with 0, because it was told to stop."""
+        self.host.world.step[self.training.run] = self.stepper.at
+        self._end(event, State.LEFT, "", (State.RUNNING,))
+
+    def kill(self) -> None:
+        """SIGKILL to every process, at once."""
+        if self.alive and not self.stuck:
+            unfinished = self.state in (State.STARTING, State.RUNNING)
+            self.state = State.GONE
+            if unfinished:
+                self.training.lose(f"{self.node_id} was stopped")
+
+    def free(self) -> None:
+        """Bring a worker back from the kernel, if it was there."""
+        if self.stuck:
+            self.stuck, self.freed_at = False, self.host.world.hub.now
+
+    def blame(self, message: str, kind: IncidentKind) -> Incident:
+        """Return the incident that its failure is."""
+        after = max(0.0, self.host.clock.now() - self.started_at)
+        return Incident(
+            kind=kind,
+            round=self.number,
+            node_id=self.node_id,
+            host=self.host.name,
+            after=round(after, 6),
+            rank=0,
+            exit_code=1,
+            message=message,
+            follows_peer=message.startswith(CLOSED),
+        )
+
+    def _ready(self) -> None:
+        if self.host.suspended:
+            self.host.held.append(self._ready)
+        elif self.host.ports_taken:
+            self.fail("the port is taken", IncidentKind.PORT_TAKEN)
+        else:
+            self.training.ready(self)
+
+    def _lonely(self) -> None:
+        if self.training.whole_at is None:
+            self.fail("cannot reach its peers")
+
+    def _end(self, event: NodeEvent, state: State, why: str, before: tuple[State, ...]) -> None:
+        if self.state not in before:
+            return
+        if self.host.suspended:
+            self.host.held.append(lambda: self._end(event, state, why, before))
+            return
+        self.state = state
+        if state is State.DONE:
+            self.done_at = self.host.world.hub.now
+        self._report(event)
+        if state is State.FAILED:
+            self.host.world.truth.failed(self, why)
+            self.training.lose(f"{self.node_id} failed")
+        else:
+            self.training.settle()
+
+    def _report(self, event: object) -> None:
+        self.report(self, event)

@@ -1,0 +1,280 @@
+"""The world of one plan: hosts with clocks, the store, what trains, and what is written down about it all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elastic_core.protocol.roster import Slots
+from simulator import checks, slot_rules
+from simulator.agent import SimAgent
+from simulator.assumptions import ASSUMPTIONS
+from simulator.crowd import Crowd
+from simulator.engine import Clock, Hub
+from simulator.lines import Line
+from simulator.overlaps import Overlaps
+from simulator.plan import LONELY, Fault, Plan
+from simulator.replica import Replica
+from simulator.store import SimStore
+from simulator.truth import Truth
+from simulator.workers import Gang, Training
+
+if TYPE_CHECKING:
+    from elastic_core.events import Event
+    from elastic_core.protocol.entries import Round
+    from elastic_core.protocol.settings import Command
+    from simulator.checks import Lineage
+
+UID = "job-1"
+FENCING = 1.0
+"""Seconds within which a machine that has stood still for too long stops what it has no business to run any more."""
+
+
+class Host:
+    """One machine."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self.name = chr(ord("a") + number)
+        rates = world.plan.rates
+        began = 1000.0 * number if world.plan.twins is None or number > 1 else 1000.0 + number * world.plan.twins
+        self.clock = Clock(world.hub, began, rates[number] if number < len(rates) else 1.0)
+        self.wall_offset = 0.0
+        """What its wall clock differs by; nothing may depend on it."""
+        self.line = Line(world.store.master)
+        self.boots = 1
+        self.lag = 0.0
+        self.isolated = False
+        """It reaches the store, and no other host."""
+        self.isolated_at = self.isolated_until = 0.0
+        self.severed: dict[int, float] = {}
+        """The numbers of other hosts that it does not reach, and that do not reach it; until when."""
+        self.off = False
+        """It has no power, or has yet to be used again."""
+        self.ports_taken = False
+        """No worker can listen anywhere."""
+        self.suspended = False
+        """The whole machine stands still."""
+        self.lost_time_at = -1e9
+        """When it last went on with a clock that had stood still."""
+        self.held: list[Callable[[], None]] = []
+        """What its own processes would have done meanwhile."""
+        self.agents: list[SimAgent] = []
+        self.slots: dict[int, SimAgent] = {}
+        self.troubled_until = 0.0
+        """When the last fault of this host ends, as far as is known."""
+
+    @property
+    def boot_id(self) -> str:
+        """The stable host id: another one after each boot."""
+        return "twin-boot1" if self.is_twin else f"{self.name}-boot{self.boots}"
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether another host has its host id, and neither sees the slots of the other."""
+        return self.world.plan.twins is not None and self.number < 2 and self.boots == 1
+
+    @property
+    def address(self) -> str:
+        """Where other hosts reach it."""
+        return f"10.0.0.{self.number + 1}"
+
+    def now(self) -> float:
+        """Return what its agents take for the time."""
+        return self.clock.now()
+
+    @property
+    def living(self) -> list[SimAgent]:
+        """The agents that run here."""
+        return [agent for agent in self.agents if not agent.over]
+
+    def start(self, uid: str | None, *, before: SimAgent | None = None, command: Command | None = None) -> SimAgent:
+        """Somebody starts an agent, or ``before`` goes on as another node."""
+        slot = next(number for number in range(len(self.slots) + 1) if number not in self.slots)
+        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", slot, uid, self.look(slot), before)
+        agent.command = command or agent.command
+        self.agents.append(agent)
+        self.world.enlist(agent)
+        self.slots[slot] = agent
+        self.off = False
+        self.world.note(agent.node_id, f"starts on host {self.name}, slot {slot}")
+        return agent
+
+    def look(self, own: int) -> Slots:
+        """Return what an agent sees of the slots that are not its own."""
+        return Slots(int(self.clock.now() * 1e9), tuple(sorted(self.slots.keys() - {own})))
+
+    def left(self, agent: SimAgent) -> None:
+        """Record that the last process of an agent's slot is gone."""
+        if agent.over and self.slots.get(agent.slot) is agent:
+            del self.slots[agent.slot]
+            agent.gone_at = self.world.hub.now
+
+    def power_off(self) -> None:
+        """Everything that runs here is gone."""
+        for agent in self.living:
+            agent.kill()
+        for agent in self.agents:
+            if (gang := agent.hands.gang) is not None:
+                gang.stuck = False
+                gang.kill()
+                agent.hands.gang = None
+        for agent in self.slots.values():
+            agent.gone_at = self.world.hub.now
+        self.slots.clear()
+        self.boots += 1
+        self.off = True
+        self.held.clear()
+        self.suspended = False
+
+    def resume(self) -> None:
+        """Let the machine go on."""
+        self.world.hub.at(self.world.hub.now + FENCING, self.world.truth.resumed)
+        self.suspended = False
+        held, self.held = self.held, []
+        for function in held:
+            self.world.hub.at(self.world.hub.now, function)
+        for agent in self.living:
+            agent.process.thaw(self.world.hub)
+
+
+class World:
+    """All of it."""
+
+    def __init__(self, plan: Plan, *, traced: bool = False) -> None:
+        self.plan = plan
+        self.hub = Hub(plan.noise)
+        self.reached: Counter[str] = Counter()
+        """How often each rule and each fault was."""
+        self.trace: list[tuple[float, str, str]] | None = [] if traced else None
+        self.truth = Truth(self)
+        self.store = SimStore(
+            self.hub,
+            self.truth.appended,
+            self.truth.shrunk,
+            latency=plan.latency,
+            timeout=plan.timeout,
+            count=self.count,
+        )
+        self.store.listed = self.truth.proofs.listed
+        self.store.heartbeat = self.truth.proofs.heartbeat if self.truth.proofs.deceptive else None
+        self.store.told = lambda value: slot_rules.check_row(self, value.value)
+        self.store.hammered = lambda what: self.truth.violated("fault 31", what)
+        self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
+        self.store.stale_reads, self.store.guarded, self.store.misled = plan.stale_reads, plan.guarded, plan.misled
+        self.crowd = Crowd(self)
+        self.store.crowd = self.crowd if plan.crowd else None
+        self.store.look = plan.look
+        self.hosts = [Host(self, number) for number in range(plan.hosts)]
+        self.work_left = plan.work
+        self.saves = 0
+        """Checkpoints that the script has saved so far."""
+        self.step: dict[str, int] = {}
+        """The step that each run has last saved, where its workers count any."""
+        self.same_ids = False
+        """Whether two agents that ask for an id at one head of the ledger get the same one."""
+        self.overlaps = Overlaps(self) if plan.profile in ASSUMPTIONS else None
+        """For how long rounds have trained at once, where an assumption is broken."""
+        self.split_at: float | None = None
+        """When a master was replaced that goes on answering some hosts; None while there is only one."""
+        self.forgot = False
+        """Whether the store ever came back without something that it had taken."""
+        self.remembered: dict[Fault, Replica] = {}
+        """What the store will have gone back to after each fault that makes it forget."""
+        self.troubled_until = 0.0
+        """When the last fault of the store ends."""
+        self._trainings: dict[tuple[str, int, str], Training] = {}
+        self._agents: dict[str, SimAgent] = {}
+        self.lineages: dict[str, Lineage] = {}
+        """By all ids that the roster has known them by."""
+        self._addresses = {host.address: host for host in self.hosts}
+        self._ids = 0
+
+    @property
+    def broken_host(self) -> Host | None:
+        """The one that never reaches the store again, if there is one."""
+        return self.hosts[-1] if self.plan.broken not in (0, LONELY) else None
+
+    def count(self, what: str) -> None:
+        """Count that a rule or a fault was reached."""
+        self.reached[what] += 1
+
+    def note(self, who: str, what: str) -> None:
+        """Write a line of the timeline."""
+        if self.trace is not None:
+            self.trace.append((self.hub.now, who, what))
+
+    def said(self, agent: SimAgent, event: Event) -> None:
+        """Record that an agent tells its observers something."""
+        self.reached[f"says {event.name}"] += 1
+        forged = self.truth.forgeries
+        if event.name == "store_lost" and not (self.store.embedded or self.forgot or forged.entries or forged.rows):
+            self.truth.violated(
+                "S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}"
+            )
+        self.truth.departures.said(agent, event)
+        if event.name == "checked_again":
+            checks.left_for_checks(agent)
+        if event.name == "workers_done":
+            self.truth.done(agent)
+        if event.name == "signal" and "other nodes have finished" in event.message:
+            self.count("L7 who is told to leave may finish as others have")
+        if self.trace is not None:
+            self.note(agent.node_id, event.message)
+
+    def new_id(self) -> str:
+        """Return an id that agents cannot tell from a random one."""
+        self._ids += 1
+        return f"#{self._ids}"
+
+    def new_entry_id(self) -> str:
+        """Return an entry id that agents cannot tell from a random one."""
+        return f"~{self.store.master.head}" if self.same_ids else self.new_id()
+
+    def training(self, run: str, current: Round) -> Training:
+        """Return what the workers of a round take part in."""
+        key = (run, current.number, current.offer.id)
+        if key not in self._trainings:
+            self._trainings[key] = Training(self, run, current)
+        return self._trainings[key]
+
+    def gang(self, run: str, current: Round | None, node_id: str) -> Gang | None:
+        """Return a node's workers of a round, if they were ever started."""
+        if current is None:
+            return None
+        training = self._trainings.get((run, current.number, current.offer.id))
+        return training.gangs.get(node_id) if training is not None else None
+
+    def agent(self, node_id: str) -> SimAgent | None:
+        """Return the agent of this id."""
+        return self._agents.get(node_id)
+
+    def at_address(self, address: str) -> Host:
+        """Return the host that is reached there."""
+        return self._addresses[address]
+
+    def newest_round(self, run: str) -> Round | None:
+        """Return the newest round of a run on the server that all nodes will ask in the end."""
+        return self.truth.histories.newest_round(self.store.master, run)
+
+    def trainings(self) -> list[Training]:
+        """All that anybody ever started."""
+        return list(self._trainings.values())
+
+    def saved(self, seconds: float) -> None:
+        """Record the checkpoint that a training leaves that was whole for so long."""
+        self.work_left = max(0.5, self.work_left - seconds)
+
+    def enlist(self, agent: SimAgent) -> None:
+        """Somebody new."""
+        self._agents[agent.node_id] = agent
+        self.lineages[agent.node_id] = agent.lineage
+
+    def agents(self) -> list[SimAgent]:
+        """Everybody who ever ran, in order of hosts."""
+        return [agent for host in self.hosts for agent in host.agents]
+
+    def living(self) -> list[SimAgent]:
+        """Everybody who runs."""
+        return [agent for agent in self.agents() if not agent.over]
