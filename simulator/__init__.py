@@ -6,7 +6,7 @@ General layout, from what everything stands on up to what is run:
 * ``store`` is a store on the far side of a network, at the end of ``lines``, each of whose servers is a ``replica``,
   and ``peers`` the network between the hosts; ``workers`` are what an agent starts; ``agent`` gives core's own
   supervisor ``hands`` that reach these instead of sockets and processes; ``world`` holds them all.
-* ``plan`` is one schedule, every choice in it; ``lots`` draws one from a seed, with ``scripts`` where all plans of a
+* ``plan`` is one schedule, every choice in it; ``rng`` draws one from a seed, with ``scripts`` where all plans of a
   profile have a fault; ``faults`` and ``outages`` carry it out.
 * ``assumptions`` are what the rules assume, and a profile for each that breaks it; ``breaches`` are the faults that do,
   ``overlaps`` for how long rounds train at once then, and ``measure`` plays thousands and says what came of them.

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from simulator import campaign
-from simulator.lots import PROFILES, draw
 from simulator.plan import Plan
+from simulator.profiles import PROFILES, draw
 
 
 def main() -> int:
@@ -51,8 +51,8 @@ def _campaign(options: argparse.Namespace) -> int:
     with campaign.pool(options.jobs) as players:
         result = campaign.run(options.first, options.plans, players)
     took = time.monotonic() - began
-    width = max(map(len, result.reached), default=0)
-    for what, count in sorted(result.reached.items()):
+    width = max(map(len, result.coverage), default=0)
+    for what, count in sorted(result.coverage.items()):
         print(f"{what:<{width}}  {count}")
     print(
         f"{result.plans} plans, {result.events} events, {result.seconds / 3600:.1f} h of virtual time in {took:.1f} s: "
@@ -68,7 +68,7 @@ def _campaign(options: argparse.Namespace) -> int:
 
 
 def _made_small(plan: Plan) -> Plan:
-    from simulator.shrinking import shrink  # imports core, as below
+    from simulator.shrinker import shrink  # imports core, as below
 
     return shrink(plan)
 

@@ -32,12 +32,12 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.join import Applicant, arrive
 from elastic_core.session.runtime import Runtime
-from simulator import checks, forgetting, peers, programs, runtime, strangers, verdicts
+from simulator import checks, data_loss, forgeries, peers, programs, runtime, verdicts
 from simulator.engine import TICK, Hub, Process, expire_after
-from simulator.hands import Hands
 from simulator.inbox import Inbox
-from simulator.peers import DOOR
+from simulator.peers import PROBE_PORT
 from simulator.store import Connection
+from simulator.worker_group import SimWorkerGroup
 
 if TYPE_CHECKING:
     from simulator.plan import Plan
@@ -125,9 +125,9 @@ class SimAgent:
             role="default",
             versions=VERSIONS,
             address=host.address,
-            port=DOOR + slot if host.world.plan.max_nodes > 1 else 0,
+            port=PROBE_PORT + slot if host.world.plan.max_nodes > 1 else 0,
         )
-        self.inbox, self.hands = Inbox(self), Hands(self)
+        self.inbox, self.group = Inbox(self), SimWorkerGroup(self)
         self.supervisor: Supervisor | None = None
         self.run = ""
         self.exit_code: int | None = None
@@ -189,15 +189,15 @@ class SimAgent:
             code, why = int(getattr(exc, "exit_code", 1)), str(exc)
         except Exception as exc:
             code, why = 70, "".join(traceback.format_exception(exc))
-            world.truth.violated("defect", f"{self.node_id} ended with a traceback:\n{why}")
+            world.checker.fail("defect", f"{self.node_id} ended with a traceback:\n{why}")
         self.exit_code, self.why = code, why
-        world.truth.exited(self, code, why)
+        world.checker.exited(self, code, why)
         self.process.dead, self.over_at = True, self.host.world.hub.now
         self.gone()
-        world.hub.at(world.hub.now, self.hands.orphaned)
+        world.hub.at(world.hub.now, self.group.orphaned)
         if self._rejoins:
             if self.state is not None and self.state.run_replaced:
-                forgetting.check_outrun(world, self)
+                data_loss.check_replaced_run(world, self)
                 world.count("S3 a node of a run that was lost joins another")
             else:
                 world.count("L17 a node leaves for its checks")
@@ -206,7 +206,7 @@ class SimAgent:
     def _rejoin(self) -> None:
         """Begin again in the same process, as a node that was never there."""
         if self.host.suspended:
-            self.host.held.append(self._rejoin)
+            self.host.deferred.append(self._rejoin)
         else:
             self.host.start(self.uid, before=self, command=self.command)
 
@@ -234,17 +234,17 @@ class SimAgent:
             former=self.former,
         )
         means = runtime.of(world, self.host.now, self._sleep)
-        own = Connection(world.store, self.host.line, self.process, hosting=self.hosting)
-        store = strangers.connection(own, plan.token, self.host.now)
+        own = Connection(world.store, self.host.channel, self.process, hosting=self.hosting)
+        store = forgeries.connection(own, plan.token, self.host.now)
         found = checks.enter(self, store, applicant, means, self._arrive(store, applicant, means))
         if isinstance(found, tuple):
             return found
         if isinstance(found, Closed):
-            world.truth.reported_verdict(self, found)
+            world.checker.reported_verdict(self, found)
             world.count("S6 a latecomer hears the verdict")
             return found.exit_code, found.why
         self.run = found.ledger.head.run
-        world.truth.joined(self, found.ledger)
+        world.checker.joined(self, found.ledger)
         plugins = SimpleNamespace(
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
@@ -257,17 +257,17 @@ class SimAgent:
             publish=self._hear,
             loop=self.inbox,
             signals=frozenset({TERM}),
-            warden=self.hands,
-            group=self.hands,
+            warden=self.group,
+            group=self.group,
             unreachable=partial(peers.unreachable, self.host),
             explain_hang=lambda *_: False,
             tell_hang=lambda *_: None,
-            fence=lambda seconds, _now: self.hands.fence(seconds),
+            fence=lambda seconds, _now: self.group.fence(seconds),
             start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._hear),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )
         resources.locate_workers = partial(Resources.locate_workers, cast("Any", resources))
-        look = partial(self.host.look, self.slot)
+        look = partial(self.host.visible_slots, self.slot)
         self.supervisor = Supervisor(
             cast("Any", resources),
             means,
@@ -297,7 +297,7 @@ class SimAgent:
         if not (most or self.again or self.host.world.plan.check):
             return None
         arrival = arrive(store, applicant, means, again=self.again)
-        self.verdicts_before = len(world.truth.verdicts)
+        self.verdicts_before = len(world.checker.verdicts)
         if most and arrival.round:
             world.count("S6 a newcomer imports while a round is live")
             self._sleep(most * world.hub.random.random())
@@ -312,7 +312,7 @@ class SimAgent:
         world = self.host.world
         assert self.supervisor is not None
         if (current := self.supervisor._session.ledger.round) is not None:
-            world.truth.judged[self.node_id, current.offer.id] = incident
+            world.checker.judged[self.node_id, current.offer.id] = incident
         if world.plan.thinking:
             self._sleep(world.plan.thinking * world.hub.random.random())
         if history.max_restarts is None or history.restarts < history.max_restarts:
@@ -321,7 +321,7 @@ class SimAgent:
 
     def _node_gone(self, info: NodeInfo) -> bool:
         self._sleep(2.0 * self.host.world.hub.random.random())
-        return self.host.world.truth.proofs.vouches(self.node_id, info.node_id)
+        return self.host.world.checker.proofs.vouches(self.node_id, info.node_id)
 
     def _hear(self, event: Event) -> None:
         self.host.world.said(self, event)

@@ -17,7 +17,7 @@ from simulator.plan import Plan
 
 KILLING = 2.5
 """Seconds from the instant that a fence is due, or a stop is asked for, to the end of the last worker, at most."""
-AWARE = 9.0
+CONTACT_SECONDS = 9.0
 """Seconds within which a node that reaches the right server knows what it has come to, and has stopped its workers."""
 
 
@@ -41,7 +41,7 @@ class Assumption:
     """The most seconds for which two rounds of one run train at once."""
     runs: Callable[[Plan], float] = field(default=lambda _plan: math.inf)
     """The most seconds for which two runs train at once."""
-    job: Callable[[random.Random], dict[str, Any]] = field(default=lambda _lots: {})
+    job: Callable[[random.Random], dict[str, Any]] = field(default=lambda _rng: {})
     length: float = 60.0
     most: int = 4
     hosts: tuple[int, ...] = (2, 2, 3)
@@ -56,39 +56,39 @@ class Assumption:
         return ""
 
 
-def _fenced(lots: random.Random) -> dict[str, Any]:
+def _fenced(rng: random.Random) -> dict[str, Any]:
     """Jobs in which nothing but the fence shows that a round is over."""
     return {
         "min_nodes": 1,
-        "max_nodes": lots.choice([1, 1, 2]),
+        "max_nodes": rng.choice([1, 1, 2]),
         "fence_after": 15.0,
         "peers_notice": False,
         "spread": 0.0,
     }
 
 
-def _clocks(lots: random.Random) -> dict[str, Any]:
+def _clocks(rng: random.Random) -> dict[str, Any]:
     """Draw clocks of which some run twice as fast as others, or four times."""
     return {
-        **_fenced(lots),
+        **_fenced(rng),
         "fence_after": 40.0,
-        "rates": _rates(lots, [(0.7, 1.0), (0.5, 1.0), (1.0, 2.0), (0.5, 2.0)]),
+        "rates": _rates(rng, [(0.7, 1.0), (0.5, 1.0), (1.0, 2.0), (0.5, 2.0)]),
     }
 
 
-def _drift(lots: random.Random) -> dict[str, Any]:
+def _drift(rng: random.Random) -> dict[str, Any]:
     """No two differ by more than a fifth."""
-    return {**_fenced(lots), "fence_after": 40.0, "rates": _rates(lots, [(0.85, 1.0), (0.9, 1.1), (1.0, 1.15)])}
+    return {**_fenced(rng), "fence_after": 40.0, "rates": _rates(rng, [(0.85, 1.0), (0.9, 1.1), (1.0, 1.15)])}
 
 
-def _rates(lots: random.Random, pairs: list[tuple[float, float]]) -> tuple[float, ...]:
-    pair = lots.choice(pairs)
-    return tuple(lots.choice(pair) for _ in range(3))
+def _rates(rng: random.Random, pairs: list[tuple[float, float]]) -> tuple[float, ...]:
+    pair = rng.choice(pairs)
+    return tuple(rng.choice(pair) for _ in range(3))
 
 
 def _lasting(*kinds: str) -> Callable[[Plan], float]:
     """For as long as these faults last, and until the nodes know better."""
-    return lambda plan: sum(fault.span for fault in plan.faults if fault.kind in kinds) + AWARE
+    return lambda plan: sum(fault.span for fault in plan.faults if fault.kind in kinds) + CONTACT_SECONDS
 
 
 def _fences(plan: Plan) -> float:
@@ -101,30 +101,30 @@ def _apart(plan: Plan) -> float:
     return plan.fence_after * max(0.0, 0.8 / min(plan.rates) - 1 / max(plan.rates)) + KILLING
 
 
-def _copies(lots: random.Random) -> dict[str, Any]:
-    return {**_fenced(lots), "may_forget": True}
+def _copies(rng: random.Random) -> dict[str, Any]:
+    return {**_fenced(rng), "may_forget": True}
 
 
-def _moved(lots: random.Random) -> dict[str, Any]:
-    misled = lots.random() < 0.5
-    return {**_fenced(lots), "may_forget": True, "stale_reads": misled, "misled": misled}
+def _moved(rng: random.Random) -> dict[str, Any]:
+    misled = rng.random() < 0.5
+    return {**_fenced(rng), "may_forget": True, "stale_reads": misled, "misled": misled}
 
 
-def _many(lots: random.Random) -> dict[str, Any]:
+def _many(rng: random.Random) -> dict[str, Any]:
     return {"min_nodes": 1, "fence_after": 15.0}
 
 
-def _marooned(lots: random.Random) -> dict[str, Any]:
+def _marooned(rng: random.Random) -> dict[str, Any]:
     return {
         "min_nodes": 1,
-        "max_nodes": lots.choice([1, 2]),
-        "fence_after": lots.choice([30.0, 60.0]),
+        "max_nodes": rng.choice([1, 2]),
+        "fence_after": rng.choice([30.0, 60.0]),
         "join_timeout": 60.0,
     }
 
 
-def _again(lots: random.Random) -> dict[str, Any]:
-    return {"min_nodes": 1, "uid": lots.random() < 0.5, "work": lots.uniform(3.0, 16.0)}
+def _again(rng: random.Random) -> dict[str, Any]:
+    return {"min_nodes": 1, "uid": rng.random() < 0.5, "work": rng.uniform(3.0, 16.0)}
 
 
 ASSUMPTIONS: dict[str, Assumption] = {
@@ -260,37 +260,37 @@ ASSUMPTIONS: dict[str, Assumption] = {
 """All that are broken, by the names of their profiles."""
 
 
-def numbers(lots: random.Random, kind: str, plan: Plan) -> tuple[float, float] | None:
+def numbers(rng: random.Random, kind: str, plan: Plan) -> tuple[float, float] | None:
     """Draw a span and a value that are worth trying; None for a fault that other profiles have, and as they have it."""
     fence = plan.fence_after
-    short, long = lots.uniform(0.05, 1.5), lots.uniform(2.0, 14.0)
+    short, long = rng.uniform(0.05, 1.5), rng.uniform(2.0, 14.0)
     match kind:
         case "ghosts":
-            return long, lots.choice([0.1, 0.3, 0.7])
+            return long, rng.choice([0.1, 0.3, 0.7])
         case "hang-up" if plan.profile == "stale":
-            return lots.choice([long, fence, 2 * fence]), float(lots.randrange(4))
+            return rng.choice([long, fence, 2 * fence]), float(rng.randrange(4))
         case "loose":
-            return lots.choice([long, fence]), float(lots.randrange(2))
+            return rng.choice([long, fence]), float(rng.randrange(2))
         case "same-ids":
-            return lots.choice([long, 2 * fence]), 0.0
+            return rng.choice([long, 2 * fence]), 0.0
         case "stuck" if plan.profile == "stalls":
-            return lots.choice([long, fence, 2 * fence]), 0.0
+            return rng.choice([long, fence, 2 * fence]), 0.0
         case "older":
-            return lots.choice([short, long, fence]), lots.choice([1.0, 5.0, fence])
+            return rng.choice([short, long, fence]), rng.choice([1.0, 5.0, fence])
         case "copy":
-            return short, lots.choice([1.0, 5.0, fence / 2, fence, 2 * fence])
+            return short, rng.choice([1.0, 5.0, fence / 2, fence, 2 * fence])
         case "hole" | "rot":
-            return 0.0, float(lots.randrange(64))
+            return 0.0, float(rng.randrange(64))
         case "stale" | "stall":
-            return lots.choice([short, long, fence, 2 * fence]), float(lots.randrange(2))
+            return rng.choice([short, long, fence, 2 * fence]), float(rng.randrange(2))
         case "pause":
-            return lots.choice([long, fence, 2 * fence]), 0.0
+            return rng.choice([long, fence, 2 * fence]), 0.0
         case "maroon":
             return fence, 0.0
         case "replay":
-            return 0.0, float(lots.choice([0, 1, 1, 5]))
+            return 0.0, float(rng.choice([0, 1, 1, 5]))
         case "cut" if plan.profile in FENCED:
-            return lots.choice([long, fence, 2 * fence, 3 * fence]), float(lots.randrange(3))
+            return rng.choice([long, fence, 2 * fence, 3 * fence]), float(rng.randrange(3))
         case "freeze" if plan.profile in FENCED:
-            return lots.choice([short, long, 2 * fence]), 0.0
+            return rng.choice([short, long, 2 * fence]), 0.0
     return None

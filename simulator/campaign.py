@@ -13,14 +13,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from simulator.lots import ORDER, draw
-from simulator.thawing import thaw
+from simulator.mutable_dataclasses import use_mutable_dataclasses
+from simulator.profiles import ORDER, draw
 
 if TYPE_CHECKING:
-    from simulator.truth import Violation
+    from simulator.checker import Violation
 
 CHUNK = 50
-"""Plans that a process takes at a time."""
+"""StopPlans that a process takes at a time."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Result:
     events: int = 0
     seconds: float = 0.0
     """Of virtual time."""
-    reached: Counter[str] = field(default_factory=Counter)
+    coverage: Counter[str] = field(default_factory=Counter)
     violations: list[tuple[int, Violation]] = field(default_factory=list)
     """Each with the number of its plan."""
 
@@ -40,7 +40,7 @@ class Result:
         self.plans += other.plans
         self.events += other.events
         self.seconds += other.seconds
-        self.reached.update(other.reached)
+        self.coverage.update(other.coverage)
         self.violations += other.violations
 
 
@@ -53,7 +53,7 @@ def pool(jobs: int | None = None) -> ProcessPoolExecutor:
     """Return the processes that play: one for each CPU, unless another number is given."""
     # Forking a process that has threads is asking for trouble, and a test runner may have some.
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, initializer=thaw)
+    return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, initializer=use_mutable_dataclasses)
 
 
 def run(first: int, count: int, players: ProcessPoolExecutor) -> Result:
@@ -78,7 +78,7 @@ def play_all(numbers: range) -> Result:
             result.plans += 1
             result.events += outcome.events
             result.seconds += outcome.ended_at
-            result.reached.update(outcome.reached)
+            result.coverage.update(outcome.coverage)
             if outcome.violation is not None:
                 result.violations.append((number, outcome.violation))
     finally:

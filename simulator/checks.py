@@ -18,9 +18,9 @@ from elastic_core.protocol.entries import Closed, Drain
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.session.join import Applicant, Joined, join
 from elastic_core.session.ledger_watch import Lookout
-from simulator import forgetting, leaders
+from simulator import data_loss, leaders
+from simulator.channel import Payload
 from simulator.engine import Process
-from simulator.lines import Wire
 from simulator.store import Connection
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from simulator.plan import Fault
     from simulator.world import Host, World
 
-HEEDED = 12.0
+LEAVE_SECONDS = 12.0
 """Seconds without any trouble after which a lineage that was asked to leave is about to."""
 ANSWERED = 7.0
 """Seconds without any trouble on any host after which a request to drain a host is answered."""
@@ -111,19 +111,19 @@ def note_drain(world: World, body: Drain) -> None:
 def expect_gone(world: World, lineage: Lineage, asked: str) -> None:
     """Check later that a lineage leaves which was asked to."""
     if world.plan.check:
-        world.hub.at(world.hub.now + HEEDED, _check_gone, world, lineage, asked)
+        world.hub.at(world.hub.now + LEAVE_SECONDS, _check_gone, world, lineage, asked)
 
 
 def _check_gone(world: World, lineage: Lineage, asked: str) -> None:
     agent = lineage.agent
     state, supervisor = agent.state, agent.supervisor
-    if agent.over or agent.leaving or not _is_calm(world, agent.host, HEEDED) or agent.process.frozen:
+    if agent.over or agent.leaving or not _is_undisturbed(world, agent.host, LEAVE_SECONDS) or agent.process.frozen:
         return
     if state is not None and (state.ledger.closed is not None or state.store_lost):
         return
     if supervisor is not None and supervisor._departure._finishing:
         return
-    world.truth.violated("L17", f"{agent.node_id} was asked to leave by {asked} {HEEDED:g} s ago, and does not")
+    world.checker.fail("L17", f"{agent.node_id} was asked to leave by {asked} {LEAVE_SECONDS:g} s ago, and does not")
 
 
 def drain(world: World, host: Host, _fault: Fault | None = None) -> bool:
@@ -136,12 +136,12 @@ def drain(world: World, host: Host, _fault: Fault | None = None) -> bool:
     versions = host.living[-1].info.versions
     info = NodeInfo(node_id=name, host=other.name, host_id=name, slot=0, local_world_size=0, role="", versions=versions)
     ids = {node_id for agent in host.living for node_id in (agent.node_id, *agent.lineage.ids)}
-    row = Wire.of(NodeRow(info=info, drain=tuple(sorted(ids))))
+    row = Payload.of(NodeRow(info=info, drain=tuple(sorted(ids))))
     checked = [agent for agent in host.living if agent.is_checked and agent.lookout._entered.is_set()]
 
     def ask() -> None:
         with contextlib.suppress(RendezvousConnectionError):
-            Connection(world.store, other.line, process, hosting=False).enter(name, row)
+            Connection(world.store, other.channel, process, hosting=False).enter(name, row)
             for agent in checked:
                 world.hub.at(world.hub.now + ANSWERED, _check_answered, world, agent)
 
@@ -153,13 +153,13 @@ def _check_answered(world: World, agent: SimAgent) -> None:
     leader = leaders.leader(world)
     if agent.over or not agent.is_checked or leader is None or leader.over or leader.process.frozen:
         return
-    if all(_is_calm(world, host, ANSWERED) for host in (agent.host, leader.host)):
-        world.truth.violated("L17", f"{agent.node_id} is being checked, and elastic drain has had no answer")
+    if all(_is_undisturbed(world, host, ANSWERED) for host in (agent.host, leader.host)):
+        world.checker.fail("L17", f"{agent.node_id} is being checked, and elastic drain has had no answer")
 
 
-def _is_calm(world: World, host: Host, seconds: float) -> bool:
-    undisturbed = world.hub.now - max(host.troubled_until, world.troubled_until) >= seconds
-    return undisturbed and forgetting.aware(world, host, seconds)
+def _is_undisturbed(world: World, host: Host, seconds: float) -> bool:
+    undisturbed = world.hub.now - max(host.faulty_until, world.faulty_until) >= seconds
+    return undisturbed and data_loss.has_contact(world, host, seconds)
 
 
 def left_for_checks(agent: SimAgent) -> None:

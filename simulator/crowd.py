@@ -10,7 +10,7 @@ from elastic_core.config.run import Timing
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RosterRow
-from simulator.lines import Wire
+from simulator.channel import Payload
 
 if TYPE_CHECKING:
     from simulator.plan import Fault
@@ -45,7 +45,7 @@ class Crowd:
                 role="",
                 versions=Versions(python="3.11.7"),
             )
-            self.rows[name] = RosterRow(name, FIRST_SERIAL + number, 0, Wire.of(NodeRow(info=info)), 0)
+            self.rows[name] = RosterRow(name, FIRST_SERIAL + number, 0, Payload.of(NodeRow(info=info)), 0)
 
     def roster(self) -> list[RosterRow]:
         """Return what a read of the whole roster finds of them now."""
@@ -60,7 +60,7 @@ class Crowd:
         if self.rows.pop(name, None) is None:
             return
         if name not in self.silent:
-            self.world.truth.violated("L1", f"{name} heartbeats, and is taken for lost among {len(self.rows)}")
+            self.world.checker.fail("L1", f"{name} heartbeats, and is taken for lost among {len(self.rows)}")
         self.world.count("L1 a node is found that is silent among many")
 
 
@@ -82,9 +82,9 @@ def _hush(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _check_found(world: World, name: str) -> None:
-    if name in world.crowd.rows and not world.truth.verdicts:
+    if name in world.crowd.rows and not world.checker.verdicts:
         why = f"{name} has been silent for {bound(world):.1f} s among {len(world.crowd.rows)}, and nobody has found it"
-        world.truth.violated("L1", why)
+        world.checker.fail("L1", why)
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"hush": _hush}

@@ -33,7 +33,7 @@ class Defect:
     profile: str
     """The profile whose plans notice it soonest."""
     most: int = 400
-    """Plans that it may survive."""
+    """StopPlans that it may survive."""
     first: int = 0
     """The plan to begin with: rare ones are known to be noticed soon after it."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simulator.claims import CLAIMS
 from simulator.defect import Defect
-from simulator.repairs import REPAIRS
+from simulator.proof_defects import PROOF_DEFECTS
+from simulator.store_defects import STORE_DEFECTS
 
 DEFECTS: tuple[Defect, ...] = (
     # Who decides
@@ -420,7 +420,7 @@ DEFECTS: tuple[Defect, ...] = (
         2000,
     ),
     Defect("a plan has no deadline", "continue_plan", "view.now >= deadline", "False", "graceful", 3000),
-    Defect("a rank does not hold", "Stepper._read", "notice.plan, None, True", "notice.plan, None, False", "graceful"),
+    Defect("a rank does not hold", "StepLoop._read", "notice.plan, None, True", "notice.plan, None, False", "graceful"),
     Defect(
         "a plan outlives its HALT",
         "advance",
@@ -562,6 +562,6 @@ DEFECTS: tuple[Defect, ...] = (
         "None",
         "latecomers",
     ),
-    *REPAIRS,
-    *CLAIMS,
+    *STORE_DEFECTS,
+    *PROOF_DEFECTS,
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.roster import Phase
-from simulator import forgetting, leaders
+from simulator import data_loss, leaders
 
 if TYPE_CHECKING:
     from elastic_core.events import Event
@@ -39,7 +39,7 @@ class Departures:
         if entry is None or leader is None or leader.over or leader.process.frozen or not entry.anchors.halt:
             return
         current = self.world.newest_round(entry.run)
-        if current is None or current.offer.id != offer or not forgetting.aware(self.world, leader.host, KNOWN):
+        if current is None or current.offer.id != offer or not data_loss.has_contact(self.world, leader.host, KNOWN):
             return
         self.known.add(offer)
 
@@ -49,7 +49,9 @@ class Departures:
             state = agent.state
             if state is None or agent.process.frozen or state.ledger.round is None or state.ledger.halt is None:
                 continue
-            if (offer := state.ledger.round.offer.id) in self.known and forgetting.aware(self.world, agent.host, 0.0):
+            if (offer := state.ledger.round.offer.id) in self.known and data_loss.has_contact(
+                self.world, agent.host, 0.0
+            ):
                 self.survivors.setdefault(offer, []).append(agent)
 
     def said(self, agent: SimAgent, event: Event) -> None:
@@ -60,7 +62,7 @@ class Departures:
         knew = self.survivors.get(current.offer.id, []) if current is not None else []
         for other in knew:
             if not other.over and not other.process.frozen:
-                self.world.truth.violated(
+                self.world.checker.fail(
                     "S4", f"{agent.node_id} waits for the fence of a round that {other.node_id} knew to be over"
                 )
                 return

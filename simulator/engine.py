@@ -25,7 +25,7 @@ MOST_EVENTS = 150_000
 """In one plan."""
 
 
-class Spinning(Exception):
+class Livelock(Exception):
     """Some thread does the same again and again."""
 
 
@@ -45,21 +45,21 @@ class Clock:
 class Process:
     """What the threads of one agent share: a clock, and whether they run at all."""
 
-    __slots__ = ("clock", "dead", "frozen", "held", "host", "lag", "name", "tasks")
+    __slots__ = ("clock", "dead", "deferred", "frozen", "host", "lag", "name", "tasks")
 
     def __init__(self, name: str, clock: Clock, host: Any = None) -> None:
         self.name, self.clock, self.host = name, clock, host
         self.dead = self.frozen = False
         self.lag = 0.0
         """Seconds by which its threads may run late: the host is busy."""
-        self.held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.tasks: list[Task] = []
 
-    def thaw(self, hub: Hub) -> None:
+    def resume(self, hub: Hub) -> None:
         """Let everything happen that was held up."""
         self.frozen = False
-        held, self.held = self.held, []
-        for function, args in held:
+        deferred, self.deferred = self.deferred, []
+        for function, args in deferred:
             hub.at(hub.now, function, *args)
 
 
@@ -99,7 +99,7 @@ class Task:
         if ticket != self.ticket or self.done or self.process.dead:
             return
         if self.process.frozen:
-            self.process.held.append((self.wake, (ticket, value)))
+            self.process.deferred.append((self.wake, (ticket, value)))
             return
         self.hub.current = self
         self.glet.switch(value)
@@ -109,7 +109,7 @@ class Task:
         if ticket != self.ticket or self.done or self.process.dead:
             return
         if self.process.frozen:
-            self.process.held.append((self.expire, (ticket, deadline, value)))
+            self.process.deferred.append((self.expire, (ticket, deadline, value)))
             return
         left = deadline - self.process.clock.now()
         if left > 0:
@@ -153,14 +153,14 @@ class Hub:
         """Let happen what is due, until an instant, or until ``finished`` after some event.
 
         Raises:
-            Spinning: More happened than any job has reason for.
+            Livelock: More happened than any job has reason for.
         """
         due = self._due
         while due and due[0][0] <= until and not finished():
             self.now, _, function, args = heapq.heappop(due)
             self.events += 1
             if self.events > MOST_EVENTS:
-                raise Spinning(f"{MOST_EVENTS} events")
+                raise Livelock(f"{MOST_EVENTS} events")
             function(*args)
         if not finished():
             self.now = until
@@ -204,7 +204,7 @@ class Condition:
             task, ticket = self._waiting.popleft()
             if ticket == task.ticket and not task.done:
                 n -= 1
-                hub.at(hub.now + late(hub, task.process), task.wake, ticket, True)
+                hub.at(hub.now + scheduling_delay(hub, task.process), task.wake, ticket, True)
 
     def notify_all(self) -> None:
         """Wake all."""
@@ -305,6 +305,6 @@ def expire_after(hub: Hub, task: Task, seconds: float, value: object) -> None:
     hub.at(hub.now + max(0.0, seconds) / clock.rate + TICK, task.expire, task.ticket, deadline, value)
 
 
-def late(hub: Hub, process: Process) -> float:
+def scheduling_delay(hub: Hub, process: Process) -> float:
     """How much later than it could a thread runs, in seconds: nothing, unless its host is busy."""
     return process.lag * hub.random.random() if process.lag else 0.0

@@ -18,7 +18,7 @@ from elastic_core.protocol.entries import (
 )
 
 
-def told(entry: Entry) -> str:
+def describe(entry: Entry) -> str:
     """Describe an entry in a line."""
     match entry.body:
         case Open(scheduler_uid=uid):

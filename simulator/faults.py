@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.incidents import IncidentKind
-from simulator import breaches, checks, crowd, leaders, outages, programs, proofs, questions, strangers
-from simulator.plan import LONELY, Fault
+from simulator import assumption_faults, checks, crowd, forgeries, leaders, outages, programs, proofs, questions
+from simulator.plan import ISOLATED, Fault
 from simulator.world import UID
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
-    from simulator.workers import Gang
+    from simulator.workers import Worker
     from simulator.world import Host, World
 
-STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters", "split"}) | breaches.STORE_WIDE
+STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters", "split"}) | assumption_faults.STORE_WIDE
 """Kinds that everybody feels."""
 
 
@@ -35,40 +35,40 @@ def _trouble(world: World, host: Host, fault: Fault) -> None:
     """Remember who cannot be expected to be healthy, and until when."""
     until = world.hub.now + fault.span
     if fault.kind in STORE_WIDE:
-        world.troubled_until = max(world.troubled_until, until)
+        world.faulty_until = max(world.faulty_until, until)
     else:
-        host.troubled_until = max(host.troubled_until, until)
+        host.faulty_until = max(host.faulty_until, until)
 
 
 def heal(world: World) -> None:
     """End whatever lasts."""
     world.note("world", "everything is well again")
-    outages.store_up(world)
-    outages.one_master(world)
-    breaches.heal(world)
+    outages.start_store(world)
+    outages.merge_masters(world)
+    assumption_faults.heal(world)
     for host in world.hosts:
-        host.lag = host.line.slow = host.line.lossy = 0.0
-        host.line.read_only = host.ports_taken = False
-        host.line.deaf_until = 0.0
+        host.lag = host.channel.slow = host.channel.lossy = 0.0
+        host.channel.read_only = host.ports_taken = False
+        host.channel.reads_blocked_until = 0.0
         host.isolated_until = 0.0
         host.severed.clear()
-        host.troubled_until = max(host.troubled_until, world.hub.now)
+        host.faulty_until = max(host.faulty_until, world.hub.now)
         for agent in host.agents:
             agent.process.lag = 0.0
-            if (gang := agent.hands.gang) is not None:
-                gang.free()
-        outages.uncut(world, host)
+            if (worker := agent.group.worker) is not None:
+                worker.free()
+        outages.reconnect(world, host)
         host.resume()
     if (broken := world.broken_host) is not None:
-        broken.line.to_cut = outages.FOR_EVER if world.plan.broken in (1, 3) else 0.0
-        broken.line.from_cut = outages.FOR_EVER if world.plan.broken in (2, 3) else 0.0
-        broken.troubled_until = outages.FOR_EVER
-        world.hub.at(world.hub.now + outages.KEEPALIVE, outages.find_broken, world, broken)
+        broken.channel.to_cut = outages.FOR_EVER if world.plan.broken in (1, 3) else 0.0
+        broken.channel.from_cut = outages.FOR_EVER if world.plan.broken in (2, 3) else 0.0
+        broken.faulty_until = outages.FOR_EVER
+        world.hub.at(world.hub.now + outages.KEEPALIVE, outages.reset_broken, world, broken)
         world.count("a host stays cut off")
     _reconnect(world)
-    if world.plan.broken == LONELY:
+    if world.plan.broken == ISOLATED:
         lonely = world.hosts[-1]
-        lonely.troubled_until = outages.FOR_EVER
+        lonely.faulty_until = outages.FOR_EVER
         _isolate(world, lonely, Fault(world.hub.now, "isolate", lonely.number, outages.FOR_EVER))
         world.count("a host stays without peers")
 
@@ -111,7 +111,7 @@ def _crash(world: World, host: Host, fault: Fault) -> bool:
     if agent is None:
         return False
     agent.kill()
-    world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)
+    world.hub.at(world.hub.now + fault.span, agent.group.orphaned)
     return True
 
 
@@ -132,7 +132,7 @@ def _freeze(world: World, host: Host, fault: Fault) -> bool:
 
     def wake() -> None:
         if not host.suspended:
-            agent.process.thaw(world.hub)
+            agent.process.resume(world.hub)
 
     world.hub.at(world.hub.now + fault.span, wake)
     return True
@@ -193,29 +193,29 @@ def _wall(world: World, host: Host, fault: Fault) -> bool:
 
 def _fail(world: World, host: Host, fault: Fault) -> bool:
     """Let a worker exit with 1."""
-    gang = _gang(host)
-    if gang is None:
+    worker = _running_worker(host)
+    if worker is None:
         return False
-    gang.fail("boom")
+    worker.fail("boom")
     return True
 
 
 def _hang(world: World, host: Host, fault: Fault) -> bool:
     """Hang a worker; after ``span`` this is noticed, and it is killed."""
-    gang = _gang(host)
-    if gang is None or gang.training.broken:
+    worker = _running_worker(host)
+    if worker is None or worker.training.broken:
         return False
-    world.hub.at(world.hub.now + fault.span, gang.fail, "it hung")
+    world.hub.at(world.hub.now + fault.span, worker.fail, "it hung")
     return True
 
 
 def _stuck(world: World, host: Host, fault: Fault) -> bool:
     """Let a worker wait in the kernel, where no signal reaches it, for ``span``."""
-    gang = _gang(host)
-    if gang is None:
+    worker = _running_worker(host)
+    if worker is None:
         return False
-    gang.stuck = True
-    world.hub.at(world.hub.now + fault.span, gang.free)
+    worker.stuck = True
+    world.hub.at(world.hub.now + fault.span, worker.free)
     return True
 
 
@@ -235,7 +235,7 @@ def _sever(world: World, host: Host, fault: Fault) -> bool:
     if other is host:
         return False
     host.severed[other.number] = max(host.severed.get(other.number, 0.0), world.hub.now + fault.span)
-    other.troubled_until = max(other.troubled_until, world.hub.now + fault.span)
+    other.faulty_until = max(other.faulty_until, world.hub.now + fault.span)
     world.hub.at(world.hub.now + fault.span, _reconnect, world)
     _notice(world, host)
     return True
@@ -243,17 +243,17 @@ def _sever(world: World, host: Host, fault: Fault) -> bool:
 
 def _notice(world: World, host: Host) -> None:
     """Workers that train notice it soon, if they need each other."""
-    gang = _gang(host)
-    if gang is not None and gang.training.whole and gang.training.sundered:
-        world.hub.at(world.hub.now + 2.0, gang.fail, "cannot reach its peers")
+    worker = _running_worker(host)
+    if worker is not None and worker.training.active and worker.training.partitioned:
+        world.hub.at(world.hub.now + 2.0, worker.fail, "cannot reach its peers")
 
 
 def _ports(world: World, host: Host, fault: Fault) -> bool:
     """For ``span``, no worker of this host can listen: the port is always taken."""
     host.ports_taken = True
     world.hub.at(world.hub.now + fault.span, _end_ports, host)
-    if (gang := _gang(host)) is not None:
-        gang.fail("the port is taken", IncidentKind.PORT_TAKEN)
+    if (worker := _running_worker(host)) is not None:
+        worker.fail("the port is taken", IncidentKind.PORT_TAKEN)
     return True
 
 
@@ -278,10 +278,10 @@ def _newest(host: Host) -> SimAgent | None:
     return living[-1] if living and not host.suspended else None
 
 
-def _gang(host: Host) -> Gang | None:
+def _running_worker(host: Host) -> Worker | None:
     for agent in host.agents:
-        if not agent.over and agent.hands.alive() and not host.suspended:
-            return agent.hands.gang
+        if not agent.over and agent.group.alive() and not host.suspended:
+            return agent.group.worker
     return None
 
 
@@ -301,11 +301,11 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "sever": _sever,
     "ports": _ports,
     **outages.KINDS,
-    **breaches.KINDS,
+    **assumption_faults.KINDS,
     **checks.KINDS,
     **crowd.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,
     **questions.KINDS,
-    **strangers.KINDS,
+    **forgeries.KINDS,
 }

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced
-from simulator.engine import TICK, Task, late
+from simulator.engine import TICK, Task, scheduling_delay
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
@@ -26,7 +26,7 @@ class Inbox:
         self._events.append(event)
         if self._taker is not None:
             (task, ticket), self._taker = self._taker, None
-            self._hub.at(self._hub.now + late(self._hub, task.process), task.wake, ticket)
+            self._hub.at(self._hub.now + scheduling_delay(self._hub, task.process), task.wake, ticket)
 
     def at(self, instant: float, event: object) -> None:
         """Deliver an event at an instant of this host's clock."""
@@ -39,7 +39,7 @@ class Inbox:
         if process.dead:
             return
         if process.frozen:
-            process.held.append((self._due, (instant, event)))
+            process.deferred.append((self._due, (instant, event)))
         elif process.clock.now() < instant:
             self.at(instant, event)
         else:
@@ -49,10 +49,10 @@ class Inbox:
         """Block until something happened, and return it; what was returned before has been dealt with now."""
         for event in self._taken:
             if isinstance(event, EntriesRead):
-                self._agent.host.world.truth.read(self._agent, event.entries)
+                self._agent.host.world.checker.read(self._agent, event.entries)
             elif isinstance(event, HistoryReplaced):
-                self._agent.host.world.truth.adopted(self._agent, event.ledger)
-        self._agent.host.world.truth.settled(self._agent)
+                self._agent.host.world.checker.adopted(self._agent, event.ledger)
+        self._agent.host.world.checker.settled(self._agent)
         if not self._events:
             task = self._hub.task()
             self._taker = (task, task.ticket)

@@ -29,7 +29,7 @@ def _cut_members(world: World, host: Host, fault: Fault) -> bool:
     }
     for one in hosts.values():
         outages.cut_off(world, one, fault.span)
-        one.troubled_until = max(one.troubled_until, world.hub.now + fault.span)
+        one.faulty_until = max(one.faulty_until, world.hub.now + fault.span)
     return bool(hosts)
 
 
@@ -47,8 +47,8 @@ def _kill_leader(world: World, host: Host, fault: Fault) -> bool:
     if agent is None or agent.over or agent.host.suspended:
         return False
     agent.kill()
-    agent.host.troubled_until = max(agent.host.troubled_until, world.hub.now + fault.span)
-    world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)
+    agent.host.faulty_until = max(agent.host.faulty_until, world.hub.now + fault.span)
+    world.hub.at(world.hub.now + fault.span, agent.group.orphaned)
     world.hub.at(world.hub.now + fault.span + fault.value, _start_again, agent)
     return True
 
@@ -66,7 +66,7 @@ def leader(world: World) -> SimAgent | None:
 
 def newest(world: World) -> Entry | None:
     """Return the newest entry by a node, on the server that all nodes will ask in the end."""
-    return world.truth.histories.newest(world.store.master)
+    return world.checker.histories.newest(world.store.master)
 
 
 def expect_end(world: World, replica: Replica, halt: Entry) -> None:
@@ -78,12 +78,10 @@ def expect_end(world: World, replica: Replica, halt: Entry) -> None:
 
 def check_end(world: World, replica: Replica, halt: Entry, when: str) -> None:
     """P1: something must have followed a HALT."""
-    head = world.truth.histories.newest(replica)
+    head = world.checker.histories.newest(replica)
     if head is not None and head.run == halt.run and head.anchors.halt == halt.index:
         came = head.term - halt.term
-        world.truth.violated(
-            "P1", f"{when} HALT {halt.index} nothing has followed, and {came} leader(s) have come since"
-        )
+        world.checker.fail("P1", f"{when} HALT {halt.index} nothing has followed, and {came} leader(s) have come since")
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"members": _cut_members, "leader": _kill_leader}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from simulator import campaign
 from simulator.assumptions import ASSUMPTIONS
-from simulator.lots import draw
+from simulator.profiles import draw
 
 if TYPE_CHECKING:
     from simulator.plan import Plan
@@ -30,7 +30,7 @@ class Consequence:
     """In how many plans rounds, or runs, have trained at once."""
     longest: dict[str, float] = field(default_factory=dict)
     """For how long, in seconds, at most."""
-    reached: Counter[str] = field(default_factory=Counter)
+    coverage: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Consequence) -> None:
         """Take in another one's."""
@@ -38,7 +38,7 @@ class Consequence:
         self.violations += other.violations
         self.broken += other.broken
         self.overlapping += other.overlapping
-        self.reached += other.reached
+        self.coverage += other.coverage
         for kind, seconds in other.longest.items():
             self.longest[kind] = max(seconds, self.longest.get(kind, 0.0))
 
@@ -48,7 +48,7 @@ class Consequence:
         if outcome.violation is not None:
             self.violations.append(f"{what}: {outcome.violation}")
         self.broken.update(outcome.broken.keys())
-        self.reached.update(outcome.reached.keys())
+        self.coverage.update(outcome.coverage.keys())
         for kind, seconds in outcome.overlaps.items():
             self.overlapping[kind] += 1
             self.longest[kind] = max(seconds, self.longest.get(kind, 0.0))
@@ -70,7 +70,7 @@ def measure(profile: str, numbers: range) -> Consequence:
     return found
 
 
-def spread(profile: str, plans: int, players: ProcessPoolExecutor, first: int = 0) -> Consequence:
+def measure_on_all_cores(profile: str, plans: int, players: ProcessPoolExecutor, first: int = 0) -> Consequence:
     """Measure the plans on all cores."""
     total = Consequence()
     chunks = [range(at, min(at + campaign.CHUNK, first + plans)) for at in range(first, first + plans, campaign.CHUNK)]
@@ -89,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     with campaign.pool(options.jobs) as players:
         for profile in options.profiles or ASSUMPTIONS:
-            _print(profile, spread(profile, options.plans, players, options.first))
+            _print(profile, measure_on_all_cores(profile, options.plans, players, options.first))
 
 
 def _print(profile: str, found: Consequence) -> None:
@@ -102,7 +102,7 @@ def _print(profile: str, found: Consequence) -> None:
     for violation in found.violations[:5]:
         print(f"  {violation}")
     ends = {
-        what: count for what, count in found.reached.items() if what.startswith(("exit", "CLOSED", "fault", "S2 an"))
+        what: count for what, count in found.coverage.items() if what.startswith(("exit", "CLOSED", "fault", "S2 an"))
     }
     print("  in how many plans: " + "; ".join(f"{what} {ends[what]}" for what in sorted(ends)))
 

@@ -27,34 +27,34 @@ def _cut(world: World, host: Host, fault: Fault) -> bool:
 def cut_off(world: World, host: Host, seconds: float, *, to: bool = True, back: bool = True) -> None:
     """Nothing gets to the store from this host, or back from it, for so long."""
     until = world.hub.now + seconds
-    host.line.to_cut = max(host.line.to_cut, until) if to else host.line.to_cut
-    host.line.from_cut = max(host.line.from_cut, until) if back else host.line.from_cut
-    world.hub.at(world.hub.now + KEEPALIVE, find_broken, world, host)
+    host.channel.to_cut = max(host.channel.to_cut, until) if to else host.channel.to_cut
+    host.channel.from_cut = max(host.channel.from_cut, until) if back else host.channel.from_cut
+    world.hub.at(world.hub.now + KEEPALIVE, reset_broken, world, host)
 
 
-def find_broken(world: World, host: Host) -> None:
-    line = host.line
+def reset_broken(world: World, host: Host) -> None:
+    line = host.channel
     if max(line.to_cut, line.from_cut) > world.hub.now:
-        world.store.reset(lambda one: one.line is line and one.call is not None and one.call.name == "wait")
+        world.store.reset(lambda one: one.channel is line and one.call is not None and one.call.name == "wait")
 
 
-def uncut(world: World, host: Host) -> None:
+def reconnect(world: World, host: Host) -> None:
     """Make the line whole again; what was held up by it comes when it would have come anyway."""
-    host.line.to_cut = min(host.line.to_cut, world.hub.now)
-    host.line.from_cut = min(host.line.from_cut, world.hub.now)
+    host.channel.to_cut = min(host.channel.to_cut, world.hub.now)
+    host.channel.from_cut = min(host.channel.from_cut, world.hub.now)
 
 
 def _slow(world: World, host: Host, fault: Fault) -> bool:
     """Messages between this host and the store take up to ``value`` seconds longer, for ``span``."""
-    host.line.slow = fault.value
-    world.hub.at(world.hub.now + fault.span, _end, host.line, "slow")
+    host.channel.slow = fault.value
+    world.hub.at(world.hub.now + fault.span, _end, host.channel, "slow")
     return True
 
 
 def _lossy(world: World, host: Host, fault: Fault) -> bool:
     """Break off a share of ``value`` of this host's calls to the store, for ``span``."""
-    host.line.lossy = fault.value
-    world.hub.at(world.hub.now + fault.span, _end, host.line, "lossy")
+    host.channel.lossy = fault.value
+    world.hub.at(world.hub.now + fault.span, _end, host.channel, "lossy")
     return True
 
 
@@ -65,8 +65,8 @@ def _end(line: object, what: str) -> None:
 def _read_only(world: World, host: Host, fault: Fault) -> bool:
     """Let the store refuse all writes, for ``span``: its disk is full."""
     for one in world.hosts:
-        one.line.read_only = True
-        world.hub.at(world.hub.now + fault.span, _end, one.line, "read_only")
+        one.channel.read_only = True
+        world.hub.at(world.hub.now + fault.span, _end, one.channel, "read_only")
     return True
 
 
@@ -75,30 +75,30 @@ def _restart(world: World, host: Host, fault: Fault) -> bool:
     if world.store.down or world.store.embedded:
         return False
     world.store.stop()
-    world.hub.at(world.hub.now + fault.span, store_up, world)
+    world.hub.at(world.hub.now + fault.span, start_store, world)
     return True
 
 
-def store_up(world: World) -> None:
+def start_store(world: World) -> None:
     """Let the store answer again, unless it went with its host."""
     if not world.store.embedded:
         world.store.down = False
 
 
-def remember(world: World, fault: Fault) -> None:
+def take_snapshot(world: World, fault: Fault) -> None:
     """Keep what the store holds now: this is all that will be left of it when the fault comes."""
-    world.remembered[fault] = world.store.master.copy()
+    world.snapshots[fault] = world.store.master.copy()
 
 
 def _wipe(world: World, host: Host, fault: Fault) -> bool:
     """Take the store down for ``span``; it comes back empty."""
-    world.truth.departures.wiped()
-    return come_back(world, fault, Replica(world.truth.appended, world.truth.shrunk))
+    world.checker.departures.wiped()
+    return come_back(world, fault, Replica(world.checker.appended, world.checker.shrunk))
 
 
 def _rollback(world: World, host: Host, fault: Fault) -> bool:
     """Take the store down for ``span``; it comes back as it was ``LAG`` before."""
-    return come_back(world, fault, world.remembered[fault])
+    return come_back(world, fault, world.snapshots[fault])
 
 
 def come_back(world: World, fault: Fault, replica: Replica) -> bool:
@@ -107,10 +107,10 @@ def come_back(world: World, fault: Fault, replica: Replica) -> bool:
         return False
     world.store.stop()
     world.store.master.take_over(replica)
-    world.forgot = True
+    world.lost_data = True
     for one in world.hosts:
-        one.line.begin_anew()
-    world.hub.at(world.hub.now + fault.span, store_up, world)
+        one.channel.reset()
+    world.hub.at(world.hub.now + fault.span, start_store, world)
     return True
 
 
@@ -119,14 +119,14 @@ def _masters(world: World, host: Host, fault: Fault) -> bool:
 
     The new one lacks the last ``LAG`` of what the old one had taken; what that takes from now on is lost at the end.
     """
-    old, promoted = world.store.master, world.remembered[fault]
+    old, promoted = world.store.master, world.snapshots[fault]
     if world.store.down or world.store.embedded:
         return False
-    world.store.master, world.forgot = promoted, True
+    world.store.master, world.lost_data = promoted, True
     for one in world.hosts:
-        if one.line.replica is old and not int(fault.value) >> one.number & 1:
+        if one.channel.replica is old and not int(fault.value) >> one.number & 1:
             _ask(world, one, promoted)
-    world.hub.at(world.hub.now + fault.span, one_master, world)
+    world.hub.at(world.hub.now + fault.span, merge_masters, world)
     return True
 
 
@@ -140,14 +140,14 @@ def _split(world: World, host: Host, fault: Fault) -> bool:
 
 def _refuse(world: World, host: Host, fault: Fault) -> bool:
     """Let the store refuse writes from this host alone, for ``span``, and answer all else."""
-    host.line.read_only = True
-    world.hub.at(world.hub.now + fault.span, _end, host.line, "read_only")
+    host.channel.read_only = True
+    world.hub.at(world.hub.now + fault.span, _end, host.channel, "read_only")
     return True
 
 
 def _hang_up(world: World, host: Host, fault: Fault) -> bool:
     """One of the host's connections, by ``value``, brings nothing there any more, for ``span``; the others do."""
-    own = [one for one in world.store.connections if one.line is host.line]
+    own = [one for one in world.store.connections if one.channel is host.channel]
     if not own:
         return False
     connection = own[int(fault.value) % len(own)]
@@ -161,7 +161,7 @@ def _find_hung(world: World, connection: Connection) -> None:
         world.store.reset(lambda one: one is connection and one.call is not None and one.call.name == "wait")
 
 
-def one_master(world: World) -> None:
+def merge_masters(world: World) -> None:
     world.split_at = None
     for host in world.hosts:
         _ask(world, host, world.store.master)
@@ -169,10 +169,10 @@ def one_master(world: World) -> None:
 
 def _ask(world: World, host: Host, replica: Replica) -> None:
     """Let the host's clients find out that another server is the one to ask."""
-    if host.line.replica is not replica:
-        world.store.reset(lambda one: one.line is host.line)
-        host.line.replica = replica
-        host.line.begin_anew()
+    if host.channel.replica is not replica:
+        world.store.reset(lambda one: one.channel is host.channel)
+        host.channel.replica = replica
+        host.channel.reset()
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
@@ -188,7 +188,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "refuse": _refuse,
     "hang-up": _hang_up,
 }
-FORGETTING = frozenset({"wipe", "rollback", "masters", "split", "copy", "older"})
+DATA_LOSS = frozenset({"wipe", "rollback", "masters", "split", "copy", "older"})
 """Kinds that bring back what the store held before."""
 LAG = 0.3
 """Seconds that a replica or a file is behind."""

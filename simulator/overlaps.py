@@ -28,7 +28,8 @@ class Overlaps:
 
     def _look(self) -> None:
         world = self.world
-        for one, other in combinations([each for each in world.truth.whole_now.values() if not _stands_still(each)], 2):
+        moving = [each for each in world.checker.active_trainings.values() if not _is_suspended(each)]
+        for one, other in combinations(moving, 2):
             pair = id(one), id(other)
             seconds = self._seconds[pair] = self._seconds.get(pair, 0.0) + APART
             kind = ROUNDS if one.run == other.run else RUNS
@@ -36,9 +37,9 @@ class Overlaps:
             bound = (self.assumption.overlap if kind == ROUNDS else self.assumption.runs)(world.plan)
             if seconds > bound + APART:
                 both = f"round {one.round.number} of {one.run} and round {other.round.number} of {other.run}"
-                world.truth.violated("overlap", f"{both} train at once for {seconds:.1f} s, of {bound:.1f} s at most")
+                world.checker.fail("overlap", f"{both} train at once for {seconds:.1f} s, of {bound:.1f} s at most")
         world.hub.at(world.hub.now + APART, self._look)
 
 
-def _stands_still(training: Training) -> bool:
-    return any(gang.host.suspended for gang in training.gangs.values())
+def _is_suspended(training: Training) -> bool:
+    return any(worker.host.suspended for worker in training.workers.values())

@@ -12,11 +12,11 @@ from simulator.engine import expire_after
 if TYPE_CHECKING:
     from simulator.world import Host
 
-DOOR = 29_400
+PROBE_PORT = 29_400
 """The port of the agent of slot 0; others follow."""
 
 
-def reach(one: Host, other: Host) -> bool:
+def can_reach(one: Host, other: Host) -> bool:
     """Whether packets come and go between two hosts; the kernel answers, be the processes there frozen or gone."""
     if one is other:
         return True
@@ -25,27 +25,27 @@ def reach(one: Host, other: Host) -> bool:
     return not (other.suspended or other.off)
 
 
-def sundered(current: Round, host_of: dict[str, Host]) -> bool:
+def is_partitioned(current: Round, host_of: dict[str, Host]) -> bool:
     """Whether members of a round do not reach each other that have to: neighbours in a ring, and all rank 0."""
     if not any(host.isolated or host.severed for host in host_of.values()):
         return False
     ids = [member.node_id for member in current.members if member.node_id in host_of]
     needed = [(one, other) for one in ids for other in (*neighbours(current, one), ids[0]) if other in host_of]
-    return not all(reach(host_of[one], host_of[other]) for one, other in needed)
+    return not all(can_reach(host_of[one], host_of[other]) for one, other in needed)
 
 
-def unreachable(here: Host, aims: Sequence[ProbeTarget]) -> tuple[str, ...]:
+def unreachable(here: Host, targets: Sequence[ProbeTarget]) -> tuple[str, ...]:
     """In place of the probe's own: what a connection from this host to each of these would come to, in virtual time."""
     world = here.world
     hub = world.hub
     task = hub.task()
 
     def failing(some: Sequence[ProbeTarget]) -> list[ProbeTarget]:
-        return [aim for aim in some if not reach(here, world.at_address(aim.address))]
+        return [target for target in some if not can_reach(here, world.host_at(target.address))]
 
-    failed = failing(aims)
+    failed = failing(targets)
     expire_after(hub, task, PATIENCE if failed else 2 * world.plan.latency * hub.random.random(), None)
     task.park()
     failed = failing(failed)  # a packet that is sent again may get through
     world.count("L5 a peer is not reached" if failed else "L5 every peer is reached")
-    return tuple(dict.fromkeys(aim.node_id for aim in failed))
+    return tuple(dict.fromkeys(target.node_id for target in failed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 
-LONELY = 4
+ISOLATED = 4
 """The way for a host to be broken in which it reaches the store, and no other host."""
 
 
@@ -96,7 +96,7 @@ class Plan:
     enough: bool = True
     """Whether enough agents are started then, if too few are left."""
     broken: int = 0
-    """What stays broken of the last host when all else is well: 1 the way to the store, 2 back, 3 both, 4 (LONELY) to
+    """What stays broken of the last host when all else is well: 1 the way to the store, 2 back, 3 both, 4 (ISOLATED) to
     other hosts."""
     whole: int = 64
     """The newest entries of the ledger, which do not shrink."""

@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 
 from simulator.defect import Defect, Source, plant_in_source
 from simulator.defects import DEFECTS
-from simulator.thawing import thaw
+from simulator.mutable_dataclasses import use_mutable_dataclasses
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -54,12 +54,12 @@ def plant(defect: Defect) -> None:
     sys.meta_path.insert(0, _Finder(plant_in_source(defect)))
 
 
-def hunt(defect: Defect, most: int) -> str:
+def find_violation(defect: Defect, most: int) -> str:
     """Play plans until one notices; a line about what came of it, '' if none did."""
     plant(defect)
-    thaw()
-    from simulator.lots import draw
+    use_mutable_dataclasses()
     from simulator.play import play
+    from simulator.profiles import draw
 
     for number in range(defect.first, defect.first + most):
         violation = play(draw(number // 2, defect.profile, number % 2 == 1)).violation
@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, help="plans that it may survive")
     options = parser.parse_args()
     defect = next(defect for defect in DEFECTS if defect.name == options.name)
-    found = hunt(defect, options.most or defect.most)
+    found = find_violation(defect, options.most or defect.most)
     print(f"{defect.name}: {found or 'survived'}")
     return 0 if found else 1
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulator import breaches, faults, goals, outages
-from simulator.engine import Spinning
+from simulator import assumption_faults, faults, liveness, outages
+from simulator.checker import Violation
+from simulator.engine import Livelock
 from simulator.plan import Plan
-from simulator.truth import Violation
 from simulator.world import World
 
 LOOKS = 1.0
@@ -22,7 +22,7 @@ class Outcome:
     """What came of a plan."""
 
     violation: Violation | None
-    reached: Counter[str]
+    coverage: Counter[str]
     trace: tuple[str, ...]
     """The timeline; () unless it was asked for."""
     broken: dict[str, str]
@@ -43,36 +43,36 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
     world = World(plan, traced=traced)
     hub = world.hub
     for fault in plan.faults:
-        if fault.kind in outages.FORGETTING:
-            hub.at(max(0.0, fault.at - breaches.age(fault)), outages.remember, world, fault)
+        if fault.kind in outages.DATA_LOSS:
+            hub.at(max(0.0, fault.at - assumption_faults.age(fault)), outages.take_snapshot, world, fault)
         hub.at(fault.at, faults.carry_out, world, fault)
-    violations = world.truth.violations
+    violations = world.checker.violations
     try:
         hub.run(plan.quiet_at, lambda: bool(violations))
         if plan.liveness and not violations:
             _watch(world, lambda: bool(violations))
-    except Spinning as exc:
-        world.truth.violated("livelock", f"{exc}: {goals.missing(world)}")
+    except Livelock as exc:
+        world.checker.fail("livelock", f"{exc}: {liveness.missing(world)}")
     finally:
         hub.close()
     lines = tuple(f"{at:10.3f}  {who:<9} {what}" for at, who, what in world.trace or ())
     overlaps = world.overlaps.most if world.overlaps is not None else {}
     violation = violations[0] if violations else None
-    return Outcome(violation, world.reached, lines, world.truth.broken, overlaps, hub.now, hub.events)
+    return Outcome(violation, world.coverage, lines, world.checker.broken, overlaps, hub.now, hub.events)
 
 
 def _watch(world: World, stopped: Callable[[], bool]) -> None:
     """Make everything well, and wait until the job has got where it must."""
-    hub, before = world.hub, (len(world.truth.rounds), world.truth.leaders)
+    hub, before = world.hub, (len(world.checker.rounds), world.checker.leaders)
     faults.heal(world)
-    deadline, arrived = hub.now + goals.bound(world), False
+    deadline, arrived = hub.now + liveness.bound(world), False
     while not stopped() and hub.now < deadline:
-        if world.plan.enough and not world.truth.verdicts:
+        if world.plan.enough and not world.checker.verdicts:
             faults.replenish(world)
         hub.run(hub.now + LOOKS, stopped)
-        if unrest := goals.unrest(world, *before):
-            world.truth.violated("P5", f"{unrest} since everything is well: {goals.missing(world)}")
-        if arrived := goals.reached(world):
+        if unrest := liveness.unrest(world, *before):
+            world.checker.fail("P5", f"{unrest} since everything is well: {liveness.missing(world)}")
+        if arrived := liveness.is_reached(world):
             return
     if not arrived and not stopped():
-        world.truth.violated("P1", f"{goals.bound(world):g} s after everything is well: {goals.missing(world)}")
+        world.checker.fail("P1", f"{liveness.bound(world):g} s after everything is well: {liveness.missing(world)}")

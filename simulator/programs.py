@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from elastic_core.protocol.entries import Closed, Entry
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Command
-from simulator.calmness import calm
-from simulator.endings import read_before
+from simulator.health import healthy_agent
+from simulator.leave_rules import read_before
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
@@ -30,33 +30,33 @@ def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
     """S6: nobody joins another job, nor a job for one node that nobody has named and that has a living one."""
     opener = ledger.settings.command
     if differ(world, agent.command, opener):
-        world.truth.violated("S6", f"{agent.node_id} runs {agent.command}, and joins a job that runs {opener}")
+        world.checker.fail("S6", f"{agent.node_id} runs {agent.command}, and joins a job that runs {opener}")
     if not (world.plan.programs and world.plan.unnamed and world.plan.max_nodes == 1) or agent.again:
         return
     for other in world.living():
-        if other is not agent and other.run == agent.run and calm(world, other.node_id) is not None:
+        if other is not agent and other.run == agent.run and healthy_agent(world, other.node_id) is not None:
             why = f"{agent.node_id} joins a job for one node that nobody has named, and {other.node_id} is its node"
-            world.truth.violated("S6", why)
+            world.checker.fail("S6", why)
 
 
 def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
     """S6: nobody reports the verdict on another job."""
-    runs = {entry.run for entry in world.truth.verdicts if entry.body == closed}
-    commands = [world.truth.histories.commands[run] for run in runs]
+    runs = {entry.run for entry in world.checker.verdicts if entry.body == closed}
+    commands = [world.checker.histories.commands[run] for run in runs]
     if commands and all(differ(world, agent.command, command) for command in commands):
         why = f"{agent.node_id} runs {agent.command}, and reports the verdict on a job of {commands[0]}"
-        world.truth.violated("S6", why)
+        world.checker.fail("S6", why)
 
 
 def check_undisturbed(world: World, entry: Entry) -> None:
     """S6: what is decided on a run is decided without the nodes of other jobs."""
     if not world.plan.programs:
         return
-    opener = world.truth.histories.commands.get(entry.run)
+    opener = world.checker.histories.commands.get(entry.run)
     for row in read_before(world, entry.id, entry.run):
         agent = world.agent(row.info.node_id)
         if agent is not None and opener is not None and differ(world, agent.command, opener):
-            world.truth.violated("S6", f"{agent.node_id} runs {agent.command}, and has a row in a run of {opener}")
+            world.checker.fail("S6", f"{agent.node_id} runs {agent.command}, and has a row in a run of {opener}")
 
 
 def note_exit(world: World, agent: SimAgent, code: int) -> None:

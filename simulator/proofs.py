@@ -17,9 +17,9 @@ from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Entry, Leader, Open, Resume
 from elastic_core.protocol.roster import NodeInfo, NodeRow, find_gone_nodes
 from elastic_core.rendezvous.backend import RosterRow
-from simulator import forgetting, leaders
+from simulator import data_loss, leaders
+from simulator.channel import Payload
 from simulator.engine import Process
-from simulator.lines import Wire
 from simulator.store import Connection
 from simulator.workers import State
 
@@ -47,11 +47,11 @@ CONTRADICTIONS = 2
 
 def _outlive(world: World, host: Host, fault: Fault) -> bool:
     """Kill an agent and its warden at once; what its workers have started trains on for ``span``."""
-    agent = next((one for one in host.living if one.hands.alive() and not host.suspended), None)
+    agent = next((one for one in host.living if one.group.alive() and not host.suspended), None)
     if agent is None:
         return False
     agent.kill()
-    world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)
+    world.hub.at(world.hub.now + fault.span, agent.group.orphaned)
     return True
 
 
@@ -61,7 +61,7 @@ def _release(world: World, host: Host, fault: Fault) -> bool:
     agents = [agent for agent in host.agents if agent.node_id in rows]
     if not agents or (fault.value != 1.0 and any(agent.gone_at is None for agent in agents)):
         return False
-    world.truth.proofs.released(agents)
+    world.checker.proofs.released(agents)
     other = world.hosts[(host.number + 1) % len(world.hosts)]
     name = f"release-{world.new_id()}"
     process = Process(name, other.clock, other)
@@ -74,11 +74,11 @@ def _release(world: World, host: Host, fault: Fault) -> bool:
         role="",
         versions=agents[0].info.versions,
     )
-    row = Wire.of(NodeRow(info=info, release=tuple(agent.node_id for agent in agents)))
+    row = Payload.of(NodeRow(info=info, release=tuple(agent.node_id for agent in agents)))
 
     def vouch() -> None:
         with contextlib.suppress(RendezvousConnectionError):
-            Connection(world.store, other.line, process, hosting=False).enter(name, row)
+            Connection(world.store, other.channel, process, hosting=False).enter(name, row)
 
     world.hub.start(process, vouch)
     return True
@@ -91,10 +91,10 @@ def _deaf(world: World, host: Host, fault: Fault) -> bool:
     """
     hosts = leaders.hosts_of_members(world)
     for one in hosts:
-        one.line.deaf_until = world.hub.now + fault.span
+        one.channel.reads_blocked_until = world.hub.now + fault.span
         for agent in one.living:
             agent.process.frozen = True
-            world.hub.at(world.hub.now + fault.value, agent.process.thaw, world.hub)
+            world.hub.at(world.hub.now + fault.value, agent.process.resume, world.hub)
     return bool(hosts)
 
 
@@ -179,7 +179,7 @@ class Proofs:
         agent = self.world.agent(node_id)
         if agent is None:
             return False
-        line = agent.host.line
+        line = agent.host.channel
         cut_off = max(line.to_cut, line.from_cut) > self.world.hub.now
         if agent.gone_at is None and not (cut_off and self.world.plan.vouching == "wrong"):
             return False
@@ -190,7 +190,7 @@ class Proofs:
 
     def expect_end(self, replica: Replica, halt: Entry) -> None:
         """P1: who is asked and vouches for all members shortens the wait for the fence."""
-        current = self.world.truth.histories.newest_round(replica, halt.run)
+        current = self.world.checker.histories.newest_round(replica, halt.run)
         ids = [member.node_id for member in current.members] if current is not None else []
         gone = all((agent := self.world.agent(node_id)) is not None and agent.gone_at is not None for node_id in ids)
         if gone and (self.world.plan.vouching == "right" or self._released >= {*ids}):
@@ -202,7 +202,7 @@ class Proofs:
         self._released |= {agent.node_id for agent in agents}
         replica, entry = self.world.store.master, leaders.newest(self.world)
         if entry is not None and entry.anchors.halt:
-            self.expect_end(replica, self.world.truth.histories.written[replica.entries[entry.anchors.halt - 1][0]])
+            self.expect_end(replica, self.world.checker.histories.written[replica.entries[entry.anchors.halt - 1][0]])
 
     def check_lost(self, entry: Entry, lost: Incident) -> None:
         """S8: who is taken for gone is; or else it was out of touch, and nobody could know that the proof is wrong."""
@@ -212,13 +212,13 @@ class Proofs:
         if self._deceived(entry, agent):
             self.world.count("S8 a node that was out of touch is taken for gone, and lives")
         else:
-            self.world.truth.violated("S8", f"{lost.node_id} is taken for gone, and lives: {lost.message}")
+            self.world.checker.fail("S8", f"{lost.node_id} is taken for gone, and lives: {lost.message}")
 
     def excuses(self, entry: Entry, training: Training) -> bool:
         """S4: whether a round may be sealed beside one that trains: somebody of that one seems to be gone."""
         if self.excused(training):
             return True
-        agents = [self.world.agent(node_id) for node_id in training.gangs]
+        agents = [self.world.agent(node_id) for node_id in training.workers]
         if not any(agent is not None and self._deceived(entry, agent) for agent in agents):
             return False
         now = self.world.hub.now
@@ -237,20 +237,20 @@ class Proofs:
 
     def _check_over(self, training: Training, until: float) -> None:
         """S4: it trains no longer once its nodes are in touch, nor beyond the fence."""
-        if not training.whole:
+        if not training.active:
             return
         number, hub = training.round.number, self.world.hub
-        if node_id := forgetting.overdue(self.world, training):
-            self.world.truth.violated("S4", f"round {number} is taken for over and trains, and {node_id} must know")
+        if node_id := data_loss.overdue_member(self.world, training):
+            self.world.checker.fail("S4", f"round {number} is taken for over and trains, and {node_id} must know")
         elif hub.now > until and not self._is_unfenced(training):
-            self.world.truth.violated("S4", f"round {number} is taken for over and trains beyond the fence")
+            self.world.checker.fail("S4", f"round {number} is taken for over and trains beyond the fence")
         else:
             self.world.count("S8 a round trains on that is taken for over")
-            hub.at(hub.now + forgetting.LOOKS, self._check_over, training, until)
+            hub.at(hub.now + data_loss.LOOKS, self._check_over, training, until)
 
     def _is_unfenced(self, training: Training) -> bool:
         """Whether all processes that train have outlived agent and warden, so that nobody stops them."""
-        running = [node_id for node_id, gang in training.gangs.items() if gang.state is State.RUNNING]
+        running = [node_id for node_id, worker in training.workers.items() if worker.state is State.RUNNING]
         return all((agent := self.world.agent(node_id)) is not None and agent.over for node_id in running)
 
     def _deceived(self, entry: Entry, agent: SimAgent) -> bool:

@@ -10,8 +10,8 @@ from elastic_core.errors import RendezvousConnectionError
 from elastic_core.protocol.entries import Entry, Halt, Open, Resume, Round, Stacks
 from elastic_core.protocol.node_events import Hung, Locate
 from elastic_core.protocol.roster import LocalStacks, NodeInfo, NodeRow
+from simulator.channel import Payload
 from simulator.engine import Process
-from simulator.lines import Wire
 from simulator.store import Connection
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ WINDOW = 4.0
 
 def locate(agent: SimAgent, asked: Locate) -> LocalStacks:
     """Answer in place of the agent's, after a while, as if nothing moved."""
-    step = agent.hands.newest_step()
+    step = agent.group.newest_step()
     agent._sleep(6.0 * agent.host.world.hub.random.random())
     texts = {agent.node_id: "stack"} if asked.full else {}
     return LocalStacks(answers=asked.index, places={f"in {agent.node_id}": (0,)}, step=step, texts=texts)
@@ -35,21 +35,21 @@ def check(world: World, entry: Entry, body: Stacks) -> None:
     """L14: one question at a time in a live round, and each report answers the newest question."""
     kind = "reports" if body.answers else "asks"
     world.count(f"STACKS {kind}")
-    before, asked = world.truth.histories.written.get(entry.prev), None
+    before, asked = world.checker.histories.written.get(entry.prev), None
     while before is not None and not isinstance(before.body, Open | Round | Resume | Halt):
         if isinstance(before.body, Stacks) and asked is None:
             asked = before
-        before = world.truth.histories.written.get(before.prev)
+        before = world.checker.histories.written.get(before.prev)
     halted = before is None or isinstance(before.body, Halt | Open)
     if halted and not (before is not None and isinstance(before.body, Resume) and before.body.halt is None):
-        world.truth.violated("L14", f"{entry.author} {kind} where the ranks are, and no round is live")
+        world.checker.fail("L14", f"{entry.author} {kind} where the ranks are, and no round is live")
     question = None if asked is None or not isinstance(asked.body, Stacks) or asked.body.answers else asked
     # A leader that has joined since does not know of the question, and asks again.
-    known = question is not None and world.truth.joined_at.get(entry.author, 0) < question.index
+    known = question is not None and world.checker.joined_at.get(entry.author, 0) < question.index
     if not body.answers and question is not None and known:
-        world.truth.violated("L14", f"{entry.author} asks while question {question.index} is open")
+        world.checker.fail("L14", f"{entry.author} asks while question {question.index} is open")
     if body.answers and (question is None or question.index != body.answers):
-        world.truth.violated("L14", f"{entry.author} reports what {body.answers} has asked, which is not open")
+        world.checker.fail("L14", f"{entry.author} reports what {body.answers} has asked, which is not open")
     if question is not None and body.answers and question.author != entry.author:
         world.count("STACKS another leader reports")
     if body.answers and "has not answered" in body.report:
@@ -58,10 +58,10 @@ def check(world: World, entry: Entry, body: Stacks) -> None:
 
 def _quiet(world: World, host: Host, fault: Fault) -> bool:
     """For ``span``, an agent of this host sees no progress."""
-    agent = next((one for one in host.living if one.hands.alive()), None)
-    if agent is None or agent.hands.gang is None:
+    agent = next((one for one in host.living if one.group.alive()), None)
+    if agent is None or agent.group.worker is None:
         return False
-    number = agent.hands.gang.number
+    number = agent.group.worker.number
     agent.inbox.post(Hung(number, WINDOW))
     world.hub.at(world.hub.now + fault.span, agent.inbox.post, Hung(number, 0.0))
     return True
@@ -75,11 +75,11 @@ def _ask(world: World, host: Host, fault: Fault) -> bool:
     if versions is None:
         return False
     info = NodeInfo(node_id=name, host=host.name, host_id=name, slot=0, local_world_size=0, role="", versions=versions)
-    row = Wire.of(NodeRow(info=info, wants_stacks="full" if fault.value else "brief"))
+    row = Payload.of(NodeRow(info=info, wants_stacks="full" if fault.value else "brief"))
 
     def call(name: str, *given: Any) -> None:
         with contextlib.suppress(RendezvousConnectionError):
-            getattr(Connection(world.store, host.line, process, hosting=False), name)(*given)
+            getattr(Connection(world.store, host.channel, process, hosting=False), name)(*given)
 
     def end() -> None:
         world.hub.start(process, lambda: call("remove", name))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.roster import Phase
-from simulator.endings import read_before
+from simulator.leave_rules import read_before
 
 if TYPE_CHECKING:
     from simulator.replica import Replica
@@ -29,7 +29,7 @@ SHARE = 0.9
 def check_resize(world: World, replica: Replica, entry: Entry) -> None:
     """Check a HALT that makes room for waiting nodes."""
     plan, author = world.plan, world.agent(entry.author)
-    current = world.truth.histories.newest_round(replica, entry.run)
+    current = world.checker.histories.newest_round(replica, entry.run)
     if not plan.resize_wait or plan.pace or current is None or author is None or author.supervisor is None:
         return
     session, now = author.supervisor._session, author.host.now()
@@ -51,14 +51,14 @@ def check_resize(world: World, replica: Replica, entry: Entry) -> None:
         early = waited < SHARE * plan.resize_wait and age > plan.resize_wait + SLACK
         world.count("L13 a node has waited for others" if age > plan.resize_wait else "L13 a young round is resized")
         if early:
-            world.truth.violated("L13", f"a resize of a round of {age:.1f} s, for which a node waited {waited:.1f} s")
+            world.checker.fail("L13", f"a resize of a round of {age:.1f} s, for which a node waited {waited:.1f} s")
         return
     training = world.training(entry.run, current)
-    began = training.saved_at or training.whole_at or world.hub.now
+    began = training.saved_at or training.active_at or world.hub.now
     at_stake = world.hub.now - began
     if waited >= SHARE * MOST_WAITS * plan.resize_wait:
         world.count("L13 a node has waited for as long as it must")
     elif at_stake > FRESH + SLACK:
-        world.truth.violated("L13", f"{at_stake:.1f} s of work are lost to a resize, at most {FRESH:.1f} s may be")
+        world.checker.fail("L13", f"{at_stake:.1f} s of work are lost to a resize, at most {FRESH:.1f} s may be")
     elif training.saved_at is not None:
         world.count("L13 a round is resized right after a checkpoint")

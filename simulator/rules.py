@@ -13,8 +13,8 @@ from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeRow
-from simulator import endings, finishing, programs, resizes, slot_rules, strides, unreached, verdicts
-from simulator.calmness import calm
+from simulator import finish_coverage, leave_rules, programs, reachability, resizes, round_sizes, slot_rules, verdicts
+from simulator.health import healthy_agent
 from simulator.workers import State
 
 if TYPE_CHECKING:
@@ -34,20 +34,20 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
     """L1: who is healthy is not lost. L4: resizes are batched. L13: they lose little."""
     check_cause(world, entry, body.incident)
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
-    if lost is not None and calm(world, lost.node_id) is not None:
-        world.truth.violated("L1", f"{lost.node_id} is healthy, and taken for lost")
+    if lost is not None and healthy_agent(world, lost.node_id) is not None:
+        world.checker.fail("L1", f"{lost.node_id} is healthy, and taken for lost")
     if lost is not None:
-        world.truth.proofs.check_lost(entry, lost)
+        world.checker.proofs.check_lost(entry, lost)
     if lost is not None and "its last process is gone" in lost.message:
         world.count("S8 a node is lost that a row of its host shows to be gone")
     if body.reason is not HaltReason.RESIZE:
         return
     resizes.check_resize(world, replica, entry)
-    strides.check_resize(world, entry, world.truth.histories.newest_round(replica, entry.run))
+    round_sizes.check_resize(world, entry, world.checker.histories.newest_round(replica, entry.run))
     now = world.hub.now
-    resized_at = world.truth.resized_at.get(entry.run)
-    if resized_at is not None and now - resized_at < RESIZES_APART and entry.run not in world.truth.histories.forked:
-        world.truth.violated("L4", f"the second resize within {now - resized_at:.1f} s")
+    resized_at = world.checker.resized_at.get(entry.run)
+    if resized_at is not None and now - resized_at < RESIZES_APART and entry.run not in world.checker.histories.forked:
+        world.checker.fail("L4", f"the second resize within {now - resized_at:.1f} s")
 
 
 def check_cause(world: World, entry: Entry, blamed: Incident | None) -> None:
@@ -55,39 +55,41 @@ def check_cause(world: World, entry: Entry, blamed: Incident | None) -> None:
     if blamed is None or distance_to_cause(blamed) == 0:
         return
     world.count("what follows from a peer's loss is blamed, since nothing else is known")
-    for row in endings.read_before(world, entry.id, entry.run):
+    for row in leave_rules.read_before(world, entry.id, entry.run):
         cause = row.incident
         if cause is not None and cause.round == blamed.round and distance_to_cause(cause) < distance_to_cause(blamed):
-            world.truth.violated("cause", f"{blamed.node_id} is blamed; {cause.node_id} has reported {cause.message}")
+            world.checker.fail("cause", f"{blamed.node_id} is blamed; {cause.node_id} has reported {cause.message}")
 
 
 def check_leader(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
     """L1: who is healthy is not deposed."""
-    if before is not None and kind in ("after silence", "unanswered") and calm(world, before.leader) is not None:
-        world.truth.violated("L1", f"{before.leader} is healthy, and deposed ({kind})")
+    if before is None or kind not in ("after silence", "unanswered"):
+        return
+    if healthy_agent(world, before.leader) is not None:
+        world.checker.fail("L1", f"{before.leader} is healthy, and deposed ({kind})")
 
 
 def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> None:
     """Success means that all have finished; P3: a verdict names who is missing; S6: the living are not abandoned."""
-    unreached.check_closed(world, entry, body)
+    reachability.check_closed(world, entry, body)
     check_cause(world, entry, body.incident)
-    current = world.truth.histories.newest_round(replica, entry.run)
+    current = world.checker.histories.newest_round(replica, entry.run)
     if current is not None and body.incident is not None:
-        verdicts.check_judged(world, entry, current, current)
+        verdicts.check_judged_failure(world, entry, current, current)
     if body.success:
         for member in current.members if current is not None else ():
-            gang = world.gang(entry.run, current, member.node_id)
-            if gang is None or gang.done_at is None:
-                world.truth.violated("success", f"the job is done, but {member.node_id} has not finished")
+            worker = world.worker(entry.run, current, member.node_id)
+            if worker is None or worker.done_at is None:
+                world.checker.fail("success", f"the job is done, but {member.node_id} has not finished")
         if current is not None:
-            finishing.note_success(world, replica, entry, current)
+            finish_coverage.note_success(world, replica, entry, current)
     if body.exit_code == ExitCode.TOO_FEW_NODES:
         world.count("L6 too few nodes for too long")
         if not any(sign in body.why for sign in ("missing: ", "never came")):
-            world.truth.violated("P3", f"the verdict does not say who is missing: {body.why}")
-        here = [agent.node_id for agent in world.living() if agent.run == entry.run and calm(world, agent.node_id)]
+            world.checker.fail("P3", f"the verdict does not say who is missing: {body.why}")
+        here = _healthy_nodes(world, entry.run)
         if len(here) >= world.plan.min_nodes:
-            world.truth.violated("P1", f"too few nodes, it is said, but {', '.join(here)} are healthy")
+            world.checker.fail("P1", f"too few nodes, it is said, but {', '.join(here)} are healthy")
     if "The value for" in body.why:
         world.count("a run ends because an entry is too large")
     if "without progress" in body.why:
@@ -96,9 +98,13 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
         world.count("a lost node ends the job")
     if "abandoned" in body.why:
         world.count("S6 an abandoned run is closed")
-        others = [agent.node_id for agent in world.living() if agent.run == entry.run and calm(world, agent.node_id)]
+        others = _healthy_nodes(world, entry.run)
         if others:
-            world.truth.violated("S6", f"the run is abandoned, but {', '.join(others)} is healthy")
+            world.checker.fail("S6", f"the run is abandoned, but {', '.join(others)} is healthy")
+
+
+def _healthy_nodes(world: World, run: str) -> list[str]:
+    return [agent.node_id for agent in world.living() if agent.run == run and healthy_agent(world, agent.node_id)]
 
 
 def check_slots(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
@@ -107,26 +113,26 @@ def check_slots(world: World, before: Entry | None, entry: Entry, body: Round, e
 
     Who has stopped for newcomers, of the round ``earlier``, stays; and where they are, others may be.
     """
-    endings.check_slots(world, entry, body)
+    leave_rules.check_slots(world, entry, body)
     slot_rules.check(world, entry, body, earlier)
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
-    said = {row.info.node_id for row in endings.read_before(world, entry.id, entry.run)}
+    said = {row.info.node_id for row in leave_rules.read_before(world, entry.id, entry.run)}
     for agent in agents:
         if agent.run != entry.run and (agent.run or agent.node_id not in said):  # else its row was faster than itself
-            world.truth.violated("S7", f"{agent.node_id} is given a slot and has not joined run {entry.run}")
+            world.checker.fail("S7", f"{agent.node_id} is given a slot and has not joined run {entry.run}")
         if agent.state is not None and agent.state.ledger.head.epoch < entry.epoch:
-            world.truth.violated("S7", f"{agent.node_id} is given a slot and has not read that the run was resumed")
+            world.checker.fail("S7", f"{agent.node_id} is given a slot and has not read that the run was resumed")
     counted = before.counters.losses if before is not None else {}  # those that this round counts come with it
     often = {host for host, losses in counted.items() if losses.count >= LOSSES}
     if entry.counters.barren >= BARREN:
-        world.truth.violated("L4", f"a round follows {entry.counters.barren} that got nowhere")
-    halt = world.truth.histories.halt_before(entry)
+        world.checker.fail("L4", f"a round follows {entry.counters.barren} that got nowhere")
+    halt = world.checker.histories.halt_before(entry)
     resized = halt is not None and halt.reason is HaltReason.RESIZE
     stays = {member.node_id for member in earlier.members} if resized and earlier is not None else set()
     good = {agent.boot_id for agent in agents if agent.node_id in stays}
     bad = [agent for agent in agents if agent.boot_id in often - good]
     if bad and len(agents) - len(bad) >= world.plan.min_nodes:
-        world.truth.violated("L4", f"{bad[0].node_id} was lost too often, and others suffice")
+        world.checker.fail("L4", f"{bad[0].node_id} was lost too often, and others suffice")
 
 
 def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
@@ -135,16 +141,16 @@ def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
     for verdict in _verdicts_since(world, agent)[:1]:
         if verdict.run != ledger.head.run:
             why = f"{agent.node_id} joins run {ledger.head.run}, and run {verdict.run}, for which it came, is over"
-            world.truth.violated("S6", why)
+            world.checker.fail("S6", why)
     if agent.uid is not None and ledger.scheduler_uid != agent.uid:
-        world.truth.violated("S6", f"{agent.node_id} of {agent.uid} joins the run of {ledger.scheduler_uid}")
+        world.checker.fail("S6", f"{agent.node_id} of {agent.uid} joins the run of {ledger.scheduler_uid}")
 
 
 def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
     """S6: an abandoned run has no verdict."""
     programs.check_reported(world, agent, closed)
     if closed.abandoned:
-        world.truth.violated("S6", f"{agent.node_id} reports the end of a run that was abandoned")
+        world.checker.fail("S6", f"{agent.node_id} reports the end of a run that was abandoned")
     if _verdicts_since(world, agent):
         world.count("S6 a latecomer reports the verdict on the run that it came for")
 
@@ -154,10 +160,10 @@ def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
 
     It came for the run of the first one.
     """
-    if agent.verdicts_before is None or world.forgot:
+    if agent.verdicts_before is None or world.lost_data:
         return []
-    since = [(entry, entry.body) for entry in world.truth.verdicts[agent.verdicts_before :]]
-    uids, commands = world.truth.histories.uids, world.truth.histories.commands
+    since = [(entry, entry.body) for entry in world.checker.verdicts[agent.verdicts_before :]]
+    uids, commands = world.checker.histories.uids, world.checker.histories.commands
     return [
         entry
         for entry, body in since
@@ -166,27 +172,25 @@ def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
     ]
 
 
-def check_obedience(world: World, agent: SimAgent) -> None:
+def check_ledger_obeyed(world: World, agent: SimAgent) -> None:
     """Check that once an agent has dealt with an entry, no workers run that the entry forbids."""
     state = agent.state
     if state is None or state.work is not Work.RUNNING:
         return
     ledger: Ledger = state.ledger
     if not ledger.is_live or ledger.round is None or ledger.round.number != state.round:
-        world.truth.violated(
-            "S1", f"{agent.node_id} has read entry {ledger.head.index}, and goes on with {state.round}"
-        )
+        world.checker.fail("S1", f"{agent.node_id} has read entry {ledger.head.index}, and goes on with {state.round}")
 
 
 def check_exit(world: World, agent: SimAgent, why: str) -> None:
     """P4: an agent that ends has no workers, unless they cannot be killed."""
-    gang = agent.hands.gang
-    if agent.state is None or agent.hands.left_stuck or why.startswith("process "):
+    worker = agent.group.worker
+    if agent.state is None or agent.group.left_stuck or why.startswith("process "):
         return
-    if gang is not None and (gang.stuck or world.hub.now - gang.freed_at < FREED):
+    if worker is not None and (worker.stuck or world.hub.now - worker.freed_at < FREED):
         return
-    if agent.state.work not in (Work.NONE, Work.DONE) or (gang is not None and gang.state is not State.GONE):
-        world.truth.violated("P4", f"{agent.node_id} ends while its workers are {agent.state.work.value}")
+    if agent.state.work not in (Work.NONE, Work.DONE) or (worker is not None and worker.state is not State.GONE):
+        world.checker.fail("P4", f"{agent.node_id} ends while its workers are {agent.state.work.value}")
 
 
 def row_of(replica: Replica, node_id: str) -> NodeRow | None:

@@ -15,7 +15,7 @@ from elastic_core.protocol import codec
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.session.runtime import Runtime
 from simulator import engine
-from simulator.lines import Wire
+from simulator.channel import Payload
 
 if TYPE_CHECKING:
     from simulator.plan import Plan
@@ -56,16 +56,16 @@ def codec_of(plan: Plan) -> Codec:
 
 
 def _unwrap(data: bytes) -> Any:
-    assert isinstance(data, Wire), data
+    assert isinstance(data, Payload), data
     if isinstance(data.value, ElasticError):
         raise data.value
     return data.value
 
 
-def _encoded(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: object) -> Wire:
+def _encoded(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: object) -> Payload:
     """Return the value that is read of what was encoded."""
-    return Wire.of(decode(encode(value)))
+    return Payload.of(decode(encode(value)))
 
 
-UNENCODED = Codec(Wire.of, _unwrap, Wire.of, _unwrap, can_fail=False)
+UNENCODED = Codec(Payload.of, _unwrap, Payload.of, _unwrap, can_fail=False)
 """What travels is the value itself."""

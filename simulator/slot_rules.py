@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from elastic_core.protocol.entries import Entry, Round
 from elastic_core.protocol.roster import NodeRow, Phase, find_gone_nodes
-from simulator.calmness import CALM, calm
-from simulator.endings import read_before
+from simulator.health import HEALTHY_AFTER, healthy_agent
+from simulator.leave_rules import read_before
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
@@ -29,7 +29,7 @@ def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> Non
     for row in read_before(world, entry.id, entry.run):
         if row.info.node_id in new and row.within(entry.epoch).head < entry.anchors.leader:
             why = f"{row.info.node_id} is given a slot and has not shown that it has read of the newest leader"
-            world.truth.violated("S7", why)
+            world.checker.fail("S7", why)
     if len(body.members) < world.plan.max_nodes:
         for row in read_before(world, entry.id, entry.run):
             if row.info.node_id not in known and _is_behind(row, entry):
@@ -45,7 +45,7 @@ def check_row(world: World, row: NodeRow) -> None:
     others = [] if agent is None else [other for other in agent.host.agents if other.gone_at is None]
     for node_id in find_gone_nodes([row, *(NodeRow(info=other.info) for other in others if other is not agent)]):
         if node_id in {other.node_id for other in others}:
-            world.truth.violated("S8", f"{row.info.node_id} shows that {node_id} is gone, and its slot is held")
+            world.checker.fail("S8", f"{row.info.node_id} shows that {node_id} is gone, and its slot is held")
 
 
 def _check_gone(world: World, entry: Entry, earlier: Round | None) -> None:
@@ -57,15 +57,15 @@ def _check_gone(world: World, entry: Entry, earlier: Round | None) -> None:
         if agent is None or agent.gone_at is None or node_id in shown or node_id not in rows:
             continue
         if _is_seen(world, entry, agent, agent.gone_at, rows.keys()):
-            world.truth.violated("S8", f"{node_id} is gone from its slot, and nobody of its host shows it")
+            world.checker.fail("S8", f"{node_id} is gone from its slot, and nobody of its host shows it")
 
 
 def _is_seen(world: World, entry: Entry, agent: SimAgent, gone_at: float, listed: Collection[str]) -> bool:
     """Whether the author of an entry must have read that an agent is gone: from one of its host, both undisturbed."""
-    if world.hub.now - gone_at < CALM or calm(world, entry.author) is None:
+    if world.hub.now - gone_at < HEALTHY_AFTER or healthy_agent(world, entry.author) is None:
         return False
     others = [other for other in agent.host.living if other.boot_id == agent.boot_id and other.node_id in listed]
-    return any(calm(world, other.node_id) is not None for other in others)
+    return any(healthy_agent(world, other.node_id) is not None for other in others)
 
 
 def _is_behind(row: NodeRow, entry: Entry) -> bool:
@@ -77,10 +77,10 @@ def _is_behind(row: NodeRow, entry: Entry) -> bool:
 
 def _proofs(world: World, entry: Entry, earlier: Round) -> set[str]:
     """Return what has shown that a round is over, where only a slot has, and the fence had not yet passed."""
-    if world.truth.histories.halted_for(entry) >= world.plan.fence_after:
+    if world.checker.histories.halted_for(entry) >= world.plan.fence_after:
         return set()
     rows = {row.info.node_id: row for row in read_before(world, entry.id, entry.run)}
-    members, before = earlier.group_ranks, world.truth.histories.written[entry.prev]
+    members, before = earlier.group_ranks, world.checker.histories.written[entry.prev]
     if not members.keys() <= rows.keys() or any(_shows_an_end(rows[member], before, earlier) for member in members):
         return set()
     return {

@@ -20,8 +20,8 @@ from elastic_core.rendezvous.backend import (
     RosterRow,
 )
 from simulator.amendments import Amendments
+from simulator.channel import Channel, Payload
 from simulator.engine import Hub, Process, Task
-from simulator.lines import Line, Wire
 from simulator.replica import Replica
 
 if TYPE_CHECKING:
@@ -56,26 +56,26 @@ class SimStore:
         self.down = False
         self.embedded = self.may_forget = self.stale_reads = self.guarded = self.misled = False
         self.connections: dict[Connection, None] = {}
-        self.looks: dict[str, list[RosterRow]] = {}
+        self.rosters: dict[str, list[RosterRow]] = {}
         """The whole roster, as each agent has read it last, over whichever of its connections."""
-        self.said: dict[str, list[bytes]] = {}
+        self.written_rows: dict[str, list[bytes]] = {}
         """What each node has written, or meant to write, as its row."""
         self.based_on: dict[str, list[RosterRow]] = {}
         """The roster, as the author of each entry had it when it first sent that, but for rows that it had removed."""
         self.amendments = Amendments(count)
-        self.hammered: Callable[[str], None] = lambda what: None
-        self.told: Callable[[Any], None] = lambda value: None
+        self.on_overload: Callable[[str], None] = lambda what: None
+        self.on_row_sent: Callable[[Any], None] = lambda value: None
         """Called with every row, as it travels, that somebody is about to write."""
         self.crowd: Crowd | None = None
         """Nodes that only heartbeat, on whichever server."""
-        self.look = 0.0
+        self.roster_delay = 0.0
         """Seconds that a read of the whole roster takes, besides the latency."""
         self.heartbeat: Callable[[str], None] | None = None
         """Called with whose heartbeat has arrived."""
-        self.listed: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
+        self.on_roster_read: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
         """Called with who has read the whole roster, and what it was."""
 
-    def way(self, line: Line) -> float:
+    def transit_time(self, line: Channel) -> float:
         """Seconds that one message takes."""
         random = self.hub.random.random
         return self.latency * (0.5 + random()) + (line.slow * random() if line.slow else 0.0)
@@ -83,7 +83,7 @@ class SimStore:
     def reset(self, concerned: Callable[[Connection], bool]) -> None:
         """Break the connections of which this is true."""
         for connection in [one for one in self.connections if concerned(one)]:
-            connection.snap("the connection was reset")
+            connection.abort("the connection was reset")
 
     def stop(self) -> None:
         """Nobody answers any more."""
@@ -92,7 +92,7 @@ class SimStore:
 
     def send(self, call: Call) -> None:
         """Put a call on its way."""
-        hub, line, way = self.hub, call.line, self.way(call.line)
+        hub, line, way = self.hub, call.channel, self.transit_time(call.channel)
         self._meter(line)
         if self.down:
             hub.at(hub.now + way, call.fail, REFUSED)
@@ -119,14 +119,14 @@ class SimStore:
                 return
         hub.at(arrival, self.execute, call)
 
-    def _meter(self, line: Line) -> None:
+    def _meter(self, line: Channel) -> None:
         if line.second != int(self.hub.now):
             line.second, line.calls = int(self.hub.now), 0
         line.calls += 1
         if line.calls == MOST_CALLS:
-            self.hammered(f"{MOST_CALLS} calls of one host within a second")
+            self.on_overload(f"{MOST_CALLS} calls of one host within a second")
 
-    def _lose(self, call: Call, line: Line, way: float) -> None:
+    def _lose(self, call: Call, line: Channel, way: float) -> None:
         hub, lot = self.hub, self.hub.random.random()
         if line.ghosts:
             self.count("ghost write, very late")
@@ -149,11 +149,11 @@ class SimStore:
 
     def execute(self, call: Call) -> None:
         """Execute the call, which has arrived."""
-        hub, line = self.hub, call.line
+        hub, line = self.hub, call.channel
         if self.down or call.life != line.lives:  # it was on its way to the server that was, and to no other
             call.fail("the connection was reset")
         elif hub.now < line.to_cut:  # the line was cut while it was under way
-            again = line.to_cut + self.way(line)
+            again = line.to_cut + self.transit_time(line)
             if again < call.deadline:
                 hub.at(again, self.execute, call)
             else:
@@ -173,7 +173,7 @@ class SimStore:
     def _wait(self, call: Call) -> None:
         if call.over or call.muted:
             return
-        replica, (cursor, roster, timeout) = call.line.behind or call.line.replica, call.args
+        replica, (cursor, roster, timeout) = call.channel.behind or call.channel.replica, call.args
         news = replica.wait(cursor, roster, timeout)
         if news is not None or timeout <= 0:
             call.reply(news or cursor)
@@ -192,11 +192,11 @@ class Call:
 
     __slots__ = (
         "args",
+        "channel",
         "connection",
         "cursor",
         "deadline",
         "life",
-        "line",
         "muted",
         "name",
         "over",
@@ -208,9 +208,9 @@ class Call:
 
     def __init__(self, connection: Connection, task: Task, name: str, args: tuple[Any, ...]) -> None:
         self.connection, self.task, self.ticket, self.name, self.args = connection, task, task.ticket, name, args
-        self.store, self.line = connection.store, connection.line
+        self.store, self.channel = connection.store, connection.channel
         self.deadline = self.store.hub.now + self.store.timeout
-        self.life = self.line.lives
+        self.life = self.channel.lives
         self.over = self.muted = False
         self.cursor: Cursor = args[0] if name == "wait" else NOWHERE
         self.watches_roster: bool = name == "wait" and args[1]
@@ -221,10 +221,10 @@ class Call:
             value = [*cast("list[RosterRow]", value), *crowd.roster()]
         elif crowd is not None and self.name == "remove":
             crowd.remove(self.args[0])
-        hub, line = self.store.hub, self.line
-        began = line.deaf_until if self.name == "read" else 0.0
-        arrival = max(hub.now, line.from_cut, began) + self.store.way(line)
-        arrival += self.store.look if self.name == "roster" and self.args[0] is None else 0.0
+        hub, line = self.store.hub, self.channel
+        began = line.reads_blocked_until if self.name == "read" else 0.0
+        arrival = max(hub.now, line.from_cut, began) + self.store.transit_time(line)
+        arrival += self.store.roster_delay if self.name == "roster" and self.args[0] is None else 0.0
         if self.name != "wait" and arrival > self.deadline:
             self.store.count("reply lost after the commit")
             hub.at(max(hub.now, self.deadline), self.fail, "no answer")
@@ -235,8 +235,8 @@ class Call:
         """Take the answer, which has arrived, and which the server gave in this one of its lives."""
         if not self.over:
             self.over = True
-            if self.line.met_at is None and life == self.line.lives:
-                self.line.met_at = self.store.hub.now
+            if self.channel.contact_since is None and life == self.channel.lives:
+                self.channel.contact_since = self.store.hub.now
             self.task.wake(self.ticket, value)
 
     def fail(self, why: str) -> None:
@@ -250,14 +250,14 @@ class Call:
 
 def _travelling(data: bytes, decode: Callable[[bytes], object]) -> bytes:
     """Return a value as it travels; one that is sealed is encoded."""
-    return data if isinstance(data, Wire) else Wire.of(decode(data[SEAL_BYTES:]), data)
+    return data if isinstance(data, Payload) else Payload.of(decode(data[SEAL_BYTES:]), data)
 
 
 class Connection(RendezvousBackend):
     """One client's connection."""
 
-    def __init__(self, store: SimStore, line: Line, process: Process, *, hosting: bool = True) -> None:
-        self.store, self.line, self.process = store, line, process
+    def __init__(self, store: SimStore, line: Channel, process: Process, *, hosting: bool = True) -> None:
+        self.store, self.channel, self.process = store, line, process
         self.embedded, self.hosting, self.may_forget = store.embedded, hosting, store.may_forget
         self.stale_reads = store.stale_reads
         self.hung_until = 0.0
@@ -268,35 +268,35 @@ class Connection(RendezvousBackend):
         """The roster as it was read over this connection last, but for the rows that were removed since."""
 
     def connect(self) -> Connection:
-        other = Connection(self.store, self.line, self.process, hosting=self.hosting)
+        other = Connection(self.store, self.channel, self.process, hosting=self.hosting)
         other._do("ping")
         self.store.connections[other] = None
         return other
 
     def close(self) -> None:
-        self.snap("the connection is closed")
+        self.abort("the connection is closed")
 
-    def snap(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Break: what is under way fails, and everything after it."""
         self.broken = self.broken or why
         self.store.connections.pop(self, None)
         if (call := self.call) is not None and not self.store.hub.over:
-            if call in self.line.replica.waiting:
-                self.line.replica.waiting.remove(call)
+            if call in self.channel.replica.waiting:
+                self.channel.replica.waiting.remove(call)
             self.store.hub.at(self.store.hub.now, call.fail, why)
 
     def enter(self, node_id: str, value: bytes) -> int:
         self.store.amendments.enters(node_id)
         value = _travelling(value, decode_row)
-        self.store.said.setdefault(node_id, []).append(value)
-        self.store.told(value)
+        self.store.written_rows.setdefault(node_id, []).append(value)
+        self.store.on_row_sent(value)
         return int(self._do("enter", node_id, value))
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         self.store.amendments.sends(node_id, revision)
         value = _travelling(value, decode_row)
-        self.store.said.setdefault(node_id, []).append(value)
-        self.store.told(value)
+        self.store.written_rows.setdefault(node_id, []).append(value)
+        self.store.on_row_sent(value)
         self._do("amend", node_id, revision, value)
         self.store.amendments.taken(node_id, revision)
 
@@ -311,13 +311,13 @@ class Connection(RendezvousBackend):
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         rows: list[RosterRow] = self._do("roster", ids)
         if ids is None:
-            self._look = self.store.looks[self.process.name] = rows
-            self.store.listed(self.process.name, rows)
+            self._look = self.store.rosters[self.process.name] = rows
+            self.store.on_roster_read(self.process.name, rows)
         return rows
 
     def _looked(self) -> list[RosterRow]:
         """Return the roster as the asking thread has read it last; another thread of the agent may have read it."""
-        return self.store.looks.get(self.process.name, []) if self._look is None else self._look
+        return self.store.rosters.get(self.process.name, []) if self._look is None else self._look
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         self.store.based_on.setdefault(entry.id, self._looked())
@@ -337,9 +337,9 @@ class Connection(RendezvousBackend):
 
     def confirm(self) -> bool:
         """Whether the sentinels name this connection's server; one that refuses writes needs none."""
-        if max(self.line.to_cut, self.line.from_cut) > self.store.hub.now or self.store.down:
+        if max(self.channel.to_cut, self.channel.from_cut) > self.store.hub.now or self.store.down:
             raise RendezvousConnectionError("No sentinel answers.")
-        return self.store.guarded or self.store.misled or self.line.replica is self.store.master
+        return self.store.guarded or self.store.misled or self.channel.replica is self.store.master
 
     def _do(self, name: str, *args: Any) -> Any:
         if self.broken:

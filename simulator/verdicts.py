@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Entry, Halt, HaltReason, Round
-from simulator import endings
+from simulator import leave_rules
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -27,13 +27,13 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
     """No round begins before the delay is over, or takes a host that is excluded while others suffice."""
     if before is None:
         return
-    halt = world.truth.histories.halt_before(entry)
+    halt = world.checker.histories.halt_before(entry)
     if world.plan.delay and body.charged:
         halted_at = _halted_at(world, entry)
         if halt is None:
-            world.truth.violated("L11", f"round {body.number} follows a failure at once")
+            world.checker.fail("L11", f"round {body.number} follows a failure at once")
         elif halted_at is not None and world.hub.now - halted_at < DRIFT * world.plan.delay:
-            world.truth.violated("L11", f"round {body.number} follows after {world.hub.now - halted_at:.1f} s")
+            world.checker.fail("L11", f"round {body.number} follows after {world.hub.now - halted_at:.1f} s")
         else:
             world.count("L11 a round is delayed")
     resized = halt is not None and halt.reason is HaltReason.RESIZE
@@ -41,32 +41,32 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
     if not body.same_as and halt is not None:
         _check_excluded(world, entry, body, before, stays)
     if body.charged and earlier is not None:
-        judged = world.truth.judged.get((entry.author, earlier.offer.id))
+        judged = world.checker.judged.get((entry.author, earlier.offer.id))
         if judged is not None and entry.counters.failures[-1].failure.host != judged.host:
-            world.truth.violated("L9", f"round {body.number} names another failure than that of {judged.node_id}")
-        check_judged(world, entry, earlier, world.truth.histories.spelled[entry.id])
+            world.checker.fail("L9", f"round {body.number} names another failure than that of {judged.node_id}")
+        check_judged_failure(world, entry, earlier, world.checker.histories.spelled[entry.id])
 
 
-def check_judged(world: World, entry: Entry, earlier: Round, staying: Round) -> None:
+def check_judged_failure(world: World, entry: Entry, earlier: Round, staying: Round) -> None:
     """L9: what was judged in the round ``earlier`` is no consequence of what a member that stays has reported."""
-    judged = world.truth.judged.get((entry.author, earlier.offer.id))
+    judged = world.checker.judged.get((entry.author, earlier.offer.id))
     if judged is None or not judged.follows_peer:
         return
     world.count("L9 what follows from a peer's loss is judged, since nothing else is known")
     members = {member.node_id for member in staying.members}
-    for row in endings.read_before(world, entry.id, entry.run):
+    for row in leave_rules.read_before(world, entry.id, entry.run):
         cause = row.incident
         known = cause is not None and cause.round == earlier.number and not cause.follows_peer
         if known and row.info.node_id in members:
-            world.truth.violated("L9", f"{judged.node_id} is judged; {row.info.node_id} has failed by itself")
+            world.checker.fail("L9", f"{judged.node_id} is judged; {row.info.node_id} has failed by itself")
 
 
 def _halted_at(world: World, entry: Entry) -> float | None:
     """Return when the HALT before an entry was written; None if the run was resumed since."""
-    written = world.truth.histories.written
+    written = world.checker.histories.written
     while (before := written.get(entry.prev)) is not None:
         if isinstance(before.body, Halt):
-            return world.truth.halted_at[before.id]
+            return world.checker.halted_at[before.id]
         entry = before
     return None
 
@@ -79,4 +79,4 @@ def _check_excluded(world: World, entry: Entry, body: Round, before: Entry, stay
     good = {agent.boot_id for agent in agents if agent.node_id in stays}
     bad = [agent for agent in agents if agent.boot_id in out.keys() - good]
     if bad and len(agents) - len(bad) >= world.plan.min_nodes:
-        world.truth.violated("L12", f"round {body.number} takes {bad[0].node_id}, whose host is excluded")
+        world.checker.fail("L12", f"round {body.number} takes {bad[0].node_id}, whose host is excluded")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Progressed, WorkerFailed, WorkersDone
-from simulator.peers import sundered
-from simulator.steps import Stepper
+from simulator.graceful_stops import StepLoop
+from simulator.peers import is_partitioned
 
 if TYPE_CHECKING:
     from simulator.world import Host, World
@@ -53,12 +53,12 @@ class Training:
     world: World
     run: str
     round: Round
-    gangs: dict[str, Gang] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
     broken: bool = False
     """Somebody stopped or failed: this round will never be whole again."""
-    in_vain_at: float = 0.0
+    connect_failed_at: float = 0.0
     """When all were there and could not reach each other."""
-    whole_at: float | None = None
+    active_at: float | None = None
     ended_at: float | None = None
     saved_at: float | None = None
     """When its script last saved a checkpoint."""
@@ -68,14 +68,14 @@ class Training:
     """The nodes whose ranks have not returned from the step."""
 
     @property
-    def whole(self) -> bool:
+    def active(self) -> bool:
         """Whether it trains right now."""
-        return self.whole_at is not None and self.ended_at is None
+        return self.active_at is not None and self.ended_at is None
 
     @property
-    def sundered(self) -> bool:
+    def partitioned(self) -> bool:
         """Whether some of the members that are here do not reach others that they have to."""
-        return sundered(self.round, {node_id: gang.host for node_id, gang in self.gangs.items()})
+        return is_partitioned(self.round, {node_id: worker.host for node_id, worker in self.workers.items()})
 
     @property
     def still(self) -> bool:
@@ -84,35 +84,35 @@ class Training:
         A machine whose clock stood still with it cannot know how long that was: no fence by a clock holds there.
         """
         now, fence = self.world.hub.now, self.world.plan.fence_after
-        return any(gang.host.suspended or now - gang.host.lost_time_at < fence for gang in self.gangs.values())
+        return any(worker.host.suspended or now - worker.host.lost_time_at < fence for worker in self.workers.values())
 
-    def ready(self, gang: Gang) -> None:
+    def ready(self, worker: Worker) -> None:
         """One node's workers wait for their peers."""
-        if self.broken or gang.state is not State.STARTING:
+        if self.broken or worker.state is not State.STARTING:
             return
-        gang.state = State.RUNNING
+        worker.state = State.RUNNING
         self.meet()
 
     def meet(self) -> None:
         """Begin, if all are there and reach each other."""
         members = [member.node_id for member in self.round.members]
-        here = [self.gangs[i] for i in members if i in self.gangs and self.gangs[i].state is State.RUNNING]
-        if self.broken or self.whole_at is not None or len(here) < len(members):
+        here = [self.workers[i] for i in members if i in self.workers and self.workers[i].state is State.RUNNING]
+        if self.broken or self.active_at is not None or len(here) < len(members):
             return
-        if self.sundered:
-            self.in_vain_at = self.world.hub.now
+        if self.partitioned:
+            self.connect_failed_at = self.world.hub.now
             self.world.count("workers reach the store, not each other")
             return
         hub, random = self.world.hub, self.world.hub.random
-        self.whole_at = hub.now
-        self.world.truth.whole(self)
+        self.active_at = hub.now
+        self.world.checker.whole(self)
         left = self.world.work_left
-        for gang in here:
-            hub.at(hub.now + FIRST_STEP, gang.tell, Progressed(self.round.number))
-            hub.at(hub.now + left + self.world.plan.spread * random.random(), gang.finish)
+        for worker in here:
+            hub.at(hub.now + FIRST_STEP, worker.tell, Progressed(self.round.number))
+            hub.at(hub.now + left + self.world.plan.spread * random.random(), worker.finish)
         if self.world.plan.saves:
-            for gang in here:
-                gang.tell(Checkpointed(self.round.number, gang.host.now(), saved=False))
+            for worker in here:
+                worker.tell(Checkpointed(self.round.number, worker.host.now(), saved=False))
             hub.at(hub.now + self.world.plan.saves, self.save)
         if self.world.plan.pace:
             self.step = self.world.step.setdefault(self.run, 0)
@@ -121,29 +121,29 @@ class Training:
     def save(self) -> None:
         """Save a checkpoint: all ranks do, or rank 0 does; a node notices what its own ranks save."""
         world, hub = self.world, self.world.hub
-        if not self.whole or world.saves == world.plan.last_save > 0:
+        if not self.active or world.saves == world.plan.last_save > 0:
             return
         world.saves, self.saved_at = world.saves + 1, hub.now
         members = self.round.members if world.plan.noise % 2 else self.round.members[:1]
         for member in members:
-            gang = self.gangs[member.node_id]
-            hub.at(hub.now + 0.3 * hub.random.random(), gang.save)
+            worker = self.workers[member.node_id]
+            hub.at(hub.now + 0.3 * hub.random.random(), worker.save)
         hub.at(hub.now + world.plan.saves, self.save)
 
     def take_step(self) -> None:
         """Take a step: a collective of all, then each rank asks whether to stop."""
-        if not self.whole:
+        if not self.active:
             return
         hub, pace = self.world.hub, self.world.plan.pace
         self.step, self.stepped_at = self.step + 1, hub.now
-        for gang in self.gangs.values():
-            if gang.steps:
-                self._stepping.add(gang.node_id)
-                hub.at(hub.now + 0.5 * pace * hub.random.random(), gang.stepper.call, self.step)
+        for worker in self.workers.values():
+            if worker.steps:
+                self._stepping.add(worker.node_id)
+                hub.at(hub.now + 0.5 * pace * hub.random.random(), worker.loop.call, self.step)
 
-    def returned(self, gang: Gang) -> None:
+    def returned(self, worker: Worker) -> None:
         """Record that a rank goes on to the next step."""
-        self._stepping.discard(gang.node_id)
+        self._stepping.discard(worker.node_id)
         if not self._stepping:
             hub, pace = self.world.hub, self.world.plan.pace
             hub.at(hub.now + pace * (0.5 + hub.random.random()), self.take_step)
@@ -154,25 +154,25 @@ class Training:
             return
         self.broken = True
         hub, world = self.world.hub, self.world
-        if self.whole:
+        if self.active:
             self._ended()
-        for gang in self.gangs.values():
-            if gang.state in (State.STARTING, State.RUNNING):
+        for worker in self.workers.values():
+            if worker.state in (State.STARTING, State.RUNNING):
                 blocked = BLOCKED if world.plan.embedded else FOR_EVER
                 wait = _noticed_within(world) if world.plan.peers_notice else blocked
                 what = CLOSED if world.plan.peers_tell else "a peer is gone"
-                hub.at(hub.now + wait, gang.fail, f"{what}: {why}")
+                hub.at(hub.now + wait, worker.fail, f"{what}: {why}")
 
     def settle(self) -> None:
         """Record that the first member has done its part: what the others still do, they do without it."""
-        if self.whole:
+        if self.active:
             self._ended()
 
     def _ended(self) -> None:
         world = self.world
         self.ended_at = world.hub.now
-        world.saved(world.hub.now - (self.whole_at or 0.0))
-        world.truth.no_longer_whole(self)
+        world.saved(world.hub.now - (self.active_at or 0.0))
+        world.checker.no_longer_whole(self)
 
 
 def _noticed_within(world: World) -> float:
@@ -180,10 +180,10 @@ def _noticed_within(world: World) -> float:
     return (0.0005 if world.plan.peers_tell else 0.01) + 0.5 * world.hub.random.random()
 
 
-class Gang:
+class Worker:
     """One node's workers of one round, and their warden's part in their end."""
 
-    def __init__(self, host: Host, node_id: str, training: Training, report: Callable[[Gang, object], None]) -> None:
+    def __init__(self, host: Host, node_id: str, training: Training, report: Callable[[Worker, object], None]) -> None:
         self.host, self.node_id, self.training, self.report = host, node_id, training, report
         self.state = State.STARTING
         self.stuck = False
@@ -192,9 +192,9 @@ class Gang:
         """When it came back from there, and met the signals that had been sent."""
         self.started_at = host.clock.now()
         self.done_at: float | None = None
-        self.stepper = Stepper(self)
+        self.loop = StepLoop(self)
         world = host.world
-        training.gangs[node_id] = self
+        training.workers[node_id] = self
         if training.broken and world.plan.peers_notice:
             world.hub.at(world.hub.now + CONNECTING, self.fail, "cannot reach its peers")
         world.hub.at(world.hub.now + STARTUP * world.hub.random.random(), self._ready)
@@ -230,14 +230,14 @@ class Gang:
 
     def finish(self) -> None:
         """Every worker exits with 0."""
-        if self.stepper.holding and self.state is State.RUNNING:
+        if self.loop.holding and self.state is State.RUNNING:
             self.host.world.hub.at(self.host.world.hub.now + 0.5, self.finish)
         elif not self.training.broken:
             self._end(WorkersDone(), State.DONE, "", (State.RUNNING,))
 
     def leave(self, event: NodeEvent) -> None:
         """Every worker exits with 0, because it was told to stop."""
-        self.host.world.step[self.training.run] = self.stepper.at
+        self.host.world.step[self.training.run] = self.loop.at
         self._end(event, State.LEFT, "", (State.RUNNING,))
 
     def kill(self) -> None:
@@ -270,28 +270,28 @@ class Gang:
 
     def _ready(self) -> None:
         if self.host.suspended:
-            self.host.held.append(self._ready)
+            self.host.deferred.append(self._ready)
         elif self.host.ports_taken:
             self.fail("the port is taken", IncidentKind.PORT_TAKEN)
         else:
             self.training.ready(self)
 
     def _lonely(self) -> None:
-        if self.training.whole_at is None:
+        if self.training.active_at is None:
             self.fail("cannot reach its peers")
 
     def _end(self, event: NodeEvent, state: State, why: str, before: tuple[State, ...]) -> None:
         if self.state not in before:
             return
         if self.host.suspended:
-            self.host.held.append(lambda: self._end(event, state, why, before))
+            self.host.deferred.append(lambda: self._end(event, state, why, before))
             return
         self.state = state
         if state is State.DONE:
             self.done_at = self.host.world.hub.now
         self._report(event)
         if state is State.FAILED:
-            self.host.world.truth.failed(self, why)
+            self.host.world.checker.failed(self, why)
             self.training.lose(f"{self.node_id} failed")
         else:
             self.training.settle()

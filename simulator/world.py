@@ -10,15 +10,15 @@ from elastic_core.protocol.roster import Slots
 from simulator import checks, slot_rules
 from simulator.agent import SimAgent
 from simulator.assumptions import ASSUMPTIONS
+from simulator.channel import Channel
+from simulator.checker import Checker
 from simulator.crowd import Crowd
 from simulator.engine import Clock, Hub
-from simulator.lines import Line
 from simulator.overlaps import Overlaps
-from simulator.plan import LONELY, Fault, Plan
+from simulator.plan import ISOLATED, Fault, Plan
 from simulator.replica import Replica
 from simulator.store import SimStore
-from simulator.truth import Truth
-from simulator.workers import Gang, Training
+from simulator.workers import Training, Worker
 
 if TYPE_CHECKING:
     from elastic_core.events import Event
@@ -42,7 +42,7 @@ class Host:
         self.clock = Clock(world.hub, began, rates[number] if number < len(rates) else 1.0)
         self.wall_offset = 0.0
         """What its wall clock differs by; nothing may depend on it."""
-        self.line = Line(world.store.master)
+        self.channel = Channel(world.store.master)
         self.boots = 1
         self.lag = 0.0
         self.isolated = False
@@ -58,11 +58,11 @@ class Host:
         """The whole machine stands still."""
         self.lost_time_at = -1e9
         """When it last went on with a clock that had stood still."""
-        self.held: list[Callable[[], None]] = []
+        self.deferred: list[Callable[[], None]] = []
         """What its own processes would have done meanwhile."""
         self.agents: list[SimAgent] = []
         self.slots: dict[int, SimAgent] = {}
-        self.troubled_until = 0.0
+        self.faulty_until = 0.0
         """When the last fault of this host ends, as far as is known."""
 
     @property
@@ -92,20 +92,20 @@ class Host:
     def start(self, uid: str | None, *, before: SimAgent | None = None, command: Command | None = None) -> SimAgent:
         """Somebody starts an agent, or ``before`` goes on as another node."""
         slot = next(number for number in range(len(self.slots) + 1) if number not in self.slots)
-        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", slot, uid, self.look(slot), before)
+        agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", slot, uid, self.visible_slots(slot), before)
         agent.command = command or agent.command
         self.agents.append(agent)
-        self.world.enlist(agent)
+        self.world.register(agent)
         self.slots[slot] = agent
         self.off = False
         self.world.note(agent.node_id, f"starts on host {self.name}, slot {slot}")
         return agent
 
-    def look(self, own: int) -> Slots:
+    def visible_slots(self, own: int) -> Slots:
         """Return what an agent sees of the slots that are not its own."""
         return Slots(int(self.clock.now() * 1e9), tuple(sorted(self.slots.keys() - {own})))
 
-    def left(self, agent: SimAgent) -> None:
+    def release_slot(self, agent: SimAgent) -> None:
         """Record that the last process of an agent's slot is gone."""
         if agent.over and self.slots.get(agent.slot) is agent:
             del self.slots[agent.slot]
@@ -116,27 +116,27 @@ class Host:
         for agent in self.living:
             agent.kill()
         for agent in self.agents:
-            if (gang := agent.hands.gang) is not None:
-                gang.stuck = False
-                gang.kill()
-                agent.hands.gang = None
+            if (worker := agent.group.worker) is not None:
+                worker.stuck = False
+                worker.kill()
+                agent.group.worker = None
         for agent in self.slots.values():
             agent.gone_at = self.world.hub.now
         self.slots.clear()
         self.boots += 1
         self.off = True
-        self.held.clear()
+        self.deferred.clear()
         self.suspended = False
 
     def resume(self) -> None:
         """Let the machine go on."""
-        self.world.hub.at(self.world.hub.now + FENCING, self.world.truth.resumed)
+        self.world.hub.at(self.world.hub.now + FENCING, self.world.checker.resumed)
         self.suspended = False
-        held, self.held = self.held, []
-        for function in held:
+        deferred, self.deferred = self.deferred, []
+        for function in deferred:
             self.world.hub.at(self.world.hub.now, function)
         for agent in self.living:
-            agent.process.thaw(self.world.hub)
+            agent.process.resume(self.world.hub)
 
 
 class World:
@@ -145,27 +145,27 @@ class World:
     def __init__(self, plan: Plan, *, traced: bool = False) -> None:
         self.plan = plan
         self.hub = Hub(plan.noise)
-        self.reached: Counter[str] = Counter()
+        self.coverage: Counter[str] = Counter()
         """How often each rule and each fault was."""
         self.trace: list[tuple[float, str, str]] | None = [] if traced else None
-        self.truth = Truth(self)
+        self.checker = Checker(self)
         self.store = SimStore(
             self.hub,
-            self.truth.appended,
-            self.truth.shrunk,
+            self.checker.appended,
+            self.checker.shrunk,
             latency=plan.latency,
             timeout=plan.timeout,
             count=self.count,
         )
-        self.store.listed = self.truth.proofs.listed
-        self.store.heartbeat = self.truth.proofs.heartbeat if self.truth.proofs.deceptive else None
-        self.store.told = lambda value: slot_rules.check_row(self, value.value)
-        self.store.hammered = lambda what: self.truth.violated("fault 31", what)
+        self.store.on_roster_read = self.checker.proofs.listed
+        self.store.heartbeat = self.checker.proofs.heartbeat if self.checker.proofs.deceptive else None
+        self.store.on_row_sent = lambda value: slot_rules.check_row(self, value.value)
+        self.store.on_overload = lambda what: self.checker.fail("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
         self.store.stale_reads, self.store.guarded, self.store.misled = plan.stale_reads, plan.guarded, plan.misled
         self.crowd = Crowd(self)
         self.store.crowd = self.crowd if plan.crowd else None
-        self.store.look = plan.look
+        self.store.roster_delay = plan.look
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
         self.saves = 0
@@ -178,11 +178,11 @@ class World:
         """For how long rounds have trained at once, where an assumption is broken."""
         self.split_at: float | None = None
         """When a master was replaced that goes on answering some hosts; None while there is only one."""
-        self.forgot = False
+        self.lost_data = False
         """Whether the store ever came back without something that it had taken."""
-        self.remembered: dict[Fault, Replica] = {}
+        self.snapshots: dict[Fault, Replica] = {}
         """What the store will have gone back to after each fault that makes it forget."""
-        self.troubled_until = 0.0
+        self.faulty_until = 0.0
         """When the last fault of the store ends."""
         self._trainings: dict[tuple[str, int, str], Training] = {}
         self._agents: dict[str, SimAgent] = {}
@@ -194,11 +194,11 @@ class World:
     @property
     def broken_host(self) -> Host | None:
         """The one that never reaches the store again, if there is one."""
-        return self.hosts[-1] if self.plan.broken not in (0, LONELY) else None
+        return self.hosts[-1] if self.plan.broken not in (0, ISOLATED) else None
 
     def count(self, what: str) -> None:
         """Count that a rule or a fault was reached."""
-        self.reached[what] += 1
+        self.coverage[what] += 1
 
     def note(self, who: str, what: str) -> None:
         """Write a line of the timeline."""
@@ -207,17 +207,15 @@ class World:
 
     def said(self, agent: SimAgent, event: Event) -> None:
         """Record that an agent tells its observers something."""
-        self.reached[f"says {event.name}"] += 1
-        forged = self.truth.forgeries
-        if event.name == "store_lost" and not (self.store.embedded or self.forgot or forged.entries or forged.rows):
-            self.truth.violated(
-                "S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}"
-            )
-        self.truth.departures.said(agent, event)
+        self.coverage[f"says {event.name}"] += 1
+        forged = self.checker.forgeries
+        if event.name == "store_lost" and not (self.store.embedded or self.lost_data or forged.entries or forged.rows):
+            self.checker.fail("S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}")
+        self.checker.departures.said(agent, event)
         if event.name == "checked_again":
             checks.left_for_checks(agent)
         if event.name == "workers_done":
-            self.truth.done(agent)
+            self.checker.done(agent)
         if event.name == "signal" and "other nodes have finished" in event.message:
             self.count("L7 who is told to leave may finish as others have")
         if self.trace is not None:
@@ -239,24 +237,24 @@ class World:
             self._trainings[key] = Training(self, run, current)
         return self._trainings[key]
 
-    def gang(self, run: str, current: Round | None, node_id: str) -> Gang | None:
+    def worker(self, run: str, current: Round | None, node_id: str) -> Worker | None:
         """Return a node's workers of a round, if they were ever started."""
         if current is None:
             return None
         training = self._trainings.get((run, current.number, current.offer.id))
-        return training.gangs.get(node_id) if training is not None else None
+        return training.workers.get(node_id) if training is not None else None
 
     def agent(self, node_id: str) -> SimAgent | None:
         """Return the agent of this id."""
         return self._agents.get(node_id)
 
-    def at_address(self, address: str) -> Host:
+    def host_at(self, address: str) -> Host:
         """Return the host that is reached there."""
         return self._addresses[address]
 
     def newest_round(self, run: str) -> Round | None:
         """Return the newest round of a run on the server that all nodes will ask in the end."""
-        return self.truth.histories.newest_round(self.store.master, run)
+        return self.checker.histories.newest_round(self.store.master, run)
 
     def trainings(self) -> list[Training]:
         """All that anybody ever started."""
@@ -266,7 +264,7 @@ class World:
         """Record the checkpoint that a training leaves that was whole for so long."""
         self.work_left = max(0.5, self.work_left - seconds)
 
-    def enlist(self, agent: SimAgent) -> None:
+    def register(self, agent: SimAgent) -> None:
         """Somebody new."""
         self._agents[agent.node_id] = agent
         self.lineages[agent.node_id] = agent.lineage

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from simulator.assumptions import ASSUMPTIONS
-from simulator.lots import PROFILES
+from simulator.profiles import PROFILES
 
 from elastic_core.protocol import entries
 from elastic_core.protocol.roster import NodeRow

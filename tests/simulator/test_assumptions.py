@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from simulator import measure
+from simulator.assumption_faults import KINDS
 from simulator.assumptions import ASSUMPTIONS
-from simulator.breaches import KINDS
 from simulator.measure import Consequence
 
 PLANS = 15
-"""Plans of a profile for each seed."""
+"""StopPlans of a profile for each seed."""
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +19,8 @@ def total() -> Iterator[Consequence]:
     """What came of all that was played; every fault that breaks an assumption must have been in some of it."""
     found = Consequence()
     yield found
-    if set(ASSUMPTIONS) <= set(found.reached):
-        assert [kind for kind in KINDS if not found.reached[f"fault {kind}"]] == []
+    if set(ASSUMPTIONS) <= set(found.coverage):
+        assert [kind for kind in KINDS if not found.coverage[f"fault {kind}"]] == []
 
 
 @pytest.mark.timeout(600)
@@ -32,4 +32,4 @@ def test_what_does_not_stand_on_a_broken_assumption_holds(profile: str, seed: in
         for violation in found.violations
     )
     total.add(found)
-    total.reached[profile] += 1
+    total.coverage[profile] += 1

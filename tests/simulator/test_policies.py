@@ -64,11 +64,11 @@ def entries(
     for fault in plan.faults:
         world.hub.at(fault.at, faults.carry_out, world, fault)
     try:
-        world.hub.run(seconds, lambda: bool(world.truth.violations))
+        world.hub.run(seconds, lambda: bool(world.checker.violations))
     finally:
         world.hub.close()
-    assert not world.truth.violations
-    return sorted(world.truth.histories.written.values(), key=lambda entry: entry.index)
+    assert not world.checker.violations
+    return sorted(world.checker.histories.written.values(), key=lambda entry: entry.index)
 
 
 def bodies(found: list[Entry], kind: type[Any]) -> list[Any]:

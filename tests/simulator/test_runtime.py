@@ -27,7 +27,7 @@ for name in ("monotonic", "time", "sleep"):
 guard(threading.Thread, "start")
 guard(threading.Condition, "wait")
 
-from simulator.lots import PROFILES, draw
+from simulator.profiles import PROFILES, draw
 from simulator.play import play
 
 for profile in PROFILES:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from simulator.breaches import KINDS as BREACHES
+from simulator.assumption_faults import KINDS as BREACHES
 from simulator.campaign import Result
 from simulator.defect import Defect
 from simulator.defects import DEFECTS
@@ -138,7 +138,7 @@ def test_no_plan_is_violated(block: tuple[int, int], played: Played) -> None:
 def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
     reached: Counter[str] = Counter()
     for first in range(0, 16_000, 1000):
-        reached += played(first, 1000).reached
+        reached += played(first, 1000).coverage
     wanted = [*REACHED, *(f"fault {kind}" for kind in KINDS if kind not in BREACHES)]
     assert [what for what in wanted if not reached[what]] == []
 
@@ -146,16 +146,17 @@ def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_plan_leads_to_one_course_of_events_whatever_the_hash_seed_and_however_dataclasses_are_made() -> None:
-    digests = [_digests("1"), _digests("2", "from simulator.thawing import thaw\nthaw()\n")]
+    mutable = "from simulator.mutable_dataclasses import use_mutable_dataclasses as use\nuse()\n"
+    digests = [_digests("1"), _digests("2", mutable)]
     assert digests[0] == digests[1]
     assert len(set(digests[0].split())) == 64, "every plan has a course of its own"
 
 
 def _digests(hash_seed: str, first: str = "") -> str:
     script = (
-        f"{first}from simulator import campaign, lots, play\n"
+        f"{first}from simulator import campaign, profiles, play\n"
         "for number in range(64):\n"
-        "    print(play.play(lots.draw(*campaign.numbered(number)), traced=True).digest)\n"
+        "    print(play.play(profiles.draw(*campaign.numbered(number)), traced=True).digest)\n"
     )
     return _python("-c", script, PYTHONHASHSEED=hash_seed).stdout
 

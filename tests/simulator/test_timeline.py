@@ -38,7 +38,7 @@ sys.exit(main())
 
 
 @dataclass(frozen=True)
-class Line:
+class Channel:
     """One of the timeline."""
 
     at: float
@@ -92,7 +92,7 @@ def test_a_timeline_is_in_the_order_of_virtual_time(shown: str) -> None:
 def test_a_timeline_has_every_fault_when_and_where_it_happens(shown: str) -> None:
     plan = _plan(shown)
     faults = [line for line in _timeline(shown) if line.what.startswith("FAULT: ")]
-    expected = [Line(fault.at, "abcdefghijkl"[fault.host], f"FAULT: {fault}") for fault in plan.faults]
+    expected = [Channel(fault.at, "abcdefghijkl"[fault.host], f"FAULT: {fault}") for fault in plan.faults]
     assert faults == expected
     assert expected[0].what == f"FAULT: start host {plan.faults[0].host}", "somebody has to be there first"
 
@@ -128,15 +128,15 @@ def _plan(shown: str) -> Plan:
     return Plan.load(shown[: shown.index("\n}\n") + 3])
 
 
-def _timeline(shown: str) -> list[Line]:
+def _timeline(shown: str) -> list[Channel]:
     """Every line between the plan and the last one."""
     lines = shown[shown.index("\n}\n") + 3 :].strip("\n").split("\n")[:-2]
     found = [re.fullmatch(r" *(\d+\.\d{3})  (\S+) +(\S.*)", line) for line in lines]
     assert all(found), "\n".join(lines)
-    return [Line(float(match[1]), match[2], match[3]) for match in found if match is not None]
+    return [Channel(float(match[1]), match[2], match[3]) for match in found if match is not None]
 
 
-def _first(lines: list[Line], pattern: str) -> Line:
+def _first(lines: list[Channel], pattern: str) -> Channel:
     found = next((line for line in lines if re.match(pattern, line.what)), None)
     assert found is not None, f"nothing like {pattern!r} in:\n" + "\n".join(map(str, lines))
     return found

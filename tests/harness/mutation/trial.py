@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 
-from simulator import campaign, lots
+from simulator import campaign, profiles
 from simulator.plan import Plan
 from simulator.play import play
 
@@ -53,14 +53,14 @@ def plans(count: int) -> Iterator[tuple[str, Plan]]:
     for path in sorted(FOUND.glob("*.json")) if count else ():
         yield f"found plan {path.stem}", Plan.load(path.read_text())
     for number in range(count):
-        yield f"plan {number}", lots.draw(*campaign.numbered(number))
+        yield f"plan {number}", profiles.draw(*campaign.numbered(number))
 
 
 def noticed_by_plans(count: int, tell: Callable[[str], None]) -> str | None:
     """Return the name of the first plan that is violated, or raises, and what came of it; None without one.
 
     Args:
-        count: Plans of a campaign to play.
+        count: StopPlans of a campaign to play.
         tell: Is told the name of each plan before it is played.
     """
     gc.disable()  # as a campaign does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.defect import Defect
 
-CLAIMS: tuple[Defect, ...] = (
+PROOF_DEFECTS: tuple[Defect, ...] = (
     # How long a HALT has stood
     Defect(
         "the age of a HALT begins anew with each leader",
@@ -64,8 +64,8 @@ CLAIMS: tuple[Defect, ...] = (
     Defect(
         "a process that outlives its warden holds no slot",
         "_outlive",
-        "world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)",
-        "world.hub.at(world.hub.now + fault.span, agent.hands.orphaned)\nhost.left(agent)",
+        "world.hub.at(world.hub.now + fault.span, agent.group.orphaned)",
+        "world.hub.at(world.hub.now + fault.span, agent.group.orphaned)\nhost.left(agent)",
         "slots",
     ),
     # Who vouches

@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from simulator.replica import Replica
 
 
-class Wire(bytes):
+class Payload(bytes):
     """A value as it travels: what was encoded, as it was, since the codec has tests of its own."""
 
     value: Any
 
     @classmethod
-    def of(cls, value: object, data: bytes = b"") -> Wire:
+    def of(cls, value: object, data: bytes = b"") -> Payload:
         """Make a new one; with the ``data`` that others read, where that matters."""
-        wire = cls(data)
-        wire.value = value
-        return wire
+        payload = cls(data)
+        payload.value = value
+        return payload
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -31,7 +31,7 @@ class Wire(bytes):
 
 
 @dataclass
-class Line:
+class Channel:
     """The network between one host and the store, as it is just now. Instants are the hub's."""
 
     replica: Replica
@@ -48,9 +48,9 @@ class Line:
     behind: Replica | None = None
     """An older copy, which answers what only reads; None where the server does."""
     read_only: bool = False
-    deaf_until: float = 0.0
+    reads_blocked_until: float = 0.0
     """Until when no entry that is read arrives, as where large packets are lost; all else does."""
-    met_at: float | None = 0.0
+    contact_since: float | None = 0.0
     """When the host was first answered by this server, as it is now; None before."""
     lives: int = 0
     """How often that server has been replaced, or has forgotten."""
@@ -58,6 +58,6 @@ class Line:
     calls: int = 0
     """In that second of the hub's."""
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Treat the server as another one from now on, or as one that has forgotten: old answers do not count."""
-        self.met_at, self.lives = None, self.lives + 1
+        self.contact_since, self.lives = None, self.lives + 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def thaw() -> None:
+def use_mutable_dataclasses() -> None:
     """Make every frozen dataclass that is defined from here on one that is only not supposed to be changed.
 
     Raises:

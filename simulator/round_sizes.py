@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from elastic_core.protocol.entries import Counters, Entry, Round
 from elastic_core.protocol.failure_detector import is_lost
 from elastic_core.protocol.roster import NodeRow, Phase
-from simulator.endings import read_before
+from simulator.leave_rules import read_before
 
 if TYPE_CHECKING:
     from simulator.plan import Plan
@@ -34,7 +34,7 @@ def check_resize(world: World, entry: Entry, current: Round | None) -> None:
     together = len(current.members) + len(waiting)
     if largest(world.plan, together) <= len(current.members):
         why = f"{len(waiting)} node(s) wait, and no round of {len(current.members)} to {together} nodes follows"
-        world.truth.violated("L15", f"round {current.number} is halted for newcomers: {why}")
+        world.checker.fail("L15", f"round {current.number} is halted for newcomers: {why}")
     world.count("L15 a round grows to the next size")
 
 
@@ -44,7 +44,7 @@ def check_round(world: World, entry: Entry, members: set[str], earlier: Round | 
     """
     plan = world.plan
     if plan.sizes and len(members) not in plan.sizes:
-        world.truth.violated("L15", f"a round of {len(members)} nodes, and the sizes are {plan.sizes}")
+        world.checker.fail("L15", f"a round of {len(members)} nodes, and the sizes are {plan.sizes}")
     if plan.sizes and earlier is not None:
         stayed = [row for row in read_before(world, entry.id, entry.run) if row.info.node_id in earlier.group_ranks]
         if any(row.phase is Phase.STOPPED and not row.leaving and row.info.node_id not in members for row in stayed):
@@ -74,7 +74,7 @@ def check_round(world: World, entry: Entry, members: set[str], earlier: Round | 
         return
     if kept_out and not any(row.info.host_id in _lost_now(entry, before) for row in spares):
         late = f"{spares[0].info.node_id} gets a place, and {kept_out[0].info.node_id} waits on a host of the job"
-        world.truth.violated("L16", late)
+        world.checker.fail("L16", late)
     if any(row.info.node_id in new and row.info.host_id in known for row in ready) and len(ready) > len(new):
         world.count("L16 a returning node goes before a spare")
 

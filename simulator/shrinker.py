@@ -9,7 +9,7 @@ from simulator.plan import Fault, Plan
 from simulator.play import play
 
 MOST_PLAYS = 600
-"""Plans that are tried, at most."""
+"""StopPlans that are tried, at most."""
 PLAIN: dict[str, object] = {
     "rates": (),
     "thinking": 0.0,
@@ -49,7 +49,7 @@ def shrink(plan: Plan) -> Plan:
 
 
 def _candidates(plan: Plan) -> Iterator[Plan]:
-    """Plans that are simpler than this one, the boldest first."""
+    """StopPlans that are simpler than this one, the boldest first."""
     faults, count = plan.faults, len(plan.faults)
     size = count // 2
     while size >= 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core.errors import RendezvousStateError
 from simulator import outages
-from simulator.lines import Wire
+from simulator.channel import Payload
 from simulator.replica import Loose, Replica
 from simulator.world import UID
 
@@ -24,13 +24,13 @@ CAME_SINCE = 8.0
 
 def _ghosts(world: World, host: Host, fault: Fault) -> bool:
     """S2. For ``span``, a share of ``value`` of this host's calls is given up, and carried out up to 3 fences later."""
-    host.line.lossy, host.line.ghosts = fault.value, 3 * world.plan.fence_after
+    host.channel.lossy, host.channel.ghosts = fault.value, 3 * world.plan.fence_after
     world.hub.at(world.hub.now + fault.span, _end_ghosts, host)
     return True
 
 
 def _end_ghosts(host: Host) -> None:
-    host.line.lossy = host.line.ghosts = 0.0
+    host.channel.lossy = host.channel.ghosts = 0.0
 
 
 def _loose(world: World, host: Host, fault: Fault) -> bool:
@@ -45,9 +45,9 @@ def _loose(world: World, host: Host, fault: Fault) -> bool:
 def _overwritten(world: World) -> None:
     """Make some read an entry that is not the ledger's."""
     world.count("S2 an entry takes the place of another")
-    world.forgot = True
+    world.lost_data = True
     for host in world.hosts:
-        host.line.met_at = None
+        host.channel.contact_since = None
 
 
 def tighten(world: World) -> None:
@@ -64,7 +64,7 @@ def _same_ids(world: World, host: Host, fault: Fault) -> bool:
 
 def _copy(world: World, host: Host, fault: Fault) -> bool:
     """S3, S4. The store is down for ``span``, and comes back as it was ``value`` seconds before."""
-    return outages.come_back(world, fault, world.remembered[fault])
+    return outages.come_back(world, fault, world.snapshots[fault])
 
 
 def _hole(world: World, host: Host, fault: Fault) -> bool:
@@ -74,10 +74,10 @@ def _hole(world: World, host: Host, fault: Fault) -> bool:
 
 def _rot(world: World, host: Host, fault: Fault) -> bool:
     """S3. One entry of the store, by ``value``, can be read no more."""
-    return _replace(world, fault, Wire.of(RendezvousStateError("The entry is damaged.")))
+    return _replace(world, fault, Payload.of(RendezvousStateError("The entry is damaged.")))
 
 
-def _replace(world: World, fault: Fault, data: Wire | None) -> bool:
+def _replace(world: World, fault: Fault, data: Payload | None) -> bool:
     master = world.store.master
     places = master.head - (data is None)
     if places < 1:
@@ -92,16 +92,16 @@ def _stale(world: World, host: Host, fault: Fault) -> bool:
 
     Its writes are taken (``value`` 0), or refused (1), as by a replica that has lost sight of its master.
     """
-    if not _answer(host, host.line.replica.copy()):
+    if not _answer(host, host.channel.replica.copy()):
         return False
-    host.line.read_only = fault.value == 1.0
+    host.channel.read_only = fault.value == 1.0
     world.hub.at(world.hub.now + fault.span, catch_up, world, host)
     return True
 
 
 def _older(world: World, host: Host, fault: Fault) -> bool:
     """S3. For ``span`` this host's reads are answered as they were ``value`` seconds before; its writes are taken."""
-    if not _answer(host, world.remembered[fault]):
+    if not _answer(host, world.snapshots[fault]):
         return False
     world.hub.at(world.hub.now + fault.span, catch_up, world, host)
     return True
@@ -109,12 +109,12 @@ def _older(world: World, host: Host, fault: Fault) -> bool:
 
 def _answer(host: Host, copy: Replica) -> bool:
     """Have a copy answer what only reads, and whoever waits at the server."""
-    line = host.line
+    line = host.channel
     if line.behind is not None:
         return False
     line.behind = copy
-    moved = [call for call in line.replica.waiting if call.line is line]
-    line.replica.waiting = [call for call in line.replica.waiting if call.line is not line]
+    moved = [call for call in line.replica.waiting if call.channel is line]
+    line.replica.waiting = [call for call in line.replica.waiting if call.channel is not line]
     for call in moved:
         call.store.execute(call)
     return True
@@ -122,7 +122,7 @@ def _answer(host: Host, copy: Replica) -> bool:
 
 def catch_up(world: World, host: Host) -> None:
     """Make the copy like the server again."""
-    behind, host.line.behind, host.line.read_only = host.line.behind, None, False
+    behind, host.channel.behind, host.channel.read_only = host.channel.behind, None, False
     for call in behind.waiting if behind is not None else ():
         world.hub.at(world.hub.now, world.store.execute, call)
 
@@ -130,7 +130,7 @@ def catch_up(world: World, host: Host) -> None:
 def _stall(world: World, host: Host, fault: Fault) -> bool:
     """S4. The wardens of this host stand still for ``span``; its agents and workers do not."""
     for agent in host.agents:
-        agent.hands.stalled_until = max(agent.hands.stalled_until, world.hub.now + fault.span)
+        agent.group.stalled_until = max(agent.group.stalled_until, world.hub.now + fault.span)
     return True
 
 
@@ -149,9 +149,9 @@ def _pause(world: World, host: Host, fault: Fault) -> bool:
             host.resume()
 
     world.hub.at(began + fault.span, resume)
-    host.line.to_cut = max(host.line.to_cut, began + fault.span + 2 * world.plan.fence_after)
-    host.troubled_until = max(host.troubled_until, host.line.to_cut)
-    world.hub.at(began + outages.KEEPALIVE, outages.find_broken, world, host)
+    host.channel.to_cut = max(host.channel.to_cut, began + fault.span + 2 * world.plan.fence_after)
+    host.faulty_until = max(host.faulty_until, host.channel.to_cut)
+    world.hub.at(began + outages.KEEPALIVE, outages.reset_broken, world, host)
     return True
 
 
@@ -160,17 +160,17 @@ def _maroon(world: World, host: Host, fault: Fault) -> bool:
 
     The job is started on that host under another uid meanwhile.
     """
-    spare = [one for one in world.hosts if not any(agent.hands.alive() for agent in one.living)]
-    if world.store.down or not spare or len(world.truth.whole_now) != 1:
+    spare = [one for one in world.hosts if not any(agent.group.alive() for agent in one.living)]
+    if world.store.down or not spare or len(world.checker.active_trainings) != 1:
         return False
     host = spare[0]
     for agent in host.living:
         agent.signal()
     for other in world.hosts:
         if other is not host:
-            other.line.to_cut = max(other.line.to_cut, world.hub.now + fault.span)
-            other.troubled_until = max(other.troubled_until, other.line.to_cut)
-            world.hub.at(world.hub.now + outages.KEEPALIVE, outages.find_broken, world, other)
+            other.channel.to_cut = max(other.channel.to_cut, world.hub.now + fault.span)
+            other.faulty_until = max(other.faulty_until, other.channel.to_cut)
+            world.hub.at(world.hub.now + outages.KEEPALIVE, outages.reset_broken, world, other)
     world.hub.at(world.hub.now + CAME_SINCE, _begin_another, host)
     return True
 
@@ -184,7 +184,7 @@ def _replay(world: World, host: Host, fault: Fault) -> bool:
     """S7. Somebody writes an older value of its own over a row of this host, ``value`` revisions on."""
     master = world.store.master
     for agent in reversed(host.living):
-        said, row = world.store.said.get(agent.node_id, []), master.rows.get(agent.node_id)
+        said, row = world.store.written_rows.get(agent.node_id, []), master.rows.get(agent.node_id)
         if row is not None and len(said) > 1:
             older = said[world.hub.random.randrange(len(said))]
             master.amend(agent.node_id, row.revision + int(fault.value), older)
@@ -222,10 +222,10 @@ def heal(world: World) -> None:
     tighten(world)
     world.same_ids = False
     for host in world.hosts:
-        host.line.ghosts = 0.0
+        host.channel.ghosts = 0.0
         catch_up(world, host)
         for agent in host.agents:
-            agent.hands.stalled_until = 0.0
+            agent.group.stalled_until = 0.0
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {

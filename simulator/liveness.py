@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.ledger import Ledger
-from simulator import strides
+from simulator import round_sizes
 from simulator.resizes import MOST_WAITS
 from simulator.rules import LOSSES
 
@@ -27,16 +27,16 @@ def bound(world: World) -> float:
     return world.plan.fence_after + world.plan.join_timeout + MOST_WAITS * world.plan.resize_wait + MARGIN
 
 
-def reached(world: World) -> bool:
+def is_reached(world: World) -> bool:
     """Whether the job is where it must get: everybody trains who can, or a verdict has ended all."""
     living = [agent for agent in world.living() if agent.host is not world.broken_host]
     if not living:
         return True
-    trainings = list(world.truth.whole_now.values())
-    return not ghosts(world) and len(trainings) == 1 and _trains(world, trainings[0], living)
+    trainings = list(world.checker.active_trainings.values())
+    return not stale_rows(world) and len(trainings) == 1 and _trains(world, trainings[0], living)
 
 
-def ghosts(world: World) -> list[str]:
+def stale_rows(world: World) -> list[str]:
     """Rows of agents that are no more and have no place in a newest round either (P2)."""
     newest = [world.newest_round(agent.run) for agent in world.living()]
     if world.store.down:
@@ -47,16 +47,16 @@ def ghosts(world: World) -> list[str]:
 
 
 def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
-    if training.whole_at is None or world.hub.now - training.whole_at < STEADY:
+    if training.active_at is None or world.hub.now - training.active_at < STEADY:
         return False
     if world.plan.pace and world.hub.now - training.stepped_at > STEADY + world.plan.pace:
         return False  # a rank holds, and nobody tells it for how long
     members = {member.node_id for member in training.round.members}
     here = {agent.node_id for agent in living}
-    if not members <= here or len(world.truth.whole_now) > 1:
+    if not members <= here or len(world.checker.active_trainings) > 1:
         return False
     able = [agent for agent in living if agent.node_id in members or not _kept_out(world, agent, members)]
-    full = strides.largest(world.plan, len(able)) <= len(members)
+    full = round_sizes.largest(world.plan, len(able)) <= len(members)
     return all(_content(world, agent, members, here, full=full) for agent in living)
 
 
@@ -89,16 +89,16 @@ def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) 
 
 def unrest(world: World, rounds: int, leaders: int) -> str:
     """Return what happens again and again (P5), since there were so many rounds and leaders; '' if nothing does."""
-    if len(world.truth.rounds) - rounds > MANY:
+    if len(world.checker.rounds) - rounds > MANY:
         return f"{MANY} rounds"
-    return f"{MANY} leaders" if world.truth.leaders - leaders > MANY else ""
+    return f"{MANY} leaders" if world.checker.leaders - leaders > MANY else ""
 
 
 def missing(world: World) -> str:
     """Describe what is not as it must be, for people."""
-    whole = [training.round.number for training in world.truth.whole_now.values()]
+    whole = [training.round.number for training in world.checker.active_trainings.values()]
     who = [f"{agent.node_id} ({_doing(agent)})" for agent in world.living()]
-    dead = f"; rows of the dead: {', '.join(ghosts(world))}" if ghosts(world) else ""
+    dead = f"; rows of the dead: {', '.join(stale_rows(world))}" if stale_rows(world) else ""
     return f"rounds that train: {whole or 'none'}; agents: {', '.join(who) or 'none'}{dead}"
 
 

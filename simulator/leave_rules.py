@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 FORGED = "forged"
 """What every row that a stranger has forged has among the peers that it does not reach, and no other."""
-HEEDED = 5.0
+LEAVE_SECONDS = 5.0
 """Seconds after which an agent must have begun to leave that has read that it should."""
 
 
 def check_join(world: World, replica: Replica, entry: Entry) -> None:
     """L7: somebody is to join a live round, although its leader has read that a member has finished."""
-    current = world.truth.histories.newest_round(replica, entry.run)
-    if current is None or entry.run in world.truth.histories.forked:
+    current = world.checker.histories.newest_round(replica, entry.run)
+    if current is None or entry.run in world.checker.histories.forked:
         return
     members = {member.node_id for member in current.members}
     for row in read_before(world, entry.id, entry.run):
         if row.info.node_id in members and row.phase is Phase.FINISHED and row.round == current.number:
-            world.truth.violated("L7", f"somebody joins, although {row.info.node_id} has finished")
+            world.checker.fail("L7", f"somebody joins, although {row.info.node_id} has finished")
 
 
 def check_slots(world: World, entry: Entry, body: Round) -> None:
@@ -41,7 +41,7 @@ def check_slots(world: World, entry: Entry, body: Round) -> None:
     leaving = {row.info.node_id for row in read_before(world, entry.id, entry.run) if row.leaving}
     for member in body.members:
         if member.node_id in leaving:
-            world.truth.violated("L7", f"{member.node_id} leaves, and is given a slot in round {body.number}")
+            world.checker.fail("L7", f"{member.node_id} leaves, and is given a slot in round {body.number}")
 
 
 def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, planned: HaltReason | None) -> None:
@@ -53,37 +53,39 @@ def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, plan
         world.count("STOP_AT a node leaves since the PLAN")
     if body.leaving != (bool(leaving) or planned is not HaltReason.RESIZE):
         said = "somebody leaves" if body.leaving else "all stay"
-        world.truth.violated("PLAN", f"entry {entry.index} says that {said}; planned: {planned}, leaving: {leaving}")
+        world.checker.fail("PLAN", f"entry {entry.index} says that {said}; planned: {planned}, leaving: {leaving}")
 
 
-def check_lasting(world: World, agent: SimAgent, finished: int) -> None:
+def check_finish_kept(world: World, agent: SimAgent, finished: int) -> None:
     """L7: a node whose workers have finished round ``finished`` never says that they were stopped."""
     state = agent.state
-    if finished and state is not None and state.phase is Phase.STOPPED and state.round == finished and not world.forgot:
-        world.truth.violated("L7", f"{agent.node_id} had finished round {finished}, and says that it was stopped")
+    if not finished or state is None or world.lost_data:
+        return
+    if state.phase is Phase.STOPPED and state.round == finished:
+        world.checker.fail("L7", f"{agent.node_id} had finished round {finished}, and says that it was stopped")
 
 
-def check_parting(world: World, agent: SimAgent) -> None:
+def check_leaver_exits(world: World, agent: SimAgent) -> None:
     """Who leaves is gone once the round is halted and its workers are."""
     state = agent.state
     if state is not None and state.leaving is not None and state.work is Work.NONE and state.ledger.halt is not None:
-        world.truth.violated("L7", f"{agent.node_id} leaves, has no workers, and still stays after the HALT")
+        world.checker.fail("L7", f"{agent.node_id} leaves, has no workers, and still stays after the HALT")
 
 
-def check_heeded(world: World, agent: SimAgent, entries: Sequence[Entry]) -> None:
+def check_drain_obeyed(world: World, agent: SimAgent, entries: Sequence[Entry]) -> None:
     """Who reads a DRAIN that names it leaves."""
     if any(isinstance(entry.body, Drain) and agent.node_id in entry.body.nodes for entry in entries):
-        world.hub.at(world.hub.now + HEEDED, _check_heeded, world, agent)
+        world.hub.at(world.hub.now + LEAVE_SECONDS, _check_leaving, world, agent)
 
 
-def _check_heeded(world: World, agent: SimAgent) -> None:
+def _check_leaving(world: World, agent: SimAgent) -> None:
     state, departing = agent.state, agent.supervisor._departure if agent.supervisor is not None else None
-    undisturbed = world.hub.now - max(agent.host.troubled_until, world.troubled_until) >= HEEDED
+    undisturbed = world.hub.now - max(agent.host.faulty_until, world.faulty_until) >= LEAVE_SECONDS
     held = agent.process.frozen or agent.host.suspended
     if agent.over or departing is None or state is None or held or not undisturbed:
         return
     if state.leaving is None and not departing._finishing and state.ledger.closed is None and not state.store_lost:
-        world.truth.violated("DRAIN", f"{agent.node_id} was asked to leave {HEEDED:g} s ago, and does not")
+        world.checker.fail("DRAIN", f"{agent.node_id} was asked to leave {LEAVE_SECONDS:g} s ago, and does not")
 
 
 def read_before(world: World, what: str, run: str) -> list[NodeRow]:

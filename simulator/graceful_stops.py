@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING
 
 from elastic_core.protocol.entries import Entry, Halt, HaltReason, Plan, StopAt
 from elastic_core.protocol.node_events import Notice, SteppedDown, Work
-from simulator import endings
-from simulator.calmness import calm
+from simulator import leave_rules
+from simulator.health import healthy_agent
 
 if TYPE_CHECKING:
     from simulator.replica import Replica
-    from simulator.workers import Gang
+    from simulator.workers import Worker
     from simulator.world import World
 
 AHEAD = 3
 """Steps that a report may run ahead."""
 
 
-class Stepper:
+class StepLoop:
     """One node's rank in the loop of its script."""
 
-    def __init__(self, gang: Gang) -> None:
-        self.gang, self.world = gang, gang.host.world
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.world = worker, worker.host.world
         self.at = self.horizon = -1
         self.left_at: int | None = None
         self.sent: list[int] = []
@@ -41,16 +41,16 @@ class Stepper:
 
     def call(self, step: int) -> None:
         """Let the rank call ``should_checkpoint(step)``."""
-        if not self.gang.steps:
+        if not self.worker.steps:
             return
-        if self.gang.host.suspended:
-            self.gang.host.held.append(lambda: self.call(step))
+        if self.worker.host.suspended:
+            self.worker.host.deferred.append(lambda: self.call(step))
             return
         self.at = step
         if step > self.horizon:
             self.horizon = step + self.world.hub.random.randrange(AHEAD)
             self.sent.append(self.horizon)
-            self.gang.report(self.gang, self)
+            self.worker.report(self.worker, self)
         self._read()
 
     def tell(self, notice: Notice | None) -> None:
@@ -65,20 +65,20 @@ class Stepper:
         return sent[-1] if sent else None
 
     def _wake(self) -> None:
-        if not self.gang.steps or not self.holding:
+        if not self.worker.steps or not self.holding:
             return
-        if self.gang.host.suspended:
-            self.gang.host.held.append(self._wake)
+        if self.worker.host.suspended:
+            self.worker.host.deferred.append(self._wake)
         else:
             self._read()
 
     def _read(self) -> None:
-        clock = self.gang.host.clock
+        clock = self.worker.host.clock
         for notice in self.notices:
             if notice is None:
                 self.holding = False
             elif notice.step is None:
-                self.world.truth.plans.told(self.gang)
+                self.world.checker.stop_plans.told(self.worker)
                 self._plan, self._stop_at, self.holding = notice.plan, None, True
                 self._hold_until = clock.now() + notice.deadline
                 self.world.hub.at(self.world.hub.now + notice.deadline / clock.rate + 0.001, self._wake)
@@ -92,22 +92,22 @@ class Stepper:
             self.holding, self._ignored = False, self._plan
         if self._stop_at is not None and self.at >= self._stop_at:
             self.left_at = self.at
-            self.world.truth.plans.left(self.gang, self.at)
-            self.gang.leave(SteppedDown())
+            self.world.checker.stop_plans.left(self.worker, self.at)
+            self.worker.leave(SteppedDown())
         else:
             if not self.excused():
-                self.world.truth.plans.passed(self.gang, self.at)
-            self.gang.training.returned(self.gang)
+                self.world.checker.stop_plans.passed(self.worker, self.at)
+            self.worker.training.returned(self.worker)
 
     def excused(self) -> bool:
         """Whether it may go beyond the step agreed on: it is being stopped, or has waited until the deadline."""
-        agent = self.world.agent(self.gang.node_id)
+        agent = self.world.agent(self.worker.node_id)
         stopping = agent is None or agent.over or agent.state is None or agent.state.work is not Work.RUNNING
         return stopping or (self._plan != 0 and self._plan == self._ignored)
 
 
 @dataclass
-class Plans:
+class StopPlans:
     """What must hold of graceful stops; rounds go by their offers."""
 
     world: World
@@ -116,67 +116,67 @@ class Plans:
 
     def written(self, replica: Replica, entry: Entry, body: Plan | StopAt) -> None:
         """Record that a PLAN or a STOP_AT was written."""
-        current = self.world.truth.histories.newest_round(replica, entry.run)
+        current = self.world.checker.histories.newest_round(replica, entry.run)
         if current is None:
-            self.world.truth.violated("PLAN", f"entry {entry.index} is for no round")
+            self.world.checker.fail("PLAN", f"entry {entry.index} is for no round")
             return
         if isinstance(body, Plan):
             self.world.count(f"PLAN {body.reason.value}")
             if body.reason is HaltReason.RESIZE:
-                endings.check_join(self.world, replica, entry)
-            if current.offer.id in self.planned and not self.world.forgot:
-                self.world.truth.violated("PLAN", f"entry {entry.index} is the second for round {body.round}")
+                leave_rules.check_join(self.world, replica, entry)
+            if current.offer.id in self.planned and not self.world.lost_data:
+                self.world.checker.fail("PLAN", f"entry {entry.index} is the second for round {body.round}")
             self.planned[current.offer.id] = body.reason
             return
         self.world.count("STOP_AT")
-        endings.check_leaving(self.world, entry, body, current, self.planned.get(current.offer.id))
+        leave_rules.check_leaving(self.world, entry, body, current, self.planned.get(current.offer.id))
         self.stop_at[current.offer.id] = body.step
-        for gang in self._gangs(entry.run, replica):
-            stepper = gang.stepper
-            if stepper.at >= body.step and not stepper.holding and gang.steps and not stepper.excused():
-                self.world.truth.violated("PLAN", f"{gang.node_id} is at {stepper.at}, beyond STOP_AT {body.step}")
+        for worker in self._workers(entry.run, replica):
+            loop = worker.loop
+            if loop.at >= body.step and not loop.holding and worker.steps and not loop.excused():
+                self.world.checker.fail("PLAN", f"{worker.node_id} is at {loop.at}, beyond STOP_AT {body.step}")
 
-    def told(self, gang: Gang) -> None:
+    def told(self, worker: Worker) -> None:
         """Record that a rank learns that its round is to stop."""
-        if gang.training.round.offer.id not in self.planned:
-            self.world.truth.violated("PLAN", f"{gang.node_id} is told of a PLAN that is for no round of its")
+        if worker.training.round.offer.id not in self.planned:
+            self.world.checker.fail("PLAN", f"{worker.node_id} is told of a PLAN that is for no round of its")
 
-    def left(self, gang: Gang, step: int) -> None:
+    def left(self, worker: Worker, step: int) -> None:
         """Record that a rank saves and stops."""
-        agreed = self.stop_at.get(gang.training.round.offer.id)
+        agreed = self.stop_at.get(worker.training.round.offer.id)
         if step != agreed:
-            self.world.truth.violated("PLAN", f"{gang.node_id} stops at {step}, and not at {agreed}")
+            self.world.checker.fail("PLAN", f"{worker.node_id} stops at {step}, and not at {agreed}")
         self.world.count("PLAN a rank stops")
 
-    def passed(self, gang: Gang, step: int) -> None:
+    def passed(self, worker: Worker, step: int) -> None:
         """Record that a rank goes on after a step."""
-        agreed = self.stop_at.get(gang.training.round.offer.id)
+        agreed = self.stop_at.get(worker.training.round.offer.id)
         if agreed is not None and step >= agreed:
-            self.world.truth.violated("PLAN", f"{gang.node_id} goes on after {step}, beyond STOP_AT {agreed}")
+            self.world.checker.fail("PLAN", f"{worker.node_id} goes on after {step}, beyond STOP_AT {agreed}")
 
     def halted(self, replica: Replica, entry: Entry, body: Halt) -> None:
         """Check a HALT: if it follows a PLAN and says nothing else, every rank has stopped at the step agreed on."""
-        current = self.world.truth.histories.newest_round(replica, entry.run)
+        current = self.world.checker.histories.newest_round(replica, entry.run)
         if current is None or current.offer.id not in self.planned:
             if body.reason is HaltReason.RESIZE:
-                endings.check_join(self.world, replica, entry)
+                leave_rules.check_join(self.world, replica, entry)
             return
-        gangs = self._gangs(entry.run, replica)
+        workers = self._workers(entry.run, replica)
         late = "had not stopped" in body.why
         if late:
             self.world.count("PLAN comes to its deadline")
-            healthy = [member for member in current.members if calm(self.world, member.node_id) is not None]
-            if len(healthy) == len(current.members) and len(gangs) == len(current.members):
-                self.world.truth.violated("PLAN", f"all are healthy, and had not stopped: {body.why}")
-        for gang in gangs:
-            if body.planned and not late and gang.steps:
-                self.world.truth.violated("PLAN", f"{gang.node_id} is halted before it has stopped: a step is lost")
-            if "lost sight of the store" in body.why and gang.stepper.left_at is not None:
-                self.world.truth.violated("PLAN", f"{gang.node_id} has stopped as planned, and that halts the others")
+            healthy = [member for member in current.members if healthy_agent(self.world, member.node_id) is not None]
+            if len(healthy) == len(current.members) and len(workers) == len(current.members):
+                self.world.checker.fail("PLAN", f"all are healthy, and had not stopped: {body.why}")
+        for worker in workers:
+            if body.planned and not late and worker.steps:
+                self.world.checker.fail("PLAN", f"{worker.node_id} is halted before it has stopped: a step is lost")
+            if "lost sight of the store" in body.why and worker.loop.left_at is not None:
+                self.world.checker.fail("PLAN", f"{worker.node_id} has stopped as planned, and that halts the others")
         if body.planned and not late:
             self.world.count("PLAN all have stopped together")
 
-    def _gangs(self, run: str, replica: Replica) -> list[Gang]:
-        current = self.world.truth.histories.newest_round(replica, run)
+    def _workers(self, run: str, replica: Replica) -> list[Worker]:
+        current = self.world.checker.histories.newest_round(replica, run)
         members = current.members if current is not None else ()
-        return [gang for member in members if (gang := self.world.gang(run, current, member.node_id)) is not None]
+        return [worker for member in members if (worker := self.world.worker(run, current, member.node_id)) is not None]

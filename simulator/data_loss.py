@@ -2,7 +2,7 @@
 
 A store that lost entries, or is two for a while, can let a run be decided upon twice, and nobody can know before having
 asked the server that is right. That is the window of replication that is documented. So a node that trains is
-*unaware* until it has been in touch with that server for a few seconds; from then on everything holds as ever.
+*may_be_unaware* until it has been in touch with that server for a few seconds; from then on everything holds as ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simulator.workers import Training
     from simulator.world import Host, World
 
-AWARE = 7.0
+CONTACT_SECONDS = 7.0
 """Seconds of undisturbed contact with a store after which a node must have compared: a heartbeat, a client that gives
 up."""
 LOOKS = 1.0
@@ -26,34 +26,36 @@ LATELY = 15.0
 """Seconds for which a node may be taken for alive that has ended."""
 
 
-def aware(world: World, host: Host, seconds: float = AWARE) -> bool:
+def has_contact(world: World, host: Host, seconds: float = CONTACT_SECONDS) -> bool:
     """Whether the agents of a host have been in touch with their server for so long, and with nothing in the way."""
-    line, now = host.line, world.hub.now
-    troubled = max(host.troubled_until, line.to_cut, line.from_cut, line.deaf_until)
-    if line.met_at is None or line.slow or line.lossy or line.read_only or host.lag or host.suspended:
+    line, now = host.channel, world.hub.now
+    troubled = max(host.faulty_until, line.to_cut, line.from_cut, line.reads_blocked_until)
+    if line.contact_since is None or line.slow or line.lossy or line.read_only or host.lag or host.suspended:
         return False
-    return now - max(line.met_at, troubled) >= seconds and not world.store.down
+    return now - max(line.contact_since, troubled) >= seconds and not world.store.down
 
 
-def unaware(world: World, training: Training) -> bool:
+def may_be_unaware(world: World, training: Training) -> bool:
     """Whether a round may train on, although its run has gone on without it: no member can know of that yet."""
-    return world.forgot and not overdue(world, training)
+    return world.lost_data and not overdue_member(world, training)
 
 
 def served(world: World, replica: Replica, offer: str) -> bool:
     """Whether workers ever met at a place whose agents a server must have heard of since."""
-    gangs = [g for training in world.trainings() if training.round.offer.id == offer for g in training.gangs.values()]
-    hosts = [gang.host for gang in gangs]
-    return any(not world.forgot or (host.line.replica is replica and aware(world, host)) for host in hosts)
+    workers = [
+        g for training in world.trainings() if training.round.offer.id == offer for g in training.workers.values()
+    ]
+    hosts = [worker.host for worker in workers]
+    return any(not world.lost_data or (host.channel.replica is replica and has_contact(world, host)) for host in hosts)
 
 
-def overdue(world: World, training: Training) -> str:
+def overdue_member(world: World, training: Training) -> str:
     """Return a member of a round that trains, and must know that it is not the newest any more; '' without one."""
-    for node_id, gang in training.gangs.items():
-        agent, host = world.agent(node_id), gang.host
-        if agent is None or agent.over or agent.process.frozen or not aware(world, host):
+    for node_id, worker in training.workers.items():
+        agent, host = world.agent(node_id), worker.host
+        if agent is None or agent.over or agent.process.frozen or not has_contact(world, host):
             continue
-        newest = world.truth.histories.newest_round(host.line.replica, training.run)
+        newest = world.checker.histories.newest_round(host.channel.replica, training.run)
         if newest is None or newest.offer.id != training.round.offer.id:
             return node_id
     return ""
@@ -61,17 +63,17 @@ def overdue(world: World, training: Training) -> str:
 
 def check_pair(world: World, one: Training, other: Training) -> None:
     """S4, I12: two rounds train at once, which only somebody who does not know of it may do, and not for long."""
-    if not one.whole or not other.whole:
+    if not one.active or not other.active:
         return
     fence = world.plan.fence_after
     if world.plan.stale_reads and world.split_at is not None and world.hub.now - world.split_at > fence:
         since = f"{world.hub.now - world.split_at:.1f} s after a master was replaced, of {fence:g} s"
-        world.truth.violated("S4", f"rounds {one.round.number} and {other.round.number} train at once {since}")
+        world.checker.fail("S4", f"rounds {one.round.number} and {other.round.number} train at once {since}")
         return
     for training in (one, other):
-        if node_id := overdue(world, training):
+        if node_id := overdue_member(world, training):
             both = f"rounds {one.round.number} of {one.run} and {other.round.number} of {other.run}"
-            world.truth.violated("S4", f"{both} train at once, and {node_id} must know of it")
+            world.checker.fail("S4", f"{both} train at once, and {node_id} must know of it")
             return
     world.count("S3 two rounds train, and nobody can know of it yet")
     world.hub.at(world.hub.now + LOOKS, check_pair, world, one, other)
@@ -79,22 +81,22 @@ def check_pair(world: World, one: Training, other: Training) -> None:
 
 def check_resume(world: World, replica: Replica, before: Entry | None, entry: Entry, body: Resume) -> None:
     """S3: a run goes on where it was, over nobody else's."""
-    truth = world.truth
-    if not world.forgot:
-        truth.violated("S3", f"{entry.author} resumes a run, and the store has lost nothing")
-    if not truth.histories.has_sealed(body.round):
-        truth.violated("S3", f"{entry.author} resumes round {body.round.number}, which nobody ever wrote")
+    checker = world.checker
+    if not world.lost_data:
+        checker.fail("S3", f"{entry.author} resumes a run, and the store has lost nothing")
+    if not checker.histories.has_sealed(body.round):
+        checker.fail("S3", f"{entry.author} resumes round {body.round.number}, which nobody ever wrote")
     if entry.epoch != body.epoch + 1:
-        truth.violated("S3", f"epoch {entry.epoch} follows epoch {body.epoch}")
+        checker.fail("S3", f"epoch {entry.epoch} follows epoch {body.epoch}")
     if before is None:
         world.count("S3 RESUME over an empty store")
     elif before.run == entry.run:
         world.count("S3 RESUME over what was put back")
     else:
         world.count("S3 RESUME over another run")
-        outranked = truth.histories.newest_round(replica, before.run, but=1)
+        outranked = checker.histories.newest_round(replica, before.run, but=1)
         if outranked is not None and not isinstance(before.body, Closed) and alive(world, before.run):
-            truth.violated("S3", f"{entry.author} resumes its run over run {before.run}, which has had a round")
+            checker.fail("S3", f"{entry.author} resumes its run over run {before.run}, which has had a round")
 
 
 def alive(world: World, run: str, within: float = 0.0) -> list[str]:
@@ -103,19 +105,19 @@ def alive(world: World, run: str, within: float = 0.0) -> list[str]:
     return [one.node_id for one in world.agents() if one.run == run and (not one.over or one.over_at >= since)]
 
 
-def check_outrun(world: World, agent: SimAgent) -> None:
+def check_replaced_run(world: World, agent: SimAgent) -> None:
     """S3: only a run that has had a round, and of which a node is alive, takes the place of one that has."""
-    replica, state = agent.host.line.replica, agent.state
+    replica, state = agent.host.channel.replica, agent.state
     if state is None or state.ledger.round is None or not replica.entries:
         return
-    entries = [world.truth.histories.written[entry_id] for entry_id, _ in replica.entries]
+    entries = [world.checker.histories.written[entry_id] for entry_id, _ in replica.entries]
     newest = entries[-1]
     if any(entry.run == agent.run and isinstance(entry.body, Closed) for entry in entries):
         return
-    if newest.run != agent.run and not world.truth.histories.has_round(newest.run):
-        world.truth.violated("S3", f"{agent.node_id} gives its run up for {newest.run}, which has had no round")
+    if newest.run != agent.run and not world.checker.histories.has_round(newest.run):
+        world.checker.fail("S3", f"{agent.node_id} gives its run up for {newest.run}, which has had no round")
     if newest.run != agent.run and not alive(world, newest.run, LATELY):
-        world.truth.violated("S3", f"{agent.node_id} gives its run up for {newest.run}, of which no node is alive")
+        world.checker.fail("S3", f"{agent.node_id} gives its run up for {newest.run}, of which no node is alive")
 
 
 def check_first(world: World, replica: Replica, entry: Entry) -> None:
@@ -123,12 +125,12 @@ def check_first(world: World, replica: Replica, entry: Entry) -> None:
 
     What a master takes that another has replaced buries nobody: it will be lost, and its author gives way.
     """
-    if not world.forgot or replica is not world.store.master:
+    if not world.lost_data or replica is not world.store.master:
         return
     for agent in world.living():
         if agent.run in ("", entry.run) or agent.state is None or agent.leaving or agent.process.frozen:
             continue
         ledger = agent.state.ledger
         mine = ledger.round is not None and ledger.closed is None and not agent.state.run_replaced
-        if mine and agent.host.line.replica is replica and aware(world, agent.host):
-            world.truth.violated("S3", f"{entry.author} buries the run that {agent.node_id} is in")
+        if mine and agent.host.channel.replica is replica and has_contact(world, agent.host):
+            world.checker.fail("S3", f"{entry.author} buries the run that {agent.node_id} is in")

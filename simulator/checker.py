@@ -33,29 +33,29 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
 from simulator import (
     checks,
-    endings,
-    finishing,
-    forgetting,
+    data_loss,
+    finish_coverage,
     leaders,
+    leave_rules,
     programs,
     questions,
+    reachability,
+    round_sizes,
     rules,
-    strides,
-    unreached,
     verdicts,
 )
 from simulator.assumptions import ASSUMPTIONS
 from simulator.departures import Departures
-from simulator.entry_text import kind_of, told
+from simulator.entry_text import describe, kind_of
+from simulator.forgeries import Forgeries
+from simulator.graceful_stops import StopPlans
 from simulator.histories import Histories
 from simulator.proofs import Proofs
-from simulator.steps import Plans
-from simulator.strangers import Forgeries
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
     from simulator.replica import Replica
-    from simulator.workers import Gang, Training
+    from simulator.workers import Training, Worker
     from simulator.world import World
 
 
@@ -85,14 +85,14 @@ class _Node:
 
 
 @dataclass
-class Truth:
+class Checker:
     """The witness."""
 
     world: World
     violations: list[Violation] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
     """Invariants that the plan's profile suspends, and that did not hold: when and what first."""
-    whole_now: dict[int, Training] = field(default_factory=dict)
+    active_trainings: dict[int, Training] = field(default_factory=dict)
     rounds: list[Entry] = field(default_factory=list)
     """Every ROUND that was ever written, in order."""
     verdicts: list[Entry] = field(default_factory=list)
@@ -120,12 +120,12 @@ class Truth:
     """Every round of a run that was ever whole."""
 
     def __post_init__(self) -> None:
-        self.plans = Plans(self.world)
+        self.stop_plans = StopPlans(self.world)
         self.proofs = Proofs(self.world)
         self.departures = Departures(self.world)
         self.forgeries = Forgeries(self.world)
 
-    def violated(self, name: str, what: str) -> None:
+    def fail(self, name: str, what: str) -> None:
         """Note it; the plan ends with the first, but for what the plan's profile suspends."""
         assumption = ASSUMPTIONS.get(self.world.plan.profile)
         if assumption is not None and (item := assumption.suspended(name, what)):
@@ -142,10 +142,10 @@ class Truth:
         entry: Entry = data.value
         if entry.id in self.histories.written:
             self.world.count("S3 an entry is put back")
-            self.world.note("store", f"has entry {entry.index} again: {told(entry)}")
+            self.world.note("store", f"has entry {entry.index} again: {describe(entry)}")
             return
         before = self.histories.add(replica, entry)
-        self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {told(entry)}")
+        self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {describe(entry)}")
         self.proofs.appended(entry)
         programs.check_undisturbed(self.world, entry)
         self.forgeries.check_rows(self.world.agent(entry.author))
@@ -153,7 +153,7 @@ class Truth:
             self._check_order(before, entry)
         match entry.body:
             case Resume() as body:
-                forgetting.check_resume(self.world, replica, before, entry, body)
+                data_loss.check_resume(self.world, replica, before, entry, body)
                 self.world.count("S3 RESUME of a round that is over" if body.over else "S3 RESUME")
             case Round() as body:
                 self._check_round(replica, entry, body, before)
@@ -163,9 +163,9 @@ class Truth:
                 rules.check_halt(self.world, replica, entry, body)
                 leaders.expect_end(self.world, replica, entry)
                 self.proofs.expect_end(replica, entry)
-                self.plans.halted(replica, entry, body)
+                self.stop_plans.halted(replica, entry, body)
             case Plan() | StopAt() as body:
-                self.plans.written(replica, entry, body)
+                self.stop_plans.written(replica, entry, body)
             case Over():
                 self.world.count("OVER")
             case Drain() as body:
@@ -192,52 +192,52 @@ class Truth:
         assert head is not None  # whoever shrinks an entry has read a newer one
         at = head.anchors
         if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over):
-            self.violated("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
+            self.fail("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
         rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
         late = {row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index}
-        late &= {row.info.node_id for row in endings.read_before(self.world, f"shrink {index}", head.run)}
-        if late and not self.world.forgot:
-            self.violated("tombstones", f"entry {index} is shrunk, and {', '.join(sorted(late))} may not have read it")
+        late &= {row.info.node_id for row in leave_rules.read_before(self.world, f"shrink {index}", head.run)}
+        if late and not self.world.lost_data:
+            self.fail("tombstones", f"entry {index} is shrunk, and {', '.join(sorted(late))} may not have read it")
 
     def _check_order(self, before: Entry, entry: Entry) -> None:
         if isinstance(entry.body, Resume):
             return
         if isinstance(entry.body, Open):
             if not isinstance(before.body, Closed):
-                self.violated("I12", f"{entry.author} opens a run upon one that is not closed")
+                self.fail("I12", f"{entry.author} opens a run upon one that is not closed")
             return
         if isinstance(before.body, Closed):
-            self.violated("I12", f"{entry.author} goes on after CLOSED")
+            self.fail("I12", f"{entry.author} goes on after CLOSED")
         if not isinstance(entry.body, Leader) and (entry.author, entry.term) != (before.leader, before.term):
-            self.violated("S1", f"{entry.author} (term {entry.term}) decides; the leader is {before.leader}")
+            self.fail("S1", f"{entry.author} (term {entry.term}) decides; the leader is {before.leader}")
         if isinstance(entry.body, Leader) and entry.term != before.term + 1:
-            self.violated("S1", f"a LEADER of term {entry.term} follows term {before.term}")
+            self.fail("S1", f"a LEADER of term {entry.term} follows term {before.term}")
 
     def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
         plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
         served = self.histories.rounds.get(body.offer.id)
         members = self.histories.seal(entry, body, earlier).members
-        if served not in (None, self.histories.rounds[body.offer.id]) and forgetting.served(
+        if served not in (None, self.histories.rounds[body.offer.id]) and data_loss.served(
             self.world, replica, body.offer.id
         ):
-            self.violated("I2", f"round {body.number} is given a store that served before")
+            self.fail("I2", f"round {body.number} is given a store that served before")
         rules.check_slots(self.world, before, entry, body, earlier)
-        unreached.check_seal(self.world, before, entry, replace(body, members=members), earlier)
+        reachability.check_seal(self.world, before, entry, replace(body, members=members), earlier)
         ids = [member.node_id for member in members]
         if len(set(ids)) != len(ids) or not plan.min_nodes <= len(ids) <= plan.max_nodes:
-            self.violated("I3", f"round {body.number} of {ids}, with {plan.min_nodes} to {plan.max_nodes} nodes")
+            self.fail("I3", f"round {body.number} of {ids}, with {plan.min_nodes} to {plan.max_nodes} nodes")
         if not body.same_as:
-            strides.check_round(self.world, entry, {*ids}, earlier)
+            round_sizes.check_round(self.world, entry, {*ids}, earlier)
         if earlier is not None:
             if body.number <= earlier.number:
-                self.violated("I4", f"round {body.number} follows round {earlier.number}")
-            for training in self.whole_now.values():
+                self.fail("I4", f"round {body.number} follows round {earlier.number}")
+            for training in self.active_trainings.values():
                 if training.run != entry.run or training.still or self.proofs.excuses(entry, training):
                     continue
-                if not forgetting.unaware(self.world, training):
-                    self.violated("S4", f"round {body.number} is sealed while round {training.round.number} trains")
+                if not data_loss.may_be_unaware(self.world, training):
+                    self.fail("S4", f"round {body.number} is sealed while round {training.round.number} trains")
         else:
-            forgetting.check_first(self.world, replica, entry)
+            data_loss.check_first(self.world, replica, entry)
         if before is not None and isinstance(before.body, Halt) and before.body.reason is HaltReason.RESIZE:
             self.resized_at[entry.run] = self.world.hub.now
         verdicts.check_round(self.world, entry, body, before, earlier)
@@ -248,10 +248,10 @@ class Truth:
     def _check_books(self, entry: Entry, earlier: Round | None, body: Round, before: Entry | None) -> None:
         spent, most = entry.counters.restarts, self.world.plan.max_restarts
         if not 0 <= spent <= most:
-            self.violated("I13", f"{spent} restarts are spent, of {most}")
+            self.fail("I13", f"{spent} restarts are spent, of {most}")
         if spent > self._failures[entry.run]:
             failed = self._failures[entry.run]
-            self.violated("I13", f"{spent} restarts are spent, but only {failed} round(s) failed by a worker")
+            self.fail("I13", f"{spent} restarts are spent, but only {failed} round(s) failed by a worker")
         if body.charged:
             self.world.count("a restart is spent")
         if earlier is None or before is None:
@@ -260,8 +260,8 @@ class Truth:
         failure = body.same_as or (blamed is not None and blamed.kind is IncidentKind.WORKER_FAILED)
         known = earlier.offer.id in self._failed_rounds and earlier.offer.id not in self.uncharged
         if failure and known and body.members == earlier.members and spent != before.counters.restarts + 1:
-            self.violated("I13", f"a failure of round {earlier.number} spends no restart")
-        finishing.note_restart(self.world, entry, body, earlier)
+            self.fail("I13", f"a failure of round {earlier.number} spends no restart")
+        finish_coverage.note_restart(self.world, entry, body, earlier)
         if spent < before.counters.restarts:
             self.world.count("a restart is given back")
 
@@ -289,8 +289,8 @@ class Truth:
                 node.newest = self.histories.spelled[entry.id]
             elif node.closed is None and isinstance(entry.body, Closed):
                 node.closed = entry.body
-        rules.check_obedience(self.world, agent)
-        endings.check_heeded(self.world, agent, entries)
+        rules.check_ledger_obeyed(self.world, agent)
+        leave_rules.check_drain_obeyed(self.world, agent, entries)
         if self.world.trace is not None and entries:
             self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
 
@@ -300,8 +300,8 @@ class Truth:
         node.newest = ledger.round
         if node.closed is None:
             node.closed = ledger.closed
-        rules.check_obedience(self.world, agent)
-        self.world.count("S3 another history is adopted" if self.world.forgot else "over entries that were shrunk")
+        rules.check_ledger_obeyed(self.world, agent)
+        self.world.count("S3 another history is adopted" if self.world.lost_data else "over entries that were shrunk")
         self.world.note(agent.node_id, f"goes on from entry {ledger.head.index} in epoch {ledger.head.epoch}")
 
     def started(self, agent: SimAgent, current: Round, restart_count: int) -> None:
@@ -310,28 +310,28 @@ class Truth:
         self.world.note(who, f"starts workers of round {current.number}, restart count {restart_count}")
         sealed = self.histories.rounds.get(current.offer.id)
         if sealed is None:
-            self.violated("I11", f"{who} starts round {current.number}, which nobody ever wrote")
+            self.fail("I11", f"{who} starts round {current.number}, which nobody ever wrote")
         elif not self.histories.has_sealed(current):
-            self.violated("I2", f"{who} starts another round {current.number} than was written")
+            self.fail("I2", f"{who} starts another round {current.number} than was written")
         if node.newest is not None and self._follows(agent.run, node.newest, current):
-            self.violated("I5", f"{who} starts round {current.number} after it has read of {node.newest.number}")
+            self.fail("I5", f"{who} starts round {current.number} after it has read of {node.newest.number}")
         if node.started is not None and self._follows(agent.run, node.started, current):
-            self.violated("I4", f"{who} starts round {current.number} after {node.started.number}")
+            self.fail("I4", f"{who} starts round {current.number} after {node.started.number}")
         if node.closed is not None:
-            self.violated("I12", f"{who} starts round {current.number} after it has read CLOSED")
-        if agent.hands.gang is not None and agent.hands.gang.alive:
-            self.violated("I9", f"{who} starts round {current.number} while {agent.hands.gang.number} is there")
+            self.fail("I12", f"{who} starts round {current.number} after it has read CLOSED")
+        if agent.group.worker is not None and agent.group.worker.alive:
+            self.fail("I9", f"{who} starts round {current.number} while {agent.group.worker.number} is there")
         if current.offer.id in node.served:
-            self.violated("I4", f"{who} starts round {current.number} once more")
+            self.fail("I4", f"{who} starts round {current.number} once more")
         node.started, node.finished = current, 0
         node.served.add(current.offer.id)
         # Two histories of a run may have a round of one number each; a place serves one round all the same.
-        key = f"{current.offer.id} {current.members}" if self.world.forgot else f"{agent.run} {current.number}"
+        key = f"{current.offer.id} {current.members}" if self.world.lost_data else f"{agent.run} {current.number}"
         if self._agreed.setdefault(key, (current.members, current.offer)) != (current.members, current.offer):
-            self.violated("I2", f"{who} has other members of round {current.number} than somebody else")
+            self.fail("I2", f"{who} has other members of round {current.number} than somebody else")
         rank = [member.node_id for member in current.members].index(who)
         if self._ranks.setdefault((key, rank), who) != who:
-            self.violated("I1", f"rank {rank} of round {current.number} belongs to two nodes")
+            self.fail("I1", f"rank {rank} of round {current.number} belongs to two nodes")
 
     def _follows(self, run: str, later: Round, current: Round) -> bool:
         """Whether one round comes after another; where a run has two histories, in one of them."""
@@ -343,21 +343,21 @@ class Truth:
         """Record that an agent has learnt that its workers have all exited with 0, be it too late for that to count."""
         if (state := agent.state) is not None and state.phase is Phase.FINISHED:
             self._node(agent).finished = state.round
-            self.heartbeats[agent.node_id] = finishing.heartbeat_of(agent.host.line.replica, agent.node_id)
+            self.heartbeats[agent.node_id] = finish_coverage.heartbeat_of(agent.host.channel.replica, agent.node_id)
 
     def settled(self, agent: SimAgent) -> None:
         """Record that an agent has dealt with all that has happened to it."""
         if agent.state is not None:
-            endings.check_lasting(self.world, agent, self._node(agent).finished)
-            endings.check_parting(self.world, agent)
+            leave_rules.check_finish_kept(self.world, agent, self._node(agent).finished)
+            leave_rules.check_leaver_exits(self.world, agent)
 
-    def failed(self, gang: Gang, why: str) -> None:
+    def failed(self, worker: Worker, why: str) -> None:
         """Record that a worker exited with 1."""
-        self.world.note(gang.node_id, f"a worker of round {gang.number} fails: {why}")
+        self.world.note(worker.node_id, f"a worker of round {worker.number} fails: {why}")
 
     def reported(self, agent: SimAgent, incident: Incident) -> None:
         """Record that an agent reports a failure."""
-        offer = agent.hands.offer
+        offer = agent.group.offer
         if incident.kind is not IncidentKind.WORKER_FAILED:
             self.uncharged.add(offer)
         elif offer not in self._failed_rounds:
@@ -367,7 +367,7 @@ class Truth:
     def exited(self, agent: SimAgent, code: int, why: str) -> None:
         """Record that an agent has ended by itself."""
         self.world.note(agent.node_id, f"exits with {code}: {why}")
-        self.world.reached[f"exit {code}"] += 1
+        self.world.coverage[f"exit {code}"] += 1
         rules.check_exit(self.world, agent, why)
         programs.note_exit(self.world, agent, code)
         self.departures.exited(agent)
@@ -375,7 +375,7 @@ class Truth:
         if closed is None or agent.state is None or agent.leaving or why.startswith("process "):
             return
         if code != closed.exit_code and agent.state.ledger.closed is not None:
-            self.violated("I12", f"{agent.node_id} exits with {code}, the verdict was {closed.exit_code}")
+            self.fail("I12", f"{agent.node_id} exits with {code}, the verdict was {closed.exit_code}")
 
     # Trainings -------------------------------------------------------------------------------------------------------
 
@@ -383,32 +383,32 @@ class Truth:
         """All workers of a round train together, from now on."""
         number = training.round.number
         self.world.note("training", f"round {number} trains")
-        for other in self.whole_now.values():
-            if self.world.forgot:
-                forgetting.check_pair(self.world, training, other)
+        for other in self.active_trainings.values():
+            if self.world.lost_data:
+                data_loss.check_pair(self.world, training, other)
             elif other.run == training.run and not other.still and not self.proofs.excused(other):
-                self.violated("S4", f"round {number} trains while round {other.round.number} does")
+                self.fail("S4", f"round {number} trains while round {other.round.number} does")
             elif other.run != training.run:
                 self.world.count("two runs train at once")
         trained = self._trained.setdefault(training.run, [])
         for later in trained:
             if self.histories.came_after(later, training.round):
-                self.violated("I6", f"round {number} trains after round {later.number} did")
+                self.fail("I6", f"round {number} trains after round {later.number} did")
         trained.append(training.round)
-        self.whole_now[id(training)] = training
+        self.active_trainings[id(training)] = training
 
     def resumed(self) -> None:
         """Check a machine that stood still and runs again for a moment: it must not train on what others train."""
-        trainings = self.whole_now.values()
+        trainings = self.active_trainings.values()
         runs = Counter(one.run for one in trainings if not one.still and not self.proofs.excused(one))
         for run, count in runs.items():
-            if count > 1 and not self.world.forgot:
-                self.violated("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")
+            if count > 1 and not self.world.lost_data:
+                self.fail("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")
 
     def no_longer_whole(self, training: Training) -> None:
         """Record that a training cannot go on, or is done."""
         self.world.note("training", f"round {training.round.number} trains no more")
-        self.whole_now.pop(id(training), None)
+        self.active_trainings.pop(id(training), None)
         self.proofs.ended(training)
 
     def _node(self, agent: SimAgent) -> _Node:

@@ -8,7 +8,7 @@ from elastic_core.protocol.entries import Entry, Round
 from elastic_core.protocol.failure_detector import is_lost
 from elastic_core.protocol.leader import RESIZE_PAUSE_FACTOR, RESIZE_PAUSE_SECONDS
 from elastic_core.protocol.roster import Phase
-from simulator.endings import read_before
+from simulator.leave_rules import read_before
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
@@ -27,7 +27,7 @@ def heartbeat_of(replica: Replica, node_id: str) -> int:
 
 def note_restart(world: World, entry: Entry, body: Round, earlier: Round) -> None:
     """Record that a failure after a member has finished starts all again, and that others may join."""
-    halt = world.truth.histories.halt_before(entry)
+    halt = world.checker.histories.halt_before(entry)
     before, after = earlier.group_ranks.keys(), body.group_ranks.keys()
     rows = [row for row in read_before(world, entry.id, entry.run) if row.info.node_id in before]
     finished = {row.info.node_id for row in rows if row.phase is Phase.FINISHED and row.round == earlier.number}
@@ -41,10 +41,10 @@ def note_restart(world: World, entry: Entry, body: Round, earlier: Round) -> Non
 
 def note_success(world: World, replica: Replica, entry: Entry, current: Round) -> None:
     """Who has finished stays; that it is lost does not matter; and nobody joins any more."""
-    found = [world.gang(entry.run, current, member.node_id) for member in current.members]
-    done = {gang.node_id: gang.done_at for gang in found if gang is not None and gang.done_at is not None}
+    found = [world.worker(entry.run, current, member.node_id) for member in current.members]
+    done = {worker.node_id: worker.done_at for worker in found if worker is not None and worker.done_at is not None}
     for node_id in done:
-        if heartbeat_of(replica, node_id) > world.truth.heartbeats.get(node_id, 0) + 1:
+        if heartbeat_of(replica, node_id) > world.checker.heartbeats.get(node_id, 0) + 1:
             world.count("L7 a node that has finished heartbeats until CLOSED")
     leader = world.agent(entry.author)
     if leader is None or leader.supervisor is None or not done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Member, Round
-from simulator.peers import reach
+from simulator.peers import can_reach
 
 if TYPE_CHECKING:
     from simulator.world import Host, World
@@ -34,34 +34,34 @@ def check_closed(world: World, entry: Entry, body: Closed) -> None:
     if body.success or current is None or body.incident is None or "--on_node_loss" in body.why:
         return
     hosts = _hosts(world, current)
-    if "no restart is left" not in body.why or not _sundered_by_one(world, hosts):
+    if "no restart is left" not in body.why or not _is_partitioned_by_one(world, hosts):
         return
     since = _alone(hosts)[0].isolated_at
-    vain = any(t.round.offer.id == current.offer.id and t.in_vain_at > since for t in world.trainings())
+    vain = any(t.round.offer.id == current.offer.id and t.connect_failed_at > since for t in world.trainings())
     if vain and _quiet(world, hosts):
-        world.truth.violated("L5", f"the job ends, although only {_alone(hosts)[0].name} is not reached: {body.why}")
+        world.checker.fail("L5", f"the job ends, although only {_alone(hosts)[0].name} is not reached: {body.why}")
 
 
 def _check_blame(world: World, host_id: str, earlier: Round | None) -> None:
     """Of three or more members, of which one alone is in trouble, no other one is blamed."""
     hosts = _hosts(world, earlier) if earlier is not None else []
-    troubled = [host for host in hosts if world.hub.now - host.troubled_until < QUIET]
-    if len(hosts) >= 3 and len(troubled) <= 1 and world.hub.now - world.troubled_until > QUIET:
+    troubled = [host for host in hosts if world.hub.now - host.faulty_until < QUIET]
+    if len(hosts) >= 3 and len(troubled) <= 1 and world.hub.now - world.faulty_until > QUIET:
         blamed = [host for host in hosts if host.boot_id == host_id]
         if blamed and blamed != troubled:
             who = ", ".join(host.name for host in troubled) or "nobody"
-            world.truth.violated("L5", f"{blamed[0].name} is left out, and {who} is in trouble")
+            world.checker.fail("L5", f"{blamed[0].name} is left out, and {who} is in trouble")
 
 
 def _check_patience(world: World, before: Entry | None, body: Round) -> None:
     hosts = _hosts(world, body)
-    if not _sundered_by_one(world, hosts) or not _quiet(world, hosts):
+    if not _is_partitioned_by_one(world, hosts) or not _quiet(world, hosts):
         return
     since, failed = _alone(hosts)[0].isolated_at, _failed_in_a_row(world, before, body.members)
-    vain = [t for t in world.trainings() if t.in_vain_at > since and t.round.offer.id in failed]
+    vain = [t for t in world.trainings() if t.connect_failed_at > since and t.round.offer.id in failed]
     if len(vain) >= IN_VAIN:
         why = f"{len(vain)} rounds of these members have failed because {_alone(hosts)[0].name} is not reached"
-        world.truth.violated("L5", f"round {body.number} is sealed, and {why}")
+        world.checker.fail("L5", f"round {body.number} is sealed, and {why}")
 
 
 def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]) -> set[str]:
@@ -69,7 +69,7 @@ def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]
 
     One that ended otherwise, or was of others, ends the row: what was found out before it is of no account any more.
     """
-    histories, failed = world.truth.histories, set[str]()
+    histories, failed = world.checker.histories, set[str]()
     while at is not None:
         if isinstance(at.body, Halt) and at.body.reason not in FAILED:
             break
@@ -81,11 +81,11 @@ def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]
     return failed
 
 
-def _sundered_by_one(world: World, hosts: list[Host]) -> bool:
+def _is_partitioned_by_one(world: World, hosts: list[Host]) -> bool:
     """Whether these could train but for one host that reaches none of the others."""
     enough = len(hosts) - 1 >= world.plan.min_nodes and world.plan.replace_lost
     others = [host for host in hosts if not host.isolated]
-    return enough and len(others) == len(hosts) - 1 and all(reach(one, other) for one in others for other in others)
+    return enough and len(others) == len(hosts) - 1 and all(can_reach(one, other) for one in others for other in others)
 
 
 def _alone(hosts: list[Host]) -> list[Host]:
@@ -95,7 +95,7 @@ def _alone(hosts: list[Host]) -> list[Host]:
 def _quiet(world: World, hosts: list[Host]) -> bool:
     """Whether nothing else has happened to these, for so long before and ever since one was isolated."""
     since = _alone(hosts)[0].isolated_at - QUIET
-    return world.troubled_until < since and all(h.troubled_until < since for h in hosts if not h.isolated)
+    return world.faulty_until < since and all(h.faulty_until < since for h in hosts if not h.isolated)
 
 
 def _hosts(world: World, current: Round) -> list[Host]:

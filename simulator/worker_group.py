@@ -17,8 +17,8 @@ from elastic_core.protocol.roster import LocalWorkers
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
 from simulator import questions
-from simulator.steps import Stepper
-from simulator.workers import Gang, State
+from simulator.graceful_stops import StepLoop
+from simulator.workers import State, Worker
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
@@ -28,14 +28,14 @@ STUCK_AFTER = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class _News:
+class _WorkerEvent:
     """Something happened to the workers."""
 
-    gang: Gang
+    worker: Worker
     event: object
 
 
-class Hands:
+class SimWorkerGroup:
     """The agent's worker group and its warden. The warden outlives the agent, until the last worker is gone."""
 
     run_uid = ""
@@ -45,7 +45,7 @@ class Hands:
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
-        self.gang: Gang | None = None
+        self.worker: Worker | None = None
         self.round = SimpleNamespace(locate=partial(questions.locate, agent))
         """No monitor looks for hangs: a fault says that there is one (``questions``)."""
         self.step: int | None = None
@@ -73,13 +73,13 @@ class Hands:
 
     def start(self, current: Round, restart_count: int) -> None:
         world = self.host.world
-        world.truth.started(self.agent, current, restart_count)
+        world.checker.started(self.agent, current, restart_count)
         self._over, self.offer, self.step = False, current.offer.id, None
         if self._answered != self._asked:
-            world.truth.violated("I9", f"{self.agent.node_id} starts workers before those that it stops are gone")
+            world.checker.fail("I9", f"{self.agent.node_id} starts workers before those that it stops are gone")
         self._check_contact()
         if not self._unheard:  # else whatever the agent asks for belongs to a round that is over
-            self.gang = Gang(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
+            self.worker = Worker(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def _check_contact(self) -> None:
         """S4: nobody starts workers that its fence stops at once, unless newer entries end that round anyway.
@@ -93,39 +93,39 @@ class Hands:
         if not cut_off or session.ledger.head.index < world.store.master.head:
             return
         if not world.store.stale_reads or self._started_without == known_at:
-            world.truth.violated("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
+            world.checker.fail("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
         self._started_without = known_at
 
     def alive(self) -> bool:
-        return self.gang is not None and self.gang.state in (State.STARTING, State.RUNNING)
+        return self.worker is not None and self.worker.state in (State.STARTING, State.RUNNING)
 
     def handle(self, event: object) -> NodeEvent | None:
-        if not isinstance(event, _News) or event.gang is not self.gang:
+        if not isinstance(event, _WorkerEvent) or event.worker is not self.worker:
             return None
-        if isinstance(event.event, Stepper):
+        if isinstance(event.event, StepLoop):
             first = self.step is None
-            self._take_steps(event.gang)
-            return TakesNotices(event.gang.number) if first and self.step is not None else None
+            self._take_steps(event.worker)
+            return TakesNotices(event.worker.number) if first and self.step is not None else None
         if isinstance(event.event, WorkerFailed):
             if self._over:
                 return None
             self._over = True
-            self.host.world.truth.reported(self.agent, event.event.incident)
+            self.host.world.checker.reported(self.agent, event.event.incident)
         return cast("NodeEvent", event.event)
 
     def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
         """Write the notice, *then* take in the reports."""
-        gang = self.gang
-        if gang is None:
+        worker = self.worker
+        if worker is None:
             return None
-        gang.stepper.tell(notice)
+        worker.loop.tell(notice)
         if notice is None or notice.step is not None:
             return None
-        self._take_steps(gang)
+        self._take_steps(worker)
         return None if self.step is None else (self.step,)
 
-    def _take_steps(self, gang: Gang) -> None:
-        step = gang.stepper.take()
+    def _take_steps(self, worker: Worker) -> None:
+        step = worker.loop.take()
         self.step = self.step if step is None else step
 
     def stop(
@@ -139,9 +139,9 @@ class Hands:
         """Return nothing: a node has one worker here, and has finished when that has exited with 0."""
 
     def finish_round(self, failure: Incident | None = None) -> int:
-        if self.gang is not None and self.gang.stuck:
-            self.host.world.truth.violated("I9", f"{self.agent.node_id} takes a stuck worker for gone")
-        self.gang = None
+        if self.worker is not None and self.worker.stuck:
+            self.host.world.checker.fail("I9", f"{self.agent.node_id} takes a stuck worker for gone")
+        self.worker = None
         return 0
 
     def newest_step(self) -> int | None:
@@ -176,7 +176,7 @@ class Hands:
         if number != self._fences or self.agent.process.dead:
             return
         if self.host.suspended:
-            self.host.held.append(lambda: self._fence_due(number))
+            self.host.deferred.append(lambda: self._fence_due(number))
         elif self.stalled_until > self.host.world.hub.now:
             self.host.world.hub.at(self.stalled_until, self._fence_due, number)
         elif (left := self._fenced_at - self.host.clock.now()) > 1e-9:
@@ -204,26 +204,26 @@ class Hands:
 
     def close(self, timeout: float) -> None:
         """Kill everything, and wait for the last process."""
-        if self.gang is not None:
-            self.left_stuck = self.left_stuck or self.gang.stuck
-            self.gang.kill()
-            if not self.gang.alive:
-                self.gang = None
-                self.host.left(self.agent)
+        if self.worker is not None:
+            self.left_stuck = self.left_stuck or self.worker.stuck
+            self.worker.kill()
+            if not self.worker.alive:
+                self.worker = None
+                self.host.release_slot(self.agent)
 
     def orphaned(self) -> None:
         """Kill the workers, as a warden does when its agent is gone."""
-        if self.gang is not None and self.gang.stuck:
+        if self.worker is not None and self.worker.stuck:
             self.host.world.hub.at(self.host.world.hub.now + 1.0, self.orphaned)
         elif self.host.suspended:
-            self.host.held.append(self.orphaned)
+            self.host.deferred.append(self.orphaned)
         elif self.stalled_until > self.host.world.hub.now:
             self.host.world.hub.at(self.stalled_until, self.orphaned)
         else:
-            if self.gang is not None:
-                self.gang.kill()
-            self.gang = None
-            self.host.left(self.agent)
+            if self.worker is not None:
+                self.worker.kill()
+            self.worker = None
+            self.host.release_slot(self.agent)
 
     def _stop(self, grace: float) -> None:
         world = self.host.world
@@ -232,18 +232,18 @@ class Hands:
         world.hub.at(world.hub.now + took, self._stopped, self._stops)
 
     def _stopped(self, number: int) -> None:
-        gang = self.gang
+        worker = self.worker
         if number != self._stops or self.agent.process.dead:
             return
         if self.host.suspended:
-            self.host.held.append(lambda: self._stopped(number))
+            self.host.deferred.append(lambda: self._stopped(number))
         elif self.stalled_until > self.host.world.hub.now:
             self.host.world.hub.at(self.stalled_until, self._stopped, number)
-        elif gang is not None and gang.stuck:
+        elif worker is not None and worker.stuck:
             self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._still_there, number)
         else:
-            if gang is not None:
-                gang.kill()
+            if worker is not None:
+                worker.kill()
             if self._fencing:
                 self._fencing = False
                 self.agent.inbox.post(Fenced())
@@ -252,13 +252,13 @@ class Hands:
                 self.agent.inbox.post(StopCompleted(self._asked))
 
     def _still_there(self, number: int) -> None:
-        if self.gang is not None and self.gang.stuck:
+        if self.worker is not None and self.worker.stuck:
             self.host.world.count("L3 a worker in D state")
             self.left_stuck = True  # also where the agent hears it late, and it is free by then
             self.agent.inbox.post(Stuck(7, "train", "nfs_wait"))
         else:
             self._stopped(number)
 
-    def _report(self, gang: Gang, event: object) -> None:
+    def _report(self, worker: Worker, event: object) -> None:
         if not self.agent.process.dead:
-            self.agent.inbox.post(event if isinstance(event, Checkpointed) else _News(gang, event))
+            self.agent.inbox.post(event if isinstance(event, Checkpointed) else _WorkerEvent(worker, event))

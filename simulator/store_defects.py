@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.defect import Defect
 
-REPAIRS: tuple[Defect, ...] = (
+STORE_DEFECTS: tuple[Defect, ...] = (
     # A store that forgets
     Defect(
         "a newcomer's OPEN buries a run",

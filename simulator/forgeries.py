@@ -17,8 +17,8 @@ from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.job_token import JobToken
 from elastic_core.rendezvous.seal import Seal, protect
 from simulator import leaders, outages
-from simulator.endings import FORGED
-from simulator.lines import Wire
+from simulator.channel import Payload
+from simulator.leave_rules import FORGED
 from simulator.rules import row_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TOKEN = JobToken(b"the token that all nodes of this job have", "the simulator")
 OTHER = JobToken(b"another one, of which a stranger seals its forgeries", "the simulator")
 JOB = "job"
-HEEDED = 4.0
+LEAVE_SECONDS = 4.0
 """Seconds after which a leader has looked at a row that was changed."""
 
 
@@ -54,7 +54,7 @@ class Forgeries:
         """I10: an agent goes on from an entry."""
         if entry.id in self.entries:
             why = f"{agent.node_id} goes on from entry {entry.index}, which no node of the job has written"
-            self.world.truth.violated("I10", why)
+            self.world.checker.fail("I10", why)
 
     def check_rows(self, leader: SimAgent | None) -> None:
         """I10: a leader decides by what it has read of the roster."""
@@ -63,7 +63,7 @@ class Forgeries:
         for seen in leader.supervisor._session.watch.nodes.values():
             if FORGED in seen.row.unreachable:
                 why = f"{leader.node_id} believes a row of {seen.node_id} that this node has not written"
-                self.world.truth.violated("I10", why)
+                self.world.checker.fail("I10", why)
 
 
 def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
@@ -94,11 +94,11 @@ def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
         now=leader.host.now(),
         leader=ledger.leader,
     )
-    world.truth.forgeries.entries.add(entry.id)
+    world.checker.forgeries.entries.add(entry.id)
     data = encode_entry(entry)
     if world.plan.token:
         data = Seal(OTHER, JOB).entry(entry.index, data) if fault.value < 3 else data
-    replica.add(entry.id, Wire.of(entry, data))
+    replica.add(entry.id, Payload.of(entry, data))
     return True
 
 
@@ -117,15 +117,15 @@ def _forge_row(world: World, host: Host, fault: Fault) -> bool:
     forged = replace(row, unreachable=(FORGED,))
     forged = replace(forged, phase=Phase.STOPPED) if fault.value == 0.0 else replace(forged, leaving=True)
     revision = replica.rows[node_id].revision + 1
-    replica.amend(node_id, revision, Wire.of(forged, Seal(OTHER, JOB).row(node_id, revision, encode_row(forged))))
-    world.truth.forgeries.rows += 1
-    host.troubled_until = outages.FOR_EVER
-    world.hub.at(world.hub.now + HEEDED, _check, world)
+    replica.amend(node_id, revision, Payload.of(forged, Seal(OTHER, JOB).row(node_id, revision, encode_row(forged))))
+    world.checker.forgeries.rows += 1
+    host.faulty_until = outages.FOR_EVER
+    world.hub.at(world.hub.now + LEAVE_SECONDS, _check, world)
     return True
 
 
 def _check(world: World) -> None:
-    world.truth.forgeries.check_rows(leaders.leader(world))
+    world.checker.forgeries.check_rows(leaders.leader(world))
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"forge-entry": _forge_entry, "forge-row": _forge_row}
