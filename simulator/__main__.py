@@ -40,7 +40,7 @@ def _chosen(options: argparse.Namespace) -> Plan | None:
     if options.replay is not None:
         return Plan.load(options.replay.read_text())
     if options.number is not None:
-        return draw(*campaign.numbered(options.number))
+        return draw(*campaign.parameters_of(options.number))
     if options.seed is not None:
         return draw(options.seed, options.profile, not options.safety)
     return None
@@ -48,8 +48,8 @@ def _chosen(options: argparse.Namespace) -> Plan | None:
 
 def _campaign(options: argparse.Namespace) -> int:
     began = time.monotonic()
-    with campaign.pool(options.jobs) as players:
-        result = campaign.run(options.first, options.plans, players)
+    with campaign.pool(options.jobs) as processes:
+        result = campaign.run(options.first, options.plans, processes)
     took = time.monotonic() - began
     width = max(map(len, result.coverage), default=0)
     for what, count in sorted(result.coverage.items()):
@@ -63,7 +63,7 @@ def _campaign(options: argparse.Namespace) -> int:
     if result.violations:
         number = result.violations[0][0]
         print(f"\nThe first of them, made small (again with: --number {number} --shrink):\n")
-        show(_made_small(draw(*campaign.numbered(number))))
+        show(_made_small(draw(*campaign.parameters_of(number))))
     return 1 if result.violations else 0
 
 

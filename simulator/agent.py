@@ -32,10 +32,11 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.join import Applicant, arrive
 from elastic_core.session.runtime import Runtime
-from simulator import checks, data_loss, forgeries, peers, programs, runtime, verdicts
+from simulator import data_loss, forgeries, health_checks, peers, programs, verdicts
 from simulator.engine import TICK, Hub, Process, expire_after
 from simulator.inbox import Inbox
 from simulator.peers import PROBE_PORT
+from simulator.runtime import runtime_of
 from simulator.store import Connection
 from simulator.worker_group import SimWorkerGroup
 
@@ -102,7 +103,9 @@ class SimAgent:
         """Whether the same process was another node before."""
         self.former: tuple[FormerNode, ...] = before.former if before is not None else ()
         """The nodes that it was before; at its end with the one that it is."""
-        self.lineage: checks.Lineage = before.lineage if before is not None else checks.Lineage(self, HostEnd(host.now))
+        self.lineage: health_checks.Lineage = (
+            before.lineage if before is not None else health_checks.Lineage(self, HostEnd(host.now))
+        )
         self.lineage.agent = self
         self.lineage.ids.add(node_id)
         self.interruption: Any = None
@@ -162,7 +165,7 @@ class SimAgent:
         """The node's state machine; None before it has one."""
         return None if self.supervisor is None else self.supervisor._state
 
-    def gone(self) -> None:
+    def _stop_hosted_store(self) -> None:
         """Its process is no more."""
         if self.hosting:
             self.host.world.store.stop()
@@ -172,7 +175,7 @@ class SimAgent:
         """SIGKILL; what it wrote last may still be on its way."""
         self.process.dead, self.over_at = True, self.host.world.hub.now
         self.host.world.note(self.node_id, "is killed")
-        self.gone()
+        self._stop_hosted_store()
 
     def signal(self) -> None:
         """SIGTERM."""
@@ -191,10 +194,10 @@ class SimAgent:
             code, why = 70, "".join(traceback.format_exception(exc))
             world.checker.fail("defect", f"{self.node_id} ended with a traceback:\n{why}")
         self.exit_code, self.why = code, why
-        world.checker.exited(self, code, why)
+        world.checker.on_exit(self, code, why)
         self.process.dead, self.over_at = True, self.host.world.hub.now
-        self.gone()
-        world.hub.at(world.hub.now, self.group.orphaned)
+        self._stop_hosted_store()
+        world.hub.at(world.hub.now, self.group.on_agent_exit)
         if self._rejoins:
             if self.state is not None and self.state.run_replaced:
                 data_loss.check_replaced_run(world, self)
@@ -233,28 +236,28 @@ class SimAgent:
             offer=stores.offer(),
             former=self.former,
         )
-        means = runtime.of(world, self.host.now, self._sleep)
+        runtime = runtime_of(world, self.host.now, self._sleep)
         own = Connection(world.store, self.host.channel, self.process, hosting=self.hosting)
         store = forgeries.connection(own, plan.token, self.host.now)
-        found = checks.enter(self, store, applicant, means, self._arrive(store, applicant, means))
+        found = health_checks.enter(self, store, applicant, runtime, self._arrive(store, applicant, runtime))
         if isinstance(found, tuple):
             return found
         if isinstance(found, Closed):
-            world.checker.reported_verdict(self, found)
+            world.checker.on_verdict_report(self, found)
             world.count("S6 a latecomer hears the verdict")
             return found.exit_code, found.why
         self.run = found.ledger.head.run
-        world.checker.joined(self, found.ledger)
+        world.checker.on_join(self, found.ledger)
         plugins = SimpleNamespace(
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
-            node_checks=lambda _config: ChosenChecks((checks.SLOW,) if plan.check else ()),
+            node_checks=lambda _config: ChosenChecks((health_checks.SLOW,) if plan.check else ()),
         )
         resources = SimpleNamespace(
             config=config,
             plugins=plugins,
-            publish=self._hear,
+            publish=self._on_event,
             loop=self.inbox,
             signals=frozenset({TERM}),
             warden=self.group,
@@ -263,14 +266,14 @@ class SimAgent:
             explain_hang=lambda *_: False,
             tell_hang=lambda *_: None,
             fence=lambda seconds, _now: self.group.fence(seconds),
-            start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._hear),
+            start_gate=lambda now: StartGate(None, cast("Any", self.inbox), now, self._on_event),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )
         resources.locate_workers = partial(Resources.locate_workers, cast("Any", resources))
         look = partial(self.host.visible_slots, self.slot)
         self.supervisor = Supervisor(
             cast("Any", resources),
-            means,
+            runtime,
             store,
             replace(applicant, former=self.former),
             found,
@@ -291,12 +294,12 @@ class SimAgent:
         self.former = () if ending.former is None else (ending.former,)
         return ending.exit_code, ending.why
 
-    def _arrive(self, store: RendezvousBackend, applicant: Applicant, means: Runtime) -> Arrival | None:
+    def _arrive(self, store: RendezvousBackend, applicant: Applicant, runtime: Runtime) -> Arrival | None:
         """Read the ledger, and import what workers need where a round is live, as an agent with a fork server does."""
         world, most = self.host.world, self.host.world.plan.preload
         if not (most or self.again or self.host.world.plan.check):
             return None
-        arrival = arrive(store, applicant, means, again=self.again)
+        arrival = arrive(store, applicant, runtime, again=self.again)
         self.verdicts_before = len(world.checker.verdicts)
         if most and arrival.round:
             world.count("S6 a newcomer imports while a round is live")
@@ -323,5 +326,5 @@ class SimAgent:
         self._sleep(2.0 * self.host.world.hub.random.random())
         return self.host.world.checker.proofs.vouches(self.node_id, info.node_id)
 
-    def _hear(self, event: Event) -> None:
-        self.host.world.said(self, event)
+    def _on_event(self, event: Event) -> None:
+        self.host.world.on_event(self, event)

@@ -16,7 +16,7 @@ class Amendments:
     _known: dict[str, int] = field(default_factory=dict)
     """The newest revision of which each node knows that its store took it."""
 
-    def enters(self, node_id: str) -> None:
+    def on_enter(self, node_id: str) -> None:
         """Check a node that is about to enter its row.
 
         A node that has amended its row enters it again because a heartbeat has said that the row is gone.
@@ -24,7 +24,7 @@ class Amendments:
         if self._known.pop(node_id, None) is not None:
             self.count("S7 a row that the store lost is entered anew")
 
-    def sends(self, node_id: str, revision: int) -> None:
+    def on_send(self, node_id: str, revision: int) -> None:
         """Check a node that is about to amend its row.
 
         It sends what the store had before only because a heartbeat has said that the store is behind.
@@ -32,12 +32,12 @@ class Amendments:
         if revision <= self._known.get(node_id, -1):
             self.count("S7 an amendment that the store lost is sent again")
 
-    def arrives(self, rows: Mapping[str, RosterRow], node_id: str, revision: int, _value: bytes) -> None:
+    def on_arrival(self, rows: Mapping[str, RosterRow], node_id: str, revision: int, _value: bytes) -> None:
         """Check an amendment that is about to be carried out, be its sender still there or not."""
         row = rows.get(node_id)
         if row is not None and revision < row.revision:
             self.count("S7 an older amendment comes after a newer one")
 
-    def taken(self, node_id: str, revision: int) -> None:
+    def on_commit(self, node_id: str, revision: int) -> None:
         """Record that a node has heard that its amendment was carried out."""
         self._known[node_id] = max(revision, self._known.get(node_id, -1))

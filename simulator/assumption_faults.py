@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elastic_core.errors import RendezvousStateError
 from simulator import outages
 from simulator.channel import Payload
-from simulator.replica import Loose, Replica
+from simulator.replica import AppendFault, Replica
 from simulator.world import UID
 
 if TYPE_CHECKING:
@@ -22,23 +22,23 @@ CAME_SINCE = 8.0
 """Seconds after which the nodes of a run that is cut off are taken for lost, and another run may begin."""
 
 
-def _ghosts(world: World, host: Host, fault: Fault) -> bool:
+def _late_writes(world: World, host: Host, fault: Fault) -> bool:
     """S2. For ``span``, a share of ``value`` of this host's calls is given up, and carried out up to 3 fences later."""
-    host.channel.lossy, host.channel.ghosts = fault.value, 3 * world.plan.fence_after
-    world.hub.at(world.hub.now + fault.span, _end_ghosts, host)
+    host.channel.lossy, host.channel.late_writes = fault.value, 3 * world.plan.fence_after
+    world.hub.at(world.hub.now + fault.span, _end_late_writes, host)
     return True
 
 
-def _end_ghosts(host: Host) -> None:
-    host.channel.lossy = host.channel.ghosts = 0.0
+def _end_late_writes(host: Host) -> None:
+    host.channel.lossy = host.channel.late_writes = 0.0
 
 
-def _loose(world: World, host: Host, fault: Fault) -> bool:
+def _break_appends(world: World, host: Host, fault: Fault) -> bool:
     """S2. For ``span`` the store says that it took entries, and has not (0), or takes two at one index (1)."""
     master = world.store.master
-    master.loose = Loose.TWOFOLD if fault.value else Loose.UNKEPT
+    master.append_fault = AppendFault.TWOFOLD if fault.value else AppendFault.UNKEPT
     master.overwritten = lambda: _overwritten(world)
-    world.hub.at(world.hub.now + fault.span, tighten, world)
+    world.hub.at(world.hub.now + fault.span, restore_appends, world)
     return True
 
 
@@ -50,9 +50,9 @@ def _overwritten(world: World) -> None:
         host.channel.contact_since = None
 
 
-def tighten(world: World) -> None:
+def restore_appends(world: World) -> None:
     """Make appends conditional again, as the contract demands."""
-    world.store.master.loose = Loose.NO
+    world.store.master.append_fault = AppendFault.NO
 
 
 def _same_ids(world: World, host: Host, fault: Fault) -> bool:
@@ -64,15 +64,15 @@ def _same_ids(world: World, host: Host, fault: Fault) -> bool:
 
 def _copy(world: World, host: Host, fault: Fault) -> bool:
     """S3, S4. The store is down for ``span``, and comes back as it was ``value`` seconds before."""
-    return outages.come_back(world, fault, world.snapshots[fault])
+    return outages.restart_with(world, fault, world.snapshots[fault])
 
 
-def _hole(world: World, host: Host, fault: Fault) -> bool:
+def _lose_entry(world: World, host: Host, fault: Fault) -> bool:
     """S3. The store loses one entry before its newest, by ``value``, and keeps what came after it."""
     return _replace(world, fault, None)
 
 
-def _rot(world: World, host: Host, fault: Fault) -> bool:
+def _damage_entry(world: World, host: Host, fault: Fault) -> bool:
     """S3. One entry of the store, by ``value``, can be read no more."""
     return _replace(world, fault, Payload.of(RendezvousStateError("The entry is damaged.")))
 
@@ -87,34 +87,34 @@ def _replace(world: World, fault: Fault, data: Payload | None) -> bool:
     return True
 
 
-def _stale(world: World, host: Host, fault: Fault) -> bool:
+def _freeze_copy(world: World, host: Host, fault: Fault) -> bool:
     """S3, S6, S7. For ``span`` this host's reads are answered by a copy that learns of nothing new.
 
     Its writes are taken (``value`` 0), or refused (1), as by a replica that has lost sight of its master.
     """
-    if not _answer(host, host.channel.replica.copy()):
+    if not _answer_from_copy(host, host.channel.replica.copy()):
         return False
     host.channel.read_only = fault.value == 1.0
     world.hub.at(world.hub.now + fault.span, catch_up, world, host)
     return True
 
 
-def _older(world: World, host: Host, fault: Fault) -> bool:
+def _stale_since(world: World, host: Host, fault: Fault) -> bool:
     """S3. For ``span`` this host's reads are answered as they were ``value`` seconds before; its writes are taken."""
-    if not _answer(host, world.snapshots[fault]):
+    if not _answer_from_copy(host, world.snapshots[fault]):
         return False
     world.hub.at(world.hub.now + fault.span, catch_up, world, host)
     return True
 
 
-def _answer(host: Host, copy: Replica) -> bool:
+def _answer_from_copy(host: Host, copy: Replica) -> bool:
     """Have a copy answer what only reads, and whoever waits at the server."""
-    line = host.channel
-    if line.behind is not None:
+    channel = host.channel
+    if channel.stale_copy is not None:
         return False
-    line.behind = copy
-    moved = [call for call in line.replica.waiting if call.channel is line]
-    line.replica.waiting = [call for call in line.replica.waiting if call.channel is not line]
+    channel.stale_copy = copy
+    moved = [call for call in channel.replica.waiting if call.channel is channel]
+    channel.replica.waiting = [call for call in channel.replica.waiting if call.channel is not channel]
     for call in moved:
         call.store.execute(call)
     return True
@@ -122,7 +122,7 @@ def _answer(host: Host, copy: Replica) -> bool:
 
 def catch_up(world: World, host: Host) -> None:
     """Make the copy like the server again."""
-    behind, host.channel.behind, host.channel.read_only = host.channel.behind, None, False
+    behind, host.channel.stale_copy, host.channel.read_only = host.channel.stale_copy, None, False
     for call in behind.waiting if behind is not None else ():
         world.hub.at(world.hub.now, world.store.execute, call)
 
@@ -155,7 +155,7 @@ def _pause(world: World, host: Host, fault: Fault) -> bool:
     return True
 
 
-def _maroon(world: World, host: Host, fault: Fault) -> bool:
+def _isolate_run(world: World, host: Host, fault: Fault) -> bool:
     """S5, S6. A host that is not in the round leaves it, and all others reach no store for ``span``.
 
     The job is started on that host under another uid meanwhile.
@@ -171,11 +171,11 @@ def _maroon(world: World, host: Host, fault: Fault) -> bool:
             other.channel.to_cut = max(other.channel.to_cut, world.hub.now + fault.span)
             other.faulty_until = max(other.faulty_until, other.channel.to_cut)
             world.hub.at(world.hub.now + outages.KEEPALIVE, outages.reset_broken, world, other)
-    world.hub.at(world.hub.now + CAME_SINCE, _begin_another, host)
+    world.hub.at(world.hub.now + CAME_SINCE, _start_other_run, host)
     return True
 
 
-def _begin_another(host: Host) -> None:
+def _start_other_run(host: Host) -> None:
     if not host.living and not host.suspended:
         host.start("job-2")
 
@@ -219,27 +219,27 @@ def _boot(host: Host) -> None:
 
 def heal(world: World) -> None:
     """End whatever lasts."""
-    tighten(world)
+    restore_appends(world)
     world.same_ids = False
     for host in world.hosts:
-        host.channel.ghosts = 0.0
+        host.channel.late_writes = 0.0
         catch_up(world, host)
         for agent in host.agents:
             agent.group.stalled_until = 0.0
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
-    "ghosts": _ghosts,
-    "loose": _loose,
+    "ghosts": _late_writes,
+    "loose": _break_appends,
     "same-ids": _same_ids,
     "copy": _copy,
-    "hole": _hole,
-    "rot": _rot,
-    "stale": _stale,
-    "older": _older,
+    "hole": _lose_entry,
+    "rot": _damage_entry,
+    "stale": _freeze_copy,
+    "older": _stale_since,
     "stall": _stall,
     "pause": _pause,
-    "maroon": _maroon,
+    "maroon": _isolate_run,
     "replay": _replay,
     "erase": _erase,
     "rewind": _rewind,

@@ -15,7 +15,7 @@ from typing import Any
 
 from simulator.plan import Plan
 
-KILLING = 2.5
+KILL_SECONDS = 2.5
 """Seconds from the instant that a fence is due, or a stop is asked for, to the end of the last worker, at most."""
 CONTACT_SECONDS = 9.0
 """Seconds within which a node that reaches the right server knows what it has come to, and has stopped its workers."""
@@ -86,19 +86,19 @@ def _rates(rng: random.Random, pairs: list[tuple[float, float]]) -> tuple[float,
     return tuple(rng.choice(pair) for _ in range(3))
 
 
-def _lasting(*kinds: str) -> Callable[[Plan], float]:
+def _while_faults_last(*kinds: str) -> Callable[[Plan], float]:
     """For as long as these faults last, and until the nodes know better."""
     return lambda plan: sum(fault.span for fault in plan.faults if fault.kind in kinds) + CONTACT_SECONDS
 
 
 def _fences(plan: Plan) -> float:
     """Until those are fenced that have lost time."""
-    return 0.8 * plan.fence_after / min(plan.rates) + KILLING
+    return 0.8 * plan.fence_after / min(plan.rates) + KILL_SECONDS
 
 
-def _apart(plan: Plan) -> float:
+def _clock_difference(plan: Plan) -> float:
     """Return by how much the slowest clock's fence comes after the end of the fastest clock's wait."""
-    return plan.fence_after * max(0.0, 0.8 / min(plan.rates) - 1 / max(plan.rates)) + KILLING
+    return plan.fence_after * max(0.0, 0.8 / min(plan.rates) - 1 / max(plan.rates)) + KILL_SECONDS
 
 
 def _copies(rng: random.Random) -> dict[str, Any]:
@@ -182,7 +182,7 @@ ASSUMPTIONS: dict[str, Assumption] = {
         "S3, S4, S6, S7: a store answers no read with an older state, unless it says that it may",
         {"stale": 6, "older": 4, "crash": 3, "start": 4, "fail": 2, "cut": 2, "hang-up": 2},
         SAFETY | {"L1"},
-        _lasting("stale", "older"),
+        _while_faults_last("stale", "older"),
         job=_fenced,
         hosts=(2, 3, 3, 4),
     ),
@@ -190,7 +190,7 @@ ASSUMPTIONS: dict[str, Assumption] = {
         "S4: a server that was replaced refuses writes, or sentinels say so",
         {"split": 8, "crash": 1, "start": 1},
         SAFETY,
-        _lasting("split"),
+        _while_faults_last("split"),
         job=_moved,
         length=70.0,
     ),
@@ -204,7 +204,7 @@ ASSUMPTIONS: dict[str, Assumption] = {
         "S4: clocks run alike, but for a fifth",
         {"cut": 6, "freeze": 2, "start": 2},
         SAFETY | {"L1"},
-        _apart,
+        _clock_difference,
         job=_clocks,
         length=120.0,
     ),
@@ -212,7 +212,7 @@ ASSUMPTIONS: dict[str, Assumption] = {
         "S4: the warden runs whenever its workers do, and SIGKILL ends them",
         {"stall": 6, "stuck": 2, "cut": 6, "freeze": 2, "crash": 2, "start": 2},
         SAFETY,
-        _lasting("stall", "stuck"),
+        _while_faults_last("stall", "stuck"),
         job=_fenced,
         most=6,
     ),
@@ -260,7 +260,7 @@ ASSUMPTIONS: dict[str, Assumption] = {
 """All that are broken, by the names of their profiles."""
 
 
-def numbers(rng: random.Random, kind: str, plan: Plan) -> tuple[float, float] | None:
+def draw_numbers(rng: random.Random, kind: str, plan: Plan) -> tuple[float, float] | None:
     """Draw a span and a value that are worth trying; None for a fault that other profiles have, and as they have it."""
     fence = plan.fence_after
     short, long = rng.uniform(0.05, 1.5), rng.uniform(2.0, 14.0)

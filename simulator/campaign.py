@@ -44,7 +44,7 @@ class Result:
         self.violations += other.violations
 
 
-def numbered(number: int) -> tuple[int, str, bool]:
+def parameters_of(number: int) -> tuple[int, str, bool]:
     """Return the seed, profile and mode of a campaign's plan: all profiles take turns, and so do the two modes."""
     return number, ORDER[number // 2 % len(ORDER)], number % 2 == 1
 
@@ -56,11 +56,11 @@ def pool(jobs: int | None = None) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, initializer=use_mutable_dataclasses)
 
 
-def run(first: int, count: int, players: ProcessPoolExecutor) -> Result:
+def run(first: int, count: int, processes: ProcessPoolExecutor) -> Result:
     """Play ``count`` plans from number ``first`` on."""
     total = Result()
     chunks = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
-    for result in players.map(play_all, chunks):
+    for result in processes.map(play_all, chunks):
         total.add(result)
     total.violations.sort(key=lambda found: found[0])
     return total
@@ -74,7 +74,7 @@ def play_all(numbers: range) -> Result:
     gc.disable()  # a plan's garbage is cyclic; one collection for all is cheaper than many on the way
     try:
         for number in numbers:
-            outcome = play(draw(*numbered(number)))
+            outcome = play(draw(*parameters_of(number)))
             result.plans += 1
             result.events += outcome.events
             result.seconds += outcome.ended_at

@@ -43,16 +43,16 @@ class Channel:
     """Seconds that a way takes more, at most."""
     lossy: float = 0.0
     """The share of calls that are broken off: before the store has them, after, or neither is known."""
-    ghosts: float = 0.0
+    late_writes: float = 0.0
     """Seconds after which a call that was broken off is carried out at the latest; 0 for the usual."""
-    behind: Replica | None = None
+    stale_copy: Replica | None = None
     """An older copy, which answers what only reads; None where the server does."""
     read_only: bool = False
     reads_blocked_until: float = 0.0
     """Until when no entry that is read arrives, as where large packets are lost; all else does."""
     contact_since: float | None = 0.0
     """When the host was first answered by this server, as it is now; None before."""
-    lives: int = 0
+    generation: int = 0
     """How often that server has been replaced, or has forgotten."""
     second: int = 0
     calls: int = 0
@@ -60,4 +60,4 @@ class Channel:
 
     def reset(self) -> None:
         """Treat the server as another one from now on, or as one that has forgotten: old answers do not count."""
-        self.contact_since, self.lives = None, self.lives + 1
+        self.contact_since, self.generation = None, self.generation + 1

@@ -32,9 +32,9 @@ from elastic_core.protocol.entries import (
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
 from simulator import (
-    checks,
     data_loss,
     finish_coverage,
+    health_checks,
     leaders,
     leave_rules,
     programs,
@@ -137,7 +137,7 @@ class Checker:
 
     # The ledger ------------------------------------------------------------------------------------------------------
 
-    def appended(self, replica: Replica, data: Any) -> None:
+    def on_append(self, replica: Replica, data: Any) -> None:
         """Record that an entry was written."""
         entry: Entry = data.value
         if entry.id in self.histories.written:
@@ -146,7 +146,7 @@ class Checker:
             return
         before = self.histories.add(replica, entry)
         self.world.note(entry.author, f"writes entry {entry.index}, term {entry.term}: {describe(entry)}")
-        self.proofs.appended(entry)
+        self.proofs.on_append(entry)
         programs.check_undisturbed(self.world, entry)
         self.forgeries.check_rows(self.world.agent(entry.author))
         if before is not None:
@@ -163,14 +163,14 @@ class Checker:
                 rules.check_halt(self.world, replica, entry, body)
                 leaders.expect_end(self.world, replica, entry)
                 self.proofs.expect_end(replica, entry)
-                self.stop_plans.halted(replica, entry, body)
+                self.stop_plans.on_halt(replica, entry, body)
             case Plan() | StopAt() as body:
-                self.stop_plans.written(replica, entry, body)
+                self.stop_plans.on_written(replica, entry, body)
             case Over():
                 self.world.count("OVER")
             case Drain() as body:
                 self.world.count("DRAIN")
-                checks.note_drain(self.world, body)
+                health_checks.note_drain(self.world, body)
             case Stacks() as body:
                 questions.check(self.world, entry, body)
             case Leader() as body:
@@ -185,7 +185,7 @@ class Checker:
             case Open():
                 self.world.count("OPEN" if before is None else "OPEN of the next run")
 
-    def shrunk(self, replica: Replica, index: int) -> None:
+    def on_shrink(self, replica: Replica, index: int) -> None:
         """Record that an entry became a tombstone."""
         self.world.count("an entry is shrunk")
         head = self.histories.newest(replica)
@@ -214,10 +214,10 @@ class Checker:
             self.fail("S1", f"a LEADER of term {entry.term} follows term {before.term}")
 
     def _check_round(self, replica: Replica, entry: Entry, body: Round, before: Entry | None) -> None:
-        plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, but=1)
+        plan, earlier = self.world.plan, self.histories.newest_round(replica, entry.run, skip=1)
         served = self.histories.rounds.get(body.offer.id)
-        members = self.histories.seal(entry, body, earlier).members
-        if served not in (None, self.histories.rounds[body.offer.id]) and data_loss.served(
+        members = self.histories.add_round(entry, body, earlier).members
+        if served not in (None, self.histories.rounds[body.offer.id]) and data_loss.was_served(
             self.world, replica, body.offer.id
         ):
             self.fail("I2", f"round {body.number} is given a store that served before")
@@ -232,7 +232,7 @@ class Checker:
             if body.number <= earlier.number:
                 self.fail("I4", f"round {body.number} follows round {earlier.number}")
             for training in self.active_trainings.values():
-                if training.run != entry.run or training.still or self.proofs.excuses(entry, training):
+                if training.run != entry.run or training.is_suspended or self.proofs.check_overlap(entry, training):
                     continue
                 if not data_loss.may_be_unaware(self.world, training):
                     self.fail("S4", f"round {body.number} is sealed while round {training.round.number} trains")
@@ -243,9 +243,9 @@ class Checker:
         verdicts.check_round(self.world, entry, body, before, earlier)
         self.rounds.append(entry)
         self.world.count("ROUND same members" if body.same_as else "ROUND")
-        self._check_books(entry, earlier, replace(body, members=members), before)
+        self._check_restarts(entry, earlier, replace(body, members=members), before)
 
-    def _check_books(self, entry: Entry, earlier: Round | None, body: Round, before: Entry | None) -> None:
+    def _check_restarts(self, entry: Entry, earlier: Round | None, body: Round, before: Entry | None) -> None:
         spent, most = entry.counters.restarts, self.world.plan.max_restarts
         if not 0 <= spent <= most:
             self.fail("I13", f"{spent} restarts are spent, of {most}")
@@ -267,7 +267,7 @@ class Checker:
 
     # Nodes -----------------------------------------------------------------------------------------------------------
 
-    def joined(self, agent: SimAgent, ledger: Ledger) -> None:
+    def on_join(self, agent: SimAgent, ledger: Ledger) -> None:
         """Record that an agent has joined."""
         node = self._node(agent)
         node.newest = ledger.round
@@ -276,17 +276,17 @@ class Checker:
         rules.check_joined(self.world, agent, ledger)
         self.world.note(agent.node_id, f"has joined run {ledger.head.run} at entry {ledger.head.index}")
 
-    def reported_verdict(self, agent: SimAgent, closed: Closed) -> None:
+    def on_verdict_report(self, agent: SimAgent, closed: Closed) -> None:
         """Record that an agent that has not joined reports a verdict."""
         rules.check_reported(self.world, agent, closed)
 
-    def read(self, agent: SimAgent, entries: Sequence[Entry]) -> None:
+    def on_read(self, agent: SimAgent, entries: Sequence[Entry]) -> None:
         """Record the entries that an agent's loop will be told of."""
         node = self._node(agent)
         for entry in entries:
             self.forgeries.check_read(agent, entry)
             if node.closed is None and isinstance(entry.body, Round):
-                node.newest = self.histories.spelled[entry.id]
+                node.newest = self.histories.resolved[entry.id]
             elif node.closed is None and isinstance(entry.body, Closed):
                 node.closed = entry.body
         rules.check_ledger_obeyed(self.world, agent)
@@ -294,7 +294,7 @@ class Checker:
         if self.world.trace is not None and entries:
             self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
 
-    def adopted(self, agent: SimAgent, ledger: Ledger) -> None:
+    def on_history_replaced(self, agent: SimAgent, ledger: Ledger) -> None:
         """Record that an agent's loop will be told of a lost history, and of what the run has come to."""
         node = self._node(agent)
         node.newest = ledger.round
@@ -304,14 +304,14 @@ class Checker:
         self.world.count("S3 another history is adopted" if self.world.lost_data else "over entries that were shrunk")
         self.world.note(agent.node_id, f"goes on from entry {ledger.head.index} in epoch {ledger.head.epoch}")
 
-    def started(self, agent: SimAgent, current: Round, restart_count: int) -> None:
+    def on_workers_started(self, agent: SimAgent, current: Round, restart_count: int) -> None:
         """Record that an agent starts workers."""
         node, who = self._node(agent), agent.node_id
         self.world.note(who, f"starts workers of round {current.number}, restart count {restart_count}")
         sealed = self.histories.rounds.get(current.offer.id)
         if sealed is None:
             self.fail("I11", f"{who} starts round {current.number}, which nobody ever wrote")
-        elif not self.histories.has_sealed(current):
+        elif not self.histories.was_written(current):
             self.fail("I2", f"{who} starts another round {current.number} than was written")
         if node.newest is not None and self._follows(agent.run, node.newest, current):
             self.fail("I5", f"{who} starts round {current.number} after it has read of {node.newest.number}")
@@ -336,26 +336,26 @@ class Checker:
     def _follows(self, run: str, later: Round, current: Round) -> bool:
         """Whether one round comes after another; where a run has two histories, in one of them."""
         if run in self.histories.forked:
-            return self.histories.came_after(later, current)
+            return self.histories.follows(later, current)
         return later.number > current.number
 
-    def done(self, agent: SimAgent) -> None:
+    def on_workers_done(self, agent: SimAgent) -> None:
         """Record that an agent has learnt that its workers have all exited with 0, be it too late for that to count."""
         if (state := agent.state) is not None and state.phase is Phase.FINISHED:
             self._node(agent).finished = state.round
             self.heartbeats[agent.node_id] = finish_coverage.heartbeat_of(agent.host.channel.replica, agent.node_id)
 
-    def settled(self, agent: SimAgent) -> None:
+    def on_events_handled(self, agent: SimAgent) -> None:
         """Record that an agent has dealt with all that has happened to it."""
         if agent.state is not None:
             leave_rules.check_finish_kept(self.world, agent, self._node(agent).finished)
             leave_rules.check_leaver_exits(self.world, agent)
 
-    def failed(self, worker: Worker, why: str) -> None:
+    def on_worker_failure(self, worker: Worker, why: str) -> None:
         """Record that a worker exited with 1."""
         self.world.note(worker.node_id, f"a worker of round {worker.number} fails: {why}")
 
-    def reported(self, agent: SimAgent, incident: Incident) -> None:
+    def on_incident(self, agent: SimAgent, incident: Incident) -> None:
         """Record that an agent reports a failure."""
         offer = agent.group.offer
         if incident.kind is not IncidentKind.WORKER_FAILED:
@@ -364,13 +364,13 @@ class Checker:
             self._failed_rounds.add(offer)
             self._failures[agent.run] += 1
 
-    def exited(self, agent: SimAgent, code: int, why: str) -> None:
+    def on_exit(self, agent: SimAgent, code: int, why: str) -> None:
         """Record that an agent has ended by itself."""
         self.world.note(agent.node_id, f"exits with {code}: {why}")
         self.world.coverage[f"exit {code}"] += 1
         rules.check_exit(self.world, agent, why)
         programs.note_exit(self.world, agent, code)
-        self.departures.exited(agent)
+        self.departures.on_exit(agent)
         closed = self._node(agent).closed
         if closed is None or agent.state is None or agent.leaving or why.startswith("process "):
             return
@@ -379,37 +379,37 @@ class Checker:
 
     # Trainings -------------------------------------------------------------------------------------------------------
 
-    def whole(self, training: Training) -> None:
+    def on_training(self, training: Training) -> None:
         """All workers of a round train together, from now on."""
         number = training.round.number
         self.world.note("training", f"round {number} trains")
         for other in self.active_trainings.values():
             if self.world.lost_data:
-                data_loss.check_pair(self.world, training, other)
-            elif other.run == training.run and not other.still and not self.proofs.excused(other):
+                data_loss.check_overlap_known(self.world, training, other)
+            elif other.run == training.run and not other.is_suspended and not self.proofs.may_overlap(other):
                 self.fail("S4", f"round {number} trains while round {other.round.number} does")
             elif other.run != training.run:
                 self.world.count("two runs train at once")
         trained = self._trained.setdefault(training.run, [])
         for later in trained:
-            if self.histories.came_after(later, training.round):
+            if self.histories.follows(later, training.round):
                 self.fail("I6", f"round {number} trains after round {later.number} did")
         trained.append(training.round)
         self.active_trainings[id(training)] = training
 
-    def resumed(self) -> None:
+    def on_machine_resumed(self) -> None:
         """Check a machine that stood still and runs again for a moment: it must not train on what others train."""
         trainings = self.active_trainings.values()
-        runs = Counter(one.run for one in trainings if not one.still and not self.proofs.excused(one))
+        runs = Counter(one.run for one in trainings if not one.is_suspended and not self.proofs.may_overlap(one))
         for run, count in runs.items():
             if count > 1 and not self.world.lost_data:
                 self.fail("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")
 
-    def no_longer_whole(self, training: Training) -> None:
+    def on_training_end(self, training: Training) -> None:
         """Record that a training cannot go on, or is done."""
         self.world.note("training", f"round {training.round.number} trains no more")
         self.active_trainings.pop(id(training), None)
-        self.proofs.ended(training)
+        self.proofs.on_training_end(training)
 
     def _node(self, agent: SimAgent) -> _Node:
         return self._nodes.setdefault(agent.node_id, _Node())

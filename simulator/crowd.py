@@ -64,27 +64,28 @@ class Crowd:
         self.world.count("L1 a node is found that is silent among many")
 
 
-def bound(world: World) -> float:
+def detection_seconds(world: World) -> float:
     """Seconds from the last heartbeat until a leader must have found it: L1's limit, and two heartbeat intervals."""
     wait, look = TIMING.beat_interval, world.plan.look
     return DRIFT * (TIMING.lost_after + wait + 2 * (wait + look) + look) + 1.0
 
 
-def _hush(world: World, host: Host, fault: Fault) -> bool:
+def _silence_node(world: World, host: Host, fault: Fault) -> bool:
     """One node of the crowd, by ``value``, heartbeats no more."""
     names = list(world.crowd.rows)
     if not names:
         return False
     name = names[int(fault.value) % len(names)]
     world.crowd.silent.setdefault(name, world.hub.now)
-    world.hub.at(world.hub.now + bound(world), _check_found, world, name)
+    world.hub.at(world.hub.now + detection_seconds(world), _check_found, world, name)
     return True
 
 
 def _check_found(world: World, name: str) -> None:
     if name in world.crowd.rows and not world.checker.verdicts:
-        why = f"{name} has been silent for {bound(world):.1f} s among {len(world.crowd.rows)}, and nobody has found it"
+        nodes, silence = len(world.crowd.rows), detection_seconds(world)
+        why = f"{name} has been silent for {silence:.1f} s among {nodes}, and nobody has found it"
         world.checker.fail("L1", why)
 
 
-KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"hush": _hush}
+KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"hush": _silence_node}

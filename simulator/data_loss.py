@@ -20,19 +20,26 @@ if TYPE_CHECKING:
 CONTACT_SECONDS = 7.0
 """Seconds of undisturbed contact with a store after which a node must have compared: a heartbeat, a client that gives
 up."""
-LOOKS = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two looks at two rounds that train."""
-LATELY = 15.0
+PRESUMED_ALIVE_SECONDS = 15.0
 """Seconds for which a node may be taken for alive that has ended."""
 
 
 def has_contact(world: World, host: Host, seconds: float = CONTACT_SECONDS) -> bool:
     """Whether the agents of a host have been in touch with their server for so long, and with nothing in the way."""
-    line, now = host.channel, world.hub.now
-    troubled = max(host.faulty_until, line.to_cut, line.from_cut, line.reads_blocked_until)
-    if line.contact_since is None or line.slow or line.lossy or line.read_only or host.lag or host.suspended:
+    channel, now = host.channel, world.hub.now
+    troubled = max(host.faulty_until, channel.to_cut, channel.from_cut, channel.reads_blocked_until)
+    if (
+        channel.contact_since is None
+        or channel.slow
+        or channel.lossy
+        or channel.read_only
+        or host.lag
+        or host.suspended
+    ):
         return False
-    return now - max(line.contact_since, troubled) >= seconds and not world.store.down
+    return now - max(channel.contact_since, troubled) >= seconds and not world.store.down
 
 
 def may_be_unaware(world: World, training: Training) -> bool:
@@ -40,7 +47,7 @@ def may_be_unaware(world: World, training: Training) -> bool:
     return world.lost_data and not overdue_member(world, training)
 
 
-def served(world: World, replica: Replica, offer: str) -> bool:
+def was_served(world: World, replica: Replica, offer: str) -> bool:
     """Whether workers ever met at a place whose agents a server must have heard of since."""
     workers = [
         g for training in world.trainings() if training.round.offer.id == offer for g in training.workers.values()
@@ -61,7 +68,7 @@ def overdue_member(world: World, training: Training) -> str:
     return ""
 
 
-def check_pair(world: World, one: Training, other: Training) -> None:
+def check_overlap_known(world: World, one: Training, other: Training) -> None:
     """S4, I12: two rounds train at once, which only somebody who does not know of it may do, and not for long."""
     if not one.active or not other.active:
         return
@@ -76,7 +83,7 @@ def check_pair(world: World, one: Training, other: Training) -> None:
             world.checker.fail("S4", f"{both} train at once, and {node_id} must know of it")
             return
     world.count("S3 two rounds train, and nobody can know of it yet")
-    world.hub.at(world.hub.now + LOOKS, check_pair, world, one, other)
+    world.hub.at(world.hub.now + POLL_SECONDS, check_overlap_known, world, one, other)
 
 
 def check_resume(world: World, replica: Replica, before: Entry | None, entry: Entry, body: Resume) -> None:
@@ -84,7 +91,7 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
     checker = world.checker
     if not world.lost_data:
         checker.fail("S3", f"{entry.author} resumes a run, and the store has lost nothing")
-    if not checker.histories.has_sealed(body.round):
+    if not checker.histories.was_written(body.round):
         checker.fail("S3", f"{entry.author} resumes round {body.round.number}, which nobody ever wrote")
     if entry.epoch != body.epoch + 1:
         checker.fail("S3", f"epoch {entry.epoch} follows epoch {body.epoch}")
@@ -94,12 +101,12 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
         world.count("S3 RESUME over what was put back")
     else:
         world.count("S3 RESUME over another run")
-        outranked = checker.histories.newest_round(replica, before.run, but=1)
-        if outranked is not None and not isinstance(before.body, Closed) and alive(world, before.run):
+        outranked = checker.histories.newest_round(replica, before.run, skip=1)
+        if outranked is not None and not isinstance(before.body, Closed) and living_nodes(world, before.run):
             checker.fail("S3", f"{entry.author} resumes its run over run {before.run}, which has had a round")
 
 
-def alive(world: World, run: str, within: float = 0.0) -> list[str]:
+def living_nodes(world: World, run: str, within: float = 0.0) -> list[str]:
     """Return the nodes that take part in a run and run, or have run within so many seconds."""
     since = world.hub.now - within
     return [one.node_id for one in world.agents() if one.run == run and (not one.over or one.over_at >= since)]
@@ -116,7 +123,7 @@ def check_replaced_run(world: World, agent: SimAgent) -> None:
         return
     if newest.run != agent.run and not world.checker.histories.has_round(newest.run):
         world.checker.fail("S3", f"{agent.node_id} gives its run up for {newest.run}, which has had no round")
-    if newest.run != agent.run and not alive(world, newest.run, LATELY):
+    if newest.run != agent.run and not living_nodes(world, newest.run, PRESUMED_ALIVE_SECONDS):
         world.checker.fail("S3", f"{agent.node_id} gives its run up for {newest.run}, of which no node is alive")
 
 

@@ -27,7 +27,7 @@ class Departures:
     survivors: dict[str, list[SimAgent]] = field(default_factory=dict)
     """Those who had read all that the store held of such a round when it was emptied."""
 
-    def exited(self, agent: SimAgent) -> None:
+    def on_exit(self, agent: SimAgent) -> None:
         """Record that an agent has ended; had it left in order, all will know of it soon."""
         state = agent.state
         if agent.leaving and state is not None and state.phase is Phase.STOPPED and state.ledger.round is not None:
@@ -43,7 +43,7 @@ class Departures:
             return
         self.known.add(offer)
 
-    def wiped(self) -> None:
+    def on_wipe(self) -> None:
         """Record that the store is about to lose everything."""
         for agent in self.world.living():
             state = agent.state
@@ -54,7 +54,7 @@ class Departures:
             ):
                 self.survivors.setdefault(offer, []).append(agent)
 
-    def said(self, agent: SimAgent, event: Event) -> None:
+    def on_event(self, agent: SimAgent, event: Event) -> None:
         """Record that a leader tells people for whom the job waits."""
         if event.name != "waiting" or "may still be training" not in event.message or agent.state is None:
             return

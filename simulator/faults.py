@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.incidents import IncidentKind
-from simulator import assumption_faults, checks, crowd, forgeries, leaders, outages, programs, proofs, questions
+from simulator import assumption_faults, crowd, forgeries, health_checks, leaders, outages, programs, proofs, questions
 from simulator.plan import ISOLATED, Fault
 from simulator.world import UID
 
@@ -22,16 +22,16 @@ STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters", "
 """Kinds that everybody feels."""
 
 
-def carry_out(world: World, fault: Fault) -> None:
+def inject(world: World, fault: Fault) -> None:
     """Let a fault happen, now."""
     host = world.hosts[fault.host % len(world.hosts)]
     if KINDS[fault.kind](world, host, fault) is not False:
         world.count(f"fault {fault.kind}")
-        _trouble(world, host, fault)
+        _mark_faulty(world, host, fault)
         world.note(host.name, f"FAULT: {fault}")
 
 
-def _trouble(world: World, host: Host, fault: Fault) -> None:
+def _mark_faulty(world: World, host: Host, fault: Fault) -> None:
     """Remember who cannot be expected to be healthy, and until when."""
     until = world.hub.now + fault.span
     if fault.kind in STORE_WIDE:
@@ -56,7 +56,7 @@ def heal(world: World) -> None:
         for agent in host.agents:
             agent.process.lag = 0.0
             if (worker := agent.group.worker) is not None:
-                worker.free()
+                worker.unblock()
         outages.reconnect(world, host)
         host.resume()
     if (broken := world.broken_host) is not None:
@@ -73,7 +73,7 @@ def heal(world: World) -> None:
         world.count("a host stays without peers")
 
 
-def replenish(world: World) -> None:
+def start_missing_agents(world: World) -> None:
     """Start agents where none run, until there are enough for a round."""
     staying = [agent for agent in world.living() if not agent.leaving and agent.host is not world.broken_host]
     for host in world.hosts:
@@ -111,7 +111,7 @@ def _crash(world: World, host: Host, fault: Fault) -> bool:
     if agent is None:
         return False
     agent.kill()
-    world.hub.at(world.hub.now + fault.span, agent.group.orphaned)
+    world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)
     return True
 
 
@@ -215,7 +215,7 @@ def _stuck(world: World, host: Host, fault: Fault) -> bool:
     if worker is None:
         return False
     worker.stuck = True
-    world.hub.at(world.hub.now + fault.span, worker.free)
+    world.hub.at(world.hub.now + fault.span, worker.unblock)
     return True
 
 
@@ -267,7 +267,7 @@ def _reconnect(world: World) -> None:
         host.isolated = host.isolated and host.isolated_until > world.hub.now
         host.severed = {number: until for number, until in host.severed.items() if until > world.hub.now}
     for training in world.trainings():
-        training.meet()
+        training.try_start()
 
 
 # Who is hit -----------------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "ports": _ports,
     **outages.KINDS,
     **assumption_faults.KINDS,
-    **checks.KINDS,
+    **health_checks.KINDS,
     **crowd.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simulator.workers import Worker
     from simulator.world import World
 
-AHEAD = 3
+REPORT_AHEAD = 3
 """Steps that a report may run ahead."""
 
 
@@ -48,10 +48,10 @@ class StepLoop:
             return
         self.at = step
         if step > self.horizon:
-            self.horizon = step + self.world.hub.random.randrange(AHEAD)
+            self.horizon = step + self.world.hub.random.randrange(REPORT_AHEAD)
             self.sent.append(self.horizon)
             self.worker.report(self.worker, self)
-        self._read()
+        self._read_notices()
 
     def tell(self, notice: Notice | None) -> None:
         """Let the agent write a notice."""
@@ -59,7 +59,7 @@ class StepLoop:
         if self.holding:
             self.world.hub.at(self.world.hub.now, self._wake)
 
-    def take(self) -> int | None:
+    def take_reports(self) -> int | None:
         """Let the agent take in the reports; return the newest, if there is one."""
         sent, self.sent = self.sent, []
         return sent[-1] if sent else None
@@ -70,15 +70,15 @@ class StepLoop:
         if self.worker.host.suspended:
             self.worker.host.deferred.append(self._wake)
         else:
-            self._read()
+            self._read_notices()
 
-    def _read(self) -> None:
+    def _read_notices(self) -> None:
         clock = self.worker.host.clock
         for notice in self.notices:
             if notice is None:
                 self.holding = False
             elif notice.step is None:
-                self.world.checker.stop_plans.told(self.worker)
+                self.world.checker.stop_plans.on_notice(self.worker)
                 self._plan, self._stop_at, self.holding = notice.plan, None, True
                 self._hold_until = clock.now() + notice.deadline
                 self.world.hub.at(self.world.hub.now + notice.deadline / clock.rate + 0.001, self._wake)
@@ -92,14 +92,14 @@ class StepLoop:
             self.holding, self._ignored = False, self._plan
         if self._stop_at is not None and self.at >= self._stop_at:
             self.left_at = self.at
-            self.world.checker.stop_plans.left(self.worker, self.at)
-            self.worker.leave(SteppedDown())
+            self.world.checker.stop_plans.on_stop(self.worker, self.at)
+            self.worker.stop_as_planned(SteppedDown())
         else:
-            if not self.excused():
-                self.world.checker.stop_plans.passed(self.worker, self.at)
-            self.worker.training.returned(self.worker)
+            if not self.may_pass_stop():
+                self.world.checker.stop_plans.on_step(self.worker, self.at)
+            self.worker.training.on_step_done(self.worker)
 
-    def excused(self) -> bool:
+    def may_pass_stop(self) -> bool:
         """Whether it may go beyond the step agreed on: it is being stopped, or has waited until the deadline."""
         agent = self.world.agent(self.worker.node_id)
         stopping = agent is None or agent.over or agent.state is None or agent.state.work is not Work.RUNNING
@@ -114,7 +114,7 @@ class StopPlans:
     planned: dict[str, HaltReason] = field(default_factory=dict)
     stop_at: dict[str, int] = field(default_factory=dict)
 
-    def written(self, replica: Replica, entry: Entry, body: Plan | StopAt) -> None:
+    def on_written(self, replica: Replica, entry: Entry, body: Plan | StopAt) -> None:
         """Record that a PLAN or a STOP_AT was written."""
         current = self.world.checker.histories.newest_round(replica, entry.run)
         if current is None:
@@ -133,28 +133,28 @@ class StopPlans:
         self.stop_at[current.offer.id] = body.step
         for worker in self._workers(entry.run, replica):
             loop = worker.loop
-            if loop.at >= body.step and not loop.holding and worker.steps and not loop.excused():
+            if loop.at >= body.step and not loop.holding and worker.steps and not loop.may_pass_stop():
                 self.world.checker.fail("PLAN", f"{worker.node_id} is at {loop.at}, beyond STOP_AT {body.step}")
 
-    def told(self, worker: Worker) -> None:
+    def on_notice(self, worker: Worker) -> None:
         """Record that a rank learns that its round is to stop."""
         if worker.training.round.offer.id not in self.planned:
             self.world.checker.fail("PLAN", f"{worker.node_id} is told of a PLAN that is for no round of its")
 
-    def left(self, worker: Worker, step: int) -> None:
+    def on_stop(self, worker: Worker, step: int) -> None:
         """Record that a rank saves and stops."""
         agreed = self.stop_at.get(worker.training.round.offer.id)
         if step != agreed:
             self.world.checker.fail("PLAN", f"{worker.node_id} stops at {step}, and not at {agreed}")
         self.world.count("PLAN a rank stops")
 
-    def passed(self, worker: Worker, step: int) -> None:
+    def on_step(self, worker: Worker, step: int) -> None:
         """Record that a rank goes on after a step."""
         agreed = self.stop_at.get(worker.training.round.offer.id)
         if agreed is not None and step >= agreed:
             self.world.checker.fail("PLAN", f"{worker.node_id} goes on after {step}, beyond STOP_AT {agreed}")
 
-    def halted(self, replica: Replica, entry: Entry, body: Halt) -> None:
+    def on_halt(self, replica: Replica, entry: Entry, body: Halt) -> None:
         """Check a HALT: if it follows a PLAN and says nothing else, every rank has stopped at the step agreed on."""
         current = self.world.checker.histories.newest_round(replica, entry.run)
         if current is None or current.offer.id not in self.planned:

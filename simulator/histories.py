@@ -19,7 +19,7 @@ class Histories:
     written: dict[str, Entry] = field(default_factory=dict)
     rounds: dict[str, Round] = field(default_factory=dict)
     """With their members spelled out; where two masters each gave one place to a round of theirs, the later one."""
-    spelled: dict[str, Round] = field(default_factory=dict)
+    resolved: dict[str, Round] = field(default_factory=dict)
     """The same by the ids of the entries, each of which has one round."""
     followed: dict[str, str] = field(default_factory=dict)
     """The round before each one, in its own history."""
@@ -31,7 +31,7 @@ class Histories:
     """What the opener of each run runs."""
     _after: dict[str, str] = field(default_factory=dict)
     """What was first built upon each entry."""
-    _sealed: set[tuple[str, int, tuple[Member, ...]]] = field(default_factory=set)
+    _written_rounds: set[tuple[str, int, tuple[Member, ...]]] = field(default_factory=set)
     _begun: set[str] = field(default_factory=set)
     _newest: dict[str, tuple[int, int]] = field(default_factory=dict)
     """How far each run has come on any server."""
@@ -50,20 +50,20 @@ class Histories:
         self._newest[entry.run] = max(newest, (entry.epoch, entry.index))
         return self.written[entry.prev] if entry.prev else None
 
-    def seal(self, entry: Entry, body: Round, earlier: Round | None) -> Round:
+    def add_round(self, entry: Entry, body: Round, earlier: Round | None) -> Round:
         """Take note of a round; what it is, spelled out."""
         members = body.members or (earlier.members if earlier is not None else ())
         spelled = Round(number=body.number, offer=body.offer, members=members)
-        self.rounds[body.offer.id] = self.spelled[entry.id] = spelled
-        self._sealed.add((body.offer.id, body.number, members))
+        self.rounds[body.offer.id] = self.resolved[entry.id] = spelled
+        self._written_rounds.add((body.offer.id, body.number, members))
         self._begun.add(entry.run)
         if earlier is not None:
             self.followed[body.offer.id] = earlier.offer.id
         return spelled
 
-    def has_sealed(self, current: Round) -> bool:
+    def was_written(self, current: Round) -> bool:
         """Whether this very round was written; two masters may each have given one place to a round of theirs."""
-        return (current.offer.id, current.number, current.members) in self._sealed
+        return (current.offer.id, current.number, current.members) in self._written_rounds
 
     def has_round(self, run: str) -> bool:
         """Whether a run ever had one, on any server."""
@@ -74,16 +74,16 @@ class Histories:
         ids = (entry_id for entry_id, _ in reversed(replica.entries))
         return next((self.written[entry_id] for entry_id in ids if entry_id in self.written), None)
 
-    def newest_round(self, replica: Replica, run: str, *, but: int = 0) -> Round | None:
+    def newest_round(self, replica: Replica, run: str, *, skip: int = 0) -> Round | None:
         """Return a run's newest round on a server, while that run is the newest there; without the last entries."""
-        for place in range(len(replica.entries) - 1 - but, -1, -1):
+        for place in range(len(replica.entries) - 1 - skip, -1, -1):
             entry = self.written.get(replica.entries[place][0])
             if entry is None:  # by a stranger
                 continue
             if entry.run != run:
                 return None
             if isinstance(entry.body, Round):
-                return self.spelled[entry.id]
+                return self.resolved[entry.id]
             if isinstance(entry.body, Resume):
                 return entry.body.round
         return None
@@ -107,7 +107,7 @@ class Histories:
             entry, seconds = before, seconds + before.elapsed
         return seconds
 
-    def came_after(self, later: Round, round: Round) -> bool:
+    def follows(self, later: Round, round: Round) -> bool:
         """Whether one round is in the history of another."""
         at = later.offer.id
         while (before := self.followed.get(at)) is not None:

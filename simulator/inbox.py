@@ -49,10 +49,10 @@ class Inbox:
         """Block until something happened, and return it; what was returned before has been dealt with now."""
         for event in self._taken:
             if isinstance(event, EntriesRead):
-                self._agent.host.world.checker.read(self._agent, event.entries)
+                self._agent.host.world.checker.on_read(self._agent, event.entries)
             elif isinstance(event, HistoryReplaced):
-                self._agent.host.world.checker.adopted(self._agent, event.ledger)
-        self._agent.host.world.checker.settled(self._agent)
+                self._agent.host.world.checker.on_history_replaced(self._agent, event.ledger)
+        self._agent.host.world.checker.on_events_handled(self._agent)
         if not self._events:
             task = self._hub.task()
             self._taker = (task, task.ticket)

@@ -48,7 +48,7 @@ def _kill_leader(world: World, host: Host, fault: Fault) -> bool:
         return False
     agent.kill()
     agent.host.faulty_until = max(agent.host.faulty_until, world.hub.now + fault.span)
-    world.hub.at(world.hub.now + fault.span, agent.group.orphaned)
+    world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)
     world.hub.at(world.hub.now + fault.span + fault.value, _start_again, agent)
     return True
 

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from simulator.workers import Training
     from simulator.world import World
 
-STEADY = 3.0
+STABLE_SECONDS = 3.0
 """Seconds that a round must have been whole to count."""
 MARGIN = 60.0
 """Seconds beyond the fence, the join timeout and the longest wait for a resize that a job may take to get there."""
-MANY = 14
+MOST_CHANGES = 14
 """Rounds after everything is well that are too many (P5)."""
 
 
-def bound(world: World) -> float:
+def deadline_seconds(world: World) -> float:
     """Seconds after which the job must have got there."""
     return world.plan.fence_after + world.plan.join_timeout + MOST_WAITS * world.plan.resize_wait + MARGIN
 
@@ -47,9 +47,9 @@ def stale_rows(world: World) -> list[str]:
 
 
 def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
-    if training.active_at is None or world.hub.now - training.active_at < STEADY:
+    if training.active_at is None or world.hub.now - training.active_at < STABLE_SECONDS:
         return False
-    if world.plan.pace and world.hub.now - training.stepped_at > STEADY + world.plan.pace:
+    if world.plan.pace and world.hub.now - training.stepped_at > STABLE_SECONDS + world.plan.pace:
         return False  # a rank holds, and nobody tells it for how long
     members = {member.node_id for member in training.round.members}
     here = {agent.node_id for agent in living}
@@ -57,14 +57,14 @@ def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
         return False
     able = [agent for agent in living if agent.node_id in members or not _kept_out(world, agent, members)]
     full = round_sizes.largest(world.plan, len(able)) <= len(members)
-    return all(_content(world, agent, members, here, full=full) for agent in living)
+    return all(_is_placed(world, agent, members, here, full=full) for agent in living)
 
 
 def _kept_out(world: World, agent: SimAgent, members: set[str]) -> bool:
     return agent.state is not None and _left_out(world, agent, agent.state.ledger, members)
 
 
-def _content(world: World, agent: SimAgent, members: set[str], here: set[str], *, full: bool) -> bool:
+def _is_placed(world: World, agent: SimAgent, members: set[str], here: set[str], *, full: bool) -> bool:
     """Whether an agent has its place in the training, or good reason to have none."""
     if agent.state is None or agent.leaving:
         return False
@@ -87,22 +87,22 @@ def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) 
     return bad and agent.boot_id not in others
 
 
-def unrest(world: World, rounds: int, leaders: int) -> str:
+def churn(world: World, rounds: int, leaders: int) -> str:
     """Return what happens again and again (P5), since there were so many rounds and leaders; '' if nothing does."""
-    if len(world.checker.rounds) - rounds > MANY:
-        return f"{MANY} rounds"
-    return f"{MANY} leaders" if world.checker.leaders - leaders > MANY else ""
+    if len(world.checker.rounds) - rounds > MOST_CHANGES:
+        return f"{MOST_CHANGES} rounds"
+    return f"{MOST_CHANGES} leaders" if world.checker.leaders - leaders > MOST_CHANGES else ""
 
 
-def missing(world: World) -> str:
+def describe(world: World) -> str:
     """Describe what is not as it must be, for people."""
     whole = [training.round.number for training in world.checker.active_trainings.values()]
-    who = [f"{agent.node_id} ({_doing(agent)})" for agent in world.living()]
+    who = [f"{agent.node_id} ({_describe_agent(agent)})" for agent in world.living()]
     dead = f"; rows of the dead: {', '.join(stale_rows(world))}" if stale_rows(world) else ""
     return f"rounds that train: {whole or 'none'}; agents: {', '.join(who) or 'none'}{dead}"
 
 
-def _doing(agent: SimAgent) -> str:
+def _describe_agent(agent: SimAgent) -> str:
     state = agent.state
     if state is None:
         return "joining"

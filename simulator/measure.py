@@ -70,11 +70,11 @@ def measure(profile: str, numbers: range) -> Consequence:
     return found
 
 
-def measure_on_all_cores(profile: str, plans: int, players: ProcessPoolExecutor, first: int = 0) -> Consequence:
+def measure_on_all_cores(profile: str, plans: int, processes: ProcessPoolExecutor, first: int = 0) -> Consequence:
     """Measure the plans on all cores."""
     total = Consequence()
     chunks = [range(at, min(at + campaign.CHUNK, first + plans)) for at in range(first, first + plans, campaign.CHUNK)]
-    for found in players.map(measure, [profile] * len(chunks), chunks):
+    for found in processes.map(measure, [profile] * len(chunks), chunks):
         total.add(found)
     return total
 
@@ -87,9 +87,9 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first one [0]")
     parser.add_argument("--jobs", type=int, help="processes [one per CPU]")
     options = parser.parse_args()
-    with campaign.pool(options.jobs) as players:
+    with campaign.pool(options.jobs) as processes:
         for profile in options.profiles or ASSUMPTIONS:
-            _print(profile, measure_on_all_cores(profile, options.plans, players, options.first))
+            _print(profile, measure_on_all_cores(profile, options.plans, processes, options.first))
 
 
 def _print(profile: str, found: Consequence) -> None:

@@ -33,13 +33,13 @@ def cut_off(world: World, host: Host, seconds: float, *, to: bool = True, back: 
 
 
 def reset_broken(world: World, host: Host) -> None:
-    line = host.channel
-    if max(line.to_cut, line.from_cut) > world.hub.now:
-        world.store.reset(lambda one: one.channel is line and one.call is not None and one.call.name == "wait")
+    channel = host.channel
+    if max(channel.to_cut, channel.from_cut) > world.hub.now:
+        world.store.reset(lambda one: one.channel is channel and one.call is not None and one.call.name == "wait")
 
 
 def reconnect(world: World, host: Host) -> None:
-    """Make the line whole again; what was held up by it comes when it would have come anyway."""
+    """Make the channel whole again; what was held up by it comes when it would have come anyway."""
     host.channel.to_cut = min(host.channel.to_cut, world.hub.now)
     host.channel.from_cut = min(host.channel.from_cut, world.hub.now)
 
@@ -58,8 +58,8 @@ def _lossy(world: World, host: Host, fault: Fault) -> bool:
     return True
 
 
-def _end(line: object, what: str) -> None:
-    setattr(line, what, 0.0)
+def _end(channel: object, what: str) -> None:
+    setattr(channel, what, 0.0)
 
 
 def _read_only(world: World, host: Host, fault: Fault) -> bool:
@@ -92,16 +92,16 @@ def take_snapshot(world: World, fault: Fault) -> None:
 
 def _wipe(world: World, host: Host, fault: Fault) -> bool:
     """Take the store down for ``span``; it comes back empty."""
-    world.checker.departures.wiped()
-    return come_back(world, fault, Replica(world.checker.appended, world.checker.shrunk))
+    world.checker.departures.on_wipe()
+    return restart_with(world, fault, Replica(world.checker.on_append, world.checker.on_shrink))
 
 
 def _rollback(world: World, host: Host, fault: Fault) -> bool:
     """Take the store down for ``span``; it comes back as it was ``LAG`` before."""
-    return come_back(world, fault, world.snapshots[fault])
+    return restart_with(world, fault, world.snapshots[fault])
 
 
-def come_back(world: World, fault: Fault, replica: Replica) -> bool:
+def restart_with(world: World, fault: Fault, replica: Replica) -> bool:
     """Take the store down for a while; it holds then what this replica does."""
     if world.store.down or world.store.embedded:
         return False
@@ -114,7 +114,7 @@ def come_back(world: World, fault: Fault, replica: Replica) -> bool:
     return True
 
 
-def _masters(world: World, host: Host, fault: Fault) -> bool:
+def _fail_over(world: World, host: Host, fault: Fault) -> bool:
     """For ``span`` there are two masters: the old one, which hosts by the bits of ``value`` still ask, and a new one.
 
     The new one lacks the last ``LAG`` of what the old one had taken; what that takes from now on is lost at the end.
@@ -125,14 +125,14 @@ def _masters(world: World, host: Host, fault: Fault) -> bool:
     world.store.master, world.lost_data = promoted, True
     for one in world.hosts:
         if one.channel.replica is old and not int(fault.value) >> one.number & 1:
-            _ask(world, one, promoted)
+            _switch_server(world, one, promoted)
     world.hub.at(world.hub.now + fault.span, merge_masters, world)
     return True
 
 
 def _split(world: World, host: Host, fault: Fault) -> bool:
     """Split the store into two masters; the old one refuses writes from then on where the plan says so."""
-    if world.split_at is not None or not _masters(world, host, fault):
+    if world.split_at is not None or not _fail_over(world, host, fault):
         return False
     world.split_at = world.hub.now
     return True
@@ -164,10 +164,10 @@ def _find_hung(world: World, connection: Connection) -> None:
 def merge_masters(world: World) -> None:
     world.split_at = None
     for host in world.hosts:
-        _ask(world, host, world.store.master)
+        _switch_server(world, host, world.store.master)
 
 
-def _ask(world: World, host: Host, replica: Replica) -> None:
+def _switch_server(world: World, host: Host, replica: Replica) -> None:
     """Let the host's clients find out that another server is the one to ask."""
     if host.channel.replica is not replica:
         world.store.reset(lambda one: one.channel is host.channel)
@@ -183,7 +183,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "restart": _restart,
     "wipe": _wipe,
     "rollback": _rollback,
-    "masters": _masters,
+    "masters": _fail_over,
     "split": _split,
     "refuse": _refuse,
     "hang-up": _hang_up,

@@ -13,7 +13,7 @@ from simulator.engine import Livelock
 from simulator.plan import Plan
 from simulator.world import World
 
-LOOKS = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two looks at whether the job has got where it must."""
 
 
@@ -45,14 +45,14 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
     for fault in plan.faults:
         if fault.kind in outages.DATA_LOSS:
             hub.at(max(0.0, fault.at - assumption_faults.age(fault)), outages.take_snapshot, world, fault)
-        hub.at(fault.at, faults.carry_out, world, fault)
+        hub.at(fault.at, faults.inject, world, fault)
     violations = world.checker.violations
     try:
         hub.run(plan.quiet_at, lambda: bool(violations))
         if plan.liveness and not violations:
             _watch(world, lambda: bool(violations))
     except Livelock as exc:
-        world.checker.fail("livelock", f"{exc}: {liveness.missing(world)}")
+        world.checker.fail("livelock", f"{exc}: {liveness.describe(world)}")
     finally:
         hub.close()
     lines = tuple(f"{at:10.3f}  {who:<9} {what}" for at, who, what in world.trace or ())
@@ -65,14 +65,16 @@ def _watch(world: World, stopped: Callable[[], bool]) -> None:
     """Make everything well, and wait until the job has got where it must."""
     hub, before = world.hub, (len(world.checker.rounds), world.checker.leaders)
     faults.heal(world)
-    deadline, arrived = hub.now + liveness.bound(world), False
+    deadline, arrived = hub.now + liveness.deadline_seconds(world), False
     while not stopped() and hub.now < deadline:
         if world.plan.enough and not world.checker.verdicts:
-            faults.replenish(world)
-        hub.run(hub.now + LOOKS, stopped)
-        if unrest := liveness.unrest(world, *before):
-            world.checker.fail("P5", f"{unrest} since everything is well: {liveness.missing(world)}")
+            faults.start_missing_agents(world)
+        hub.run(hub.now + POLL_SECONDS, stopped)
+        if churn := liveness.churn(world, *before):
+            world.checker.fail("P5", f"{churn} since everything is well: {liveness.describe(world)}")
         if arrived := liveness.is_reached(world):
             return
     if not arrived and not stopped():
-        world.checker.fail("P1", f"{liveness.bound(world):g} s after everything is well: {liveness.missing(world)}")
+        world.checker.fail(
+            "P1", f"{liveness.deadline_seconds(world):g} s after everything is well: {liveness.describe(world)}"
+        )

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator import scripted_profiles
-from simulator.assumptions import ASSUMPTIONS, numbers
+from simulator.assumptions import ASSUMPTIONS, draw_numbers
 from simulator.plan import ISOLATED, Fault, Plan
 
-PREPARED = 4.0
+FIRST_ROUND_AT = 4.0
 """Seconds after which most jobs have their first round."""
 
 
@@ -401,11 +401,11 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     if profile == "workers":
         policies = random.Random(f"policies {profile} {seed}")  # not of `rng`, of which other draws depend
         plan = replace(plan, delay=policies.choice([0.0, 0.0, 2.0, 7.0]), exclude_for=policies.choice([0.0, 0.0, 9.0]))
-    drawn = [*_starts(rng, plan), *_trouble(rng, plan, kind)]
+    drawn = [*_draw_starts(rng, plan), *_draw_faults(rng, plan, kind)]
     return replace(plan, faults=tuple(sorted([*drawn, *kind.script(rng, plan)])))
 
 
-def _starts(rng: random.Random, plan: Plan) -> list[Fault]:
+def _draw_starts(rng: random.Random, plan: Plan) -> list[Fault]:
     together = rng.choice([0.1, 1.0, 3.0])
     first = 1 if plan.embedded else 0  # where the store lives, the first agent is
     return [
@@ -414,24 +414,26 @@ def _starts(rng: random.Random, plan: Plan) -> list[Fault]:
     ]
 
 
-def _trouble(rng: random.Random, plan: Plan, kind: Profile) -> list[Fault]:
+def _draw_faults(rng: random.Random, plan: Plan, kind: Profile) -> list[Fault]:
     kinds, weights = list(kind.weights), list(kind.weights.values())
     count = rng.randint(1, kind.most if plan.liveness else 2 * kind.most)
-    bursts = [rng.uniform(0.2 if rng.random() < 0.2 else PREPARED, kind.length - 3.0) for _ in range(1 + count // 3)]
+    bursts = [
+        rng.uniform(0.2 if rng.random() < 0.2 else FIRST_ROUND_AT, kind.length - 3.0) for _ in range(1 + count // 3)
+    ]
     found = []
     for _ in range(count):
         at = rng.choice(bursts) + rng.choice([0.0, rng.uniform(0, 0.1), rng.uniform(0, 2), rng.uniform(0, 7)])
         name = rng.choices(kinds, weights)[0]
-        span, value = _numbers(rng, name, plan)
+        span, value = _draw_numbers(rng, name, plan)
         at = min(at, kind.length - 0.5)
         first = 1 if plan.embedded and name in ("cut", "slow", "lossy") else 0  # nothing is between it and its store
         found.append(Fault(round(at, 3), name, rng.randrange(first, plan.hosts), round(span, 3), round(value, 3)))
     return found
 
 
-def _numbers(rng: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
+def _draw_numbers(rng: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
     """Draw a span and a value that are worth trying."""
-    if plan.profile in ASSUMPTIONS and (found := numbers(rng, kind, plan)) is not None:
+    if plan.profile in ASSUMPTIONS and (found := draw_numbers(rng, kind, plan)) is not None:
         return found
     short, long = rng.uniform(0.05, 1.5), rng.uniform(2.0, 14.0)
     span = rng.choice([short, long])

@@ -64,8 +64,8 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a process that outlives its warden holds no slot",
         "_outlive",
-        "world.hub.at(world.hub.now + fault.span, agent.group.orphaned)",
-        "world.hub.at(world.hub.now + fault.span, agent.group.orphaned)\nhost.left(agent)",
+        "world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)",
+        "world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)\nhost.left(agent)",
         "slots",
     ),
     # Who vouches

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simulator.workers import Training
     from simulator.world import Host, World
 
-SIGN = "its last process is gone"
+PROVED = "its last process is gone"
 """What the cause of a loss says that was proved."""
 SILENCE = 2.7
 """Seconds between two heartbeats after which a node may seem to be gone: a heartbeat and a half, by a clock that
@@ -39,7 +39,7 @@ TOUCH = 5.0
 """Seconds after the second one within which that may still be acted on."""
 FENCED = 0.85
 """The share of the fence within which the warden has stopped workers out of touch; clocks drift."""
-VOUCHED = 20.0
+VOUCH_SECONDS = 20.0
 """Seconds within which the leader must have heard who vouches: a suspicion, an answer, two looks, a new connection."""
 CONTRADICTIONS = 2
 """How often the heartbeat of a node must grow that is proved to be gone, until nothing of its host is believed."""
@@ -51,7 +51,7 @@ def _outlive(world: World, host: Host, fault: Fault) -> bool:
     if agent is None:
         return False
     agent.kill()
-    world.hub.at(world.hub.now + fault.span, agent.group.orphaned)
+    world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)
     return True
 
 
@@ -61,7 +61,7 @@ def _release(world: World, host: Host, fault: Fault) -> bool:
     agents = [agent for agent in host.agents if agent.node_id in rows]
     if not agents or (fault.value != 1.0 and any(agent.gone_at is None for agent in agents)):
         return False
-    world.checker.proofs.released(agents)
+    world.checker.proofs.on_release(agents)
     other = world.hosts[(host.number + 1) % len(world.hosts)]
     name = f"release-{world.new_id()}"
     process = Process(name, other.clock, other)
@@ -84,7 +84,7 @@ def _release(world: World, host: Host, fault: Fault) -> bool:
     return True
 
 
-def _deaf(world: World, host: Host, fault: Fault) -> bool:
+def _block_reads(world: World, host: Host, fault: Fault) -> bool:
     """All members' agents stand still for ``value``; until ``span`` is over no entry that they read arrives.
 
     Their heartbeats go on after ``value``: they cannot know that their round is over, and are not gone.
@@ -107,7 +107,7 @@ def _lose_members(world: World, host: Host, fault: Fault) -> bool:
 
 
 @dataclass
-class _Reader:
+class _RosterView:
     """What a leader has read of the roster since it decides."""
 
     shown: set[str] = field(default_factory=set)
@@ -133,12 +133,12 @@ class Proofs:
     world: World
     overlaps: list[float] = field(default_factory=list)
     """For how many seconds rounds trained on that were taken for over."""
-    _readers: dict[str, _Reader] = field(default_factory=dict)
+    _readers: dict[str, _RosterView] = field(default_factory=dict)
     _vouched: set[str] = field(default_factory=set)
     """The nodes for which somebody ever vouched wrongly."""
     _released: set[str] = field(default_factory=set)
     """Those that somebody was about to vouch for by a row."""
-    _excused: dict[int, float] = field(default_factory=dict)
+    _overlapping: dict[int, float] = field(default_factory=dict)
 
     _heartbeats: dict[str, _Heartbeats] = field(default_factory=dict)
 
@@ -147,23 +147,23 @@ class Proofs:
         """Whether a proof can be wrong in this plan."""
         return self.world.plan.twins is not None or self.world.plan.vouching in ("wrong", "people")
 
-    def heartbeat(self, node_id: str) -> None:
+    def on_heartbeat(self, node_id: str) -> None:
         """Record that a heartbeat has arrived."""
         now, heartbeats = self.world.hub.now, self._heartbeats.setdefault(node_id, _Heartbeats())
         if now - heartbeats.last >= SILENCE:
             heartbeats.still_until = now
         heartbeats.last = now
 
-    def appended(self, entry: Entry) -> None:
+    def on_append(self, entry: Entry) -> None:
         """Somebody decides from now on, who has read nothing yet."""
         if isinstance(entry.body, Open | Leader | Resume):
             self._readers.pop(entry.leader, None)
 
-    def listed(self, reader: str, rows: Sequence[RosterRow]) -> None:
+    def on_roster_read(self, reader: str, rows: Sequence[RosterRow]) -> None:
         """Record that an agent has read the whole roster."""
         if not self.deceptive:
             return
-        known = self._readers.setdefault(reader, _Reader())
+        known = self._readers.setdefault(reader, _RosterView())
         for row in rows:
             if row.heartbeat > known.highest.setdefault(row.node_id, row.heartbeat):
                 known.highest[row.node_id] = row.heartbeat
@@ -179,13 +179,13 @@ class Proofs:
         agent = self.world.agent(node_id)
         if agent is None:
             return False
-        line = agent.host.channel
-        cut_off = max(line.to_cut, line.from_cut) > self.world.hub.now
+        channel = agent.host.channel
+        cut_off = max(channel.to_cut, channel.from_cut) > self.world.hub.now
         if agent.gone_at is None and not (cut_off and self.world.plan.vouching == "wrong"):
             return False
         self.world.count("S4 somebody vouches for a node" + (" that lives" if agent.gone_at is None else ""))
         self._vouched.add(node_id)
-        self._readers.setdefault(reader, _Reader()).shown.add(node_id)
+        self._readers.setdefault(reader, _RosterView()).shown.add(node_id)
         return True
 
     def expect_end(self, replica: Replica, halt: Entry) -> None:
@@ -195,9 +195,11 @@ class Proofs:
         gone = all((agent := self.world.agent(node_id)) is not None and agent.gone_at is not None for node_id in ids)
         if gone and (self.world.plan.vouching == "right" or self._released >= {*ids}):
             hub = self.world.hub
-            hub.at(hub.now + VOUCHED, leaders.check_end, self.world, replica, halt, "though somebody vouches, after")
+            hub.at(
+                hub.now + VOUCH_SECONDS, leaders.check_end, self.world, replica, halt, "though somebody vouches, after"
+            )
 
-    def released(self, agents: Sequence[SimAgent]) -> None:
+    def on_release(self, agents: Sequence[SimAgent]) -> None:
         """Somebody vouches for these, also while a HALT stands."""
         self._released |= {agent.node_id for agent in agents}
         replica, entry = self.world.store.master, leaders.newest(self.world)
@@ -207,33 +209,33 @@ class Proofs:
     def check_lost(self, entry: Entry, lost: Incident) -> None:
         """S8: who is taken for gone is; or else it was out of touch, and nobody could know that the proof is wrong."""
         agent = self.world.agent(lost.node_id)
-        if agent is None or SIGN not in lost.message or agent.gone_at is not None:
+        if agent is None or PROVED not in lost.message or agent.gone_at is not None:
             return
-        if self._deceived(entry, agent):
+        if self._may_be_misled(entry, agent):
             self.world.count("S8 a node that was out of touch is taken for gone, and lives")
         else:
             self.world.checker.fail("S8", f"{lost.node_id} is taken for gone, and lives: {lost.message}")
 
-    def excuses(self, entry: Entry, training: Training) -> bool:
+    def check_overlap(self, entry: Entry, training: Training) -> bool:
         """S4: whether a round may be sealed beside one that trains: somebody of that one seems to be gone."""
-        if self.excused(training):
+        if self.may_overlap(training):
             return True
         agents = [self.world.agent(node_id) for node_id in training.workers]
-        if not any(agent is not None and self._deceived(entry, agent) for agent in agents):
+        if not any(agent is not None and self._may_be_misled(entry, agent) for agent in agents):
             return False
         now = self.world.hub.now
-        self._excused[id(training)] = now
+        self._overlapping[id(training)] = now
         self._check_over(training, now + FENCED * self.world.plan.fence_after)
         return True
 
-    def ended(self, training: Training) -> None:
+    def on_training_end(self, training: Training) -> None:
         """Record that a round trains no more."""
-        if (since := self._excused.get(id(training))) is not None:
+        if (since := self._overlapping.get(id(training))) is not None:
             self.overlaps.append(self.world.hub.now - since)
 
-    def excused(self, training: Training) -> bool:
+    def may_overlap(self, training: Training) -> bool:
         """Whether a round may train on beside another one."""
-        return id(training) in self._excused
+        return id(training) in self._overlapping
 
     def _check_over(self, training: Training, until: float) -> None:
         """S4: it trains no longer once its nodes are in touch, nor beyond the fence."""
@@ -246,17 +248,17 @@ class Proofs:
             self.world.checker.fail("S4", f"round {number} is taken for over and trains beyond the fence")
         else:
             self.world.count("S8 a round trains on that is taken for over")
-            hub.at(hub.now + data_loss.LOOKS, self._check_over, training, until)
+            hub.at(hub.now + data_loss.POLL_SECONDS, self._check_over, training, until)
 
     def _is_unfenced(self, training: Training) -> bool:
         """Whether all processes that train have outlived agent and warden, so that nobody stops them."""
         running = [node_id for node_id, worker in training.workers.items() if worker.state is State.RUNNING]
         return all((agent := self.world.agent(node_id)) is not None and agent.over for node_id in running)
 
-    def _deceived(self, entry: Entry, agent: SimAgent) -> bool:
+    def _may_be_misled(self, entry: Entry, agent: SimAgent) -> bool:
         """Whether the author of an entry may take a node for gone that is not."""
         host = agent.host
-        if not (host.is_twin or agent.node_id in self._vouched) or agent.gone_at is not None:
+        if not (host.shares_host_id or agent.node_id in self._vouched) or agent.gone_at is not None:
             return False
         now, heartbeats = self.world.hub.now, self._heartbeats.get(agent.node_id, _Heartbeats())
         silent = now - heartbeats.last >= SILENCE or now - heartbeats.still_until < TOUCH
@@ -273,5 +275,5 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "outlive": _outlive,
     "release": _release,
     "lose-members": _lose_members,
-    "deaf": _deaf,
+    "deaf": _block_reads,
 }

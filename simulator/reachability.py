@@ -10,11 +10,11 @@ from simulator.peers import can_reach
 if TYPE_CHECKING:
     from simulator.world import Host, World
 
-IN_VAIN = 2
+MOST_FAILED_ROUNDS = 2
 """Rounds of the same members in a row that may fail as one does not reach the others: the second has complaints."""
 FAILED = (HaltReason.FAILURE, HaltReason.GIVING_UP)
 """Why a round is halted whose members probe. Of one that was halted for another reason nothing is found out."""
-QUIET = 20.0
+UNDISTURBED_SECONDS = 20.0
 """Seconds without any other fault: somebody who is lost besides is another story."""
 
 
@@ -36,17 +36,17 @@ def check_closed(world: World, entry: Entry, body: Closed) -> None:
     hosts = _hosts(world, current)
     if "no restart is left" not in body.why or not _is_partitioned_by_one(world, hosts):
         return
-    since = _alone(hosts)[0].isolated_at
+    since = _isolated(hosts)[0].isolated_at
     vain = any(t.round.offer.id == current.offer.id and t.connect_failed_at > since for t in world.trainings())
-    if vain and _quiet(world, hosts):
-        world.checker.fail("L5", f"the job ends, although only {_alone(hosts)[0].name} is not reached: {body.why}")
+    if vain and _is_undisturbed(world, hosts):
+        world.checker.fail("L5", f"the job ends, although only {_isolated(hosts)[0].name} is not reached: {body.why}")
 
 
 def _check_blame(world: World, host_id: str, earlier: Round | None) -> None:
     """Of three or more members, of which one alone is in trouble, no other one is blamed."""
     hosts = _hosts(world, earlier) if earlier is not None else []
-    troubled = [host for host in hosts if world.hub.now - host.faulty_until < QUIET]
-    if len(hosts) >= 3 and len(troubled) <= 1 and world.hub.now - world.faulty_until > QUIET:
+    troubled = [host for host in hosts if world.hub.now - host.faulty_until < UNDISTURBED_SECONDS]
+    if len(hosts) >= 3 and len(troubled) <= 1 and world.hub.now - world.faulty_until > UNDISTURBED_SECONDS:
         blamed = [host for host in hosts if host.boot_id == host_id]
         if blamed and blamed != troubled:
             who = ", ".join(host.name for host in troubled) or "nobody"
@@ -55,12 +55,12 @@ def _check_blame(world: World, host_id: str, earlier: Round | None) -> None:
 
 def _check_patience(world: World, before: Entry | None, body: Round) -> None:
     hosts = _hosts(world, body)
-    if not _is_partitioned_by_one(world, hosts) or not _quiet(world, hosts):
+    if not _is_partitioned_by_one(world, hosts) or not _is_undisturbed(world, hosts):
         return
-    since, failed = _alone(hosts)[0].isolated_at, _failed_in_a_row(world, before, body.members)
+    since, failed = _isolated(hosts)[0].isolated_at, _failed_in_a_row(world, before, body.members)
     vain = [t for t in world.trainings() if t.connect_failed_at > since and t.round.offer.id in failed]
-    if len(vain) >= IN_VAIN:
-        why = f"{len(vain)} rounds of these members have failed because {_alone(hosts)[0].name} is not reached"
+    if len(vain) >= MOST_FAILED_ROUNDS:
+        why = f"{len(vain)} rounds of these members have failed because {_isolated(hosts)[0].name} is not reached"
         world.checker.fail("L5", f"round {body.number} is sealed, and {why}")
 
 
@@ -74,7 +74,7 @@ def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]
         if isinstance(at.body, Halt) and at.body.reason not in FAILED:
             break
         if isinstance(at.body, Round):
-            if histories.spelled[at.id].members != members:
+            if histories.resolved[at.id].members != members:
                 break
             failed.add(at.body.offer.id)
         at = histories.written.get(at.prev)
@@ -88,13 +88,13 @@ def _is_partitioned_by_one(world: World, hosts: list[Host]) -> bool:
     return enough and len(others) == len(hosts) - 1 and all(can_reach(one, other) for one in others for other in others)
 
 
-def _alone(hosts: list[Host]) -> list[Host]:
+def _isolated(hosts: list[Host]) -> list[Host]:
     return [host for host in hosts if host.isolated]
 
 
-def _quiet(world: World, hosts: list[Host]) -> bool:
+def _is_undisturbed(world: World, hosts: list[Host]) -> bool:
     """Whether nothing else has happened to these, for so long before and ever since one was isolated."""
-    since = _alone(hosts)[0].isolated_at - QUIET
+    since = _isolated(hosts)[0].isolated_at - UNDISTURBED_SECONDS
     return world.faulty_until < since and all(h.faulty_until < since for h in hosts if not h.isolated)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from simulator.store import Call
 
 
-class Loose(enum.Enum):
+class AppendFault(enum.Enum):
     """How a server's append is not what it must be."""
 
     NO = "no"
@@ -30,7 +30,7 @@ class Replica:
         self.rows: dict[str, RosterRow] = {}
         self.arrivals = self.version = 0
         self.waiting: list[Call] = []
-        self.loose = Loose.NO
+        self.append_fault = AppendFault.NO
         self._appended, self.shrunk = appended, shrunk
         self.overwritten: Callable[[], None] = lambda: None
         """Called when an entry is about to take the place of another."""
@@ -82,9 +82,9 @@ class Replica:
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         if self._id(entry.index) == entry.id:
             return True
-        if self.loose is Loose.UNKEPT and self.head == prev.index:
+        if self.append_fault is AppendFault.UNKEPT and self.head == prev.index:
             return True
-        if self.loose is Loose.TWOFOLD and self.head == entry.index and self._id(prev.index) == prev.id:
+        if self.append_fault is AppendFault.TWOFOLD and self.head == entry.index and self._id(prev.index) == prev.id:
             self.overwritten()
             self.entries.pop()
         if self.head != prev.index or self._id(prev.index) != prev.id:

@@ -187,7 +187,7 @@ def check_exit(world: World, agent: SimAgent, why: str) -> None:
     worker = agent.group.worker
     if agent.state is None or agent.group.left_stuck or why.startswith("process "):
         return
-    if worker is not None and (worker.stuck or world.hub.now - worker.freed_at < FREED):
+    if worker is not None and (worker.stuck or world.hub.now - worker.unblocked_at < FREED):
         return
     if agent.state.work not in (Work.NONE, Work.DONE) or (worker is not None and worker.state is not State.GONE):
         world.checker.fail("P4", f"{agent.node_id} ends while its workers are {agent.state.work.value}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 
-def of(world: World, now: Callable[[], float], sleep: Callable[[float], None]) -> Runtime:
+def runtime_of(world: World, now: Callable[[], float], sleep: Callable[[float], None]) -> Runtime:
     """Return a runtime for one agent.
 
     Args:

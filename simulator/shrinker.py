@@ -10,7 +10,7 @@ from simulator.play import play
 
 MOST_PLAYS = 600
 """StopPlans that are tried, at most."""
-PLAIN: dict[str, object] = {
+DEFAULTS: dict[str, object] = {
     "rates": (),
     "thinking": 0.0,
     "spread": 0.0,
@@ -63,15 +63,15 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
         yield replace(
             plan, hosts=last + 1, max_nodes=min(plan.max_nodes, last + 1), min_nodes=min(plan.min_nodes, last + 1)
         )
-    for name, value in PLAIN.items():
+    for name, value in DEFAULTS.items():
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})  # type: ignore[arg-type]  # each of its own type
     for number, fault in enumerate(faults):
-        for rounder in _rounder(fault):
+        for rounder in _rounded(fault):
             yield replace(plan, faults=tuple(sorted((*faults[:number], rounder, *faults[number + 1 :]))))
 
 
-def _rounder(fault: Fault) -> Iterator[Fault]:
+def _rounded(fault: Fault) -> Iterator[Fault]:
     """Yield a fault in rounder numbers."""
     for digits in (0, 1):
         rounder = replace(fault, at=round(fault.at, digits), span=round(fault.span, digits))

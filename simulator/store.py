@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOST_CALLS = 400
 """Calls of one host in one second; more is hammering (fault 31)."""
 WRITES = frozenset({"enter", "amend", "heartbeat", "remove", "append", "shrink"})
-NOWHERE = Cursor()
+NO_CURSOR = Cursor()
 """Where a call is that waits for nothing."""
 REFUSED = "connection refused"
 """Why a call fails where nobody listens: an embedded store is gone then."""
@@ -75,10 +75,10 @@ class SimStore:
         self.on_roster_read: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
         """Called with who has read the whole roster, and what it was."""
 
-    def transit_time(self, line: Channel) -> float:
+    def transit_time(self, channel: Channel) -> float:
         """Seconds that one message takes."""
         random = self.hub.random.random
-        return self.latency * (0.5 + random()) + (line.slow * random() if line.slow else 0.0)
+        return self.latency * (0.5 + random()) + (channel.slow * random() if channel.slow else 0.0)
 
     def reset(self, concerned: Callable[[Connection], bool]) -> None:
         """Break the connections of which this is true."""
@@ -92,25 +92,25 @@ class SimStore:
 
     def send(self, call: Call) -> None:
         """Put a call on its way."""
-        hub, line, way = self.hub, call.channel, self.transit_time(call.channel)
-        self._meter(line)
+        hub, channel, way = self.hub, call.channel, self.transit_time(call.channel)
+        self._count_call(channel)
         if self.down:
             hub.at(hub.now + way, call.fail, REFUSED)
             return
-        replaced = self.guarded and line.replica is not self.master
-        if (line.read_only or replaced) and call.name in WRITES:
+        replaced = self.guarded and channel.replica is not self.master
+        if (channel.read_only or replaced) and call.name in WRITES:
             self.count("store full or read-only")
             hub.at(hub.now + way, call.fail, "the store is read-only")
             return
         if hub.now < call.connection.hung_until:
             hub.at(call.deadline, call.fail, "no answer")
             return
-        if line.lossy and hub.random.random() < line.lossy:
-            self._lose(call, line, way)
+        if channel.lossy and hub.random.random() < channel.lossy:
+            self._drop(call, channel, way)
             return
         arrival = hub.now + way
-        if line.to_cut > hub.now:
-            arrival = line.to_cut + way
+        if channel.to_cut > hub.now:
+            arrival = channel.to_cut + way
             if arrival > call.deadline:
                 hub.at(call.deadline, call.fail, "no answer")
                 if call.name in WRITES and hub.random.random() < 0.5:
@@ -119,41 +119,43 @@ class SimStore:
                 return
         hub.at(arrival, self.execute, call)
 
-    def _meter(self, line: Channel) -> None:
-        if line.second != int(self.hub.now):
-            line.second, line.calls = int(self.hub.now), 0
-        line.calls += 1
-        if line.calls == MOST_CALLS:
+    def _count_call(self, channel: Channel) -> None:
+        if channel.second != int(self.hub.now):
+            channel.second, channel.calls = int(self.hub.now), 0
+        channel.calls += 1
+        if channel.calls == MOST_CALLS:
             self.on_overload(f"{MOST_CALLS} calls of one host within a second")
 
-    def _lose(self, call: Call, line: Channel, way: float) -> None:
+    def _drop(self, call: Call, channel: Channel, way: float) -> None:
         hub, lot = self.hub, self.hub.random.random()
-        if line.ghosts:
+        if channel.late_writes:
             self.count("ghost write, very late")
-            call.muted = True
+            call.reply_dropped = True
             hub.at(hub.now + way, call.fail, "the connection was reset")
-            hub.at(hub.now + line.ghosts * hub.random.random(), self.execute, call)
+            hub.at(hub.now + channel.late_writes * hub.random.random(), self.execute, call)
         elif lot < 0.4:
             self.count("request lost before the commit")
             hub.at(hub.now + way, call.fail, "the connection was reset")
         elif lot < 0.8:
             self.count("reply lost after the commit")
-            call.muted = True
+            call.reply_dropped = True
             hub.at(hub.now + way, self.execute, call)
             hub.at(hub.now + 2 * way, call.fail, "the connection was reset")
         else:
             self.count("ghost write")
-            call.muted = True
+            call.reply_dropped = True
             hub.at(hub.now + way, call.fail, "the connection was reset")
             hub.at(hub.now + GHOST_LATEST * hub.random.random(), self.execute, call)
 
     def execute(self, call: Call) -> None:
         """Execute the call, which has arrived."""
-        hub, line = self.hub, call.channel
-        if self.down or call.life != line.lives:  # it was on its way to the server that was, and to no other
+        hub, channel = self.hub, call.channel
+        if (
+            self.down or call.generation != channel.generation
+        ):  # it was on its way to the server that was, and to no other
             call.fail("the connection was reset")
-        elif hub.now < line.to_cut:  # the line was cut while it was under way
-            again = line.to_cut + self.transit_time(line)
+        elif hub.now < channel.to_cut:  # the channel was cut while it was under way
+            again = channel.to_cut + self.transit_time(channel)
             if again < call.deadline:
                 hub.at(again, self.execute, call)
             else:
@@ -164,16 +166,16 @@ class SimStore:
             if call.name == "heartbeat" and self.heartbeat is not None:
                 self.heartbeat(call.args[0])
             if call.name == "amend":
-                self.amendments.arrives(line.replica.rows, *call.args)
-            server = line.replica if call.name in WRITES or line.behind is None else line.behind
+                self.amendments.on_arrival(channel.replica.rows, *call.args)
+            server = channel.replica if call.name in WRITES or channel.stale_copy is None else channel.stale_copy
             result = getattr(server, call.name)(*call.args)
-            if not call.over and not call.muted:
+            if not call.over and not call.reply_dropped:
                 call.reply(result)
 
     def _wait(self, call: Call) -> None:
-        if call.over or call.muted:
+        if call.over or call.reply_dropped:
             return
-        replica, (cursor, roster, timeout) = call.channel.behind or call.channel.replica, call.args
+        replica, (cursor, roster, timeout) = call.channel.stale_copy or call.channel.replica, call.args
         news = replica.wait(cursor, roster, timeout)
         if news is not None or timeout <= 0:
             call.reply(news or cursor)
@@ -196,10 +198,10 @@ class Call:
         "connection",
         "cursor",
         "deadline",
-        "life",
-        "muted",
+        "generation",
         "name",
         "over",
+        "reply_dropped",
         "store",
         "task",
         "ticket",
@@ -210,9 +212,9 @@ class Call:
         self.connection, self.task, self.ticket, self.name, self.args = connection, task, task.ticket, name, args
         self.store, self.channel = connection.store, connection.channel
         self.deadline = self.store.hub.now + self.store.timeout
-        self.life = self.channel.lives
-        self.over = self.muted = False
-        self.cursor: Cursor = args[0] if name == "wait" else NOWHERE
+        self.generation = self.channel.generation
+        self.over = self.reply_dropped = False
+        self.cursor: Cursor = args[0] if name == "wait" else NO_CURSOR
         self.watches_roster: bool = name == "wait" and args[1]
 
     def reply(self, value: object) -> None:
@@ -221,21 +223,21 @@ class Call:
             value = [*cast("list[RosterRow]", value), *crowd.roster()]
         elif crowd is not None and self.name == "remove":
             crowd.remove(self.args[0])
-        hub, line = self.store.hub, self.channel
-        began = line.reads_blocked_until if self.name == "read" else 0.0
-        arrival = max(hub.now, line.from_cut, began) + self.store.transit_time(line)
+        hub, channel = self.store.hub, self.channel
+        began = channel.reads_blocked_until if self.name == "read" else 0.0
+        arrival = max(hub.now, channel.from_cut, began) + self.store.transit_time(channel)
         arrival += self.store.roster_delay if self.name == "roster" and self.args[0] is None else 0.0
         if self.name != "wait" and arrival > self.deadline:
             self.store.count("reply lost after the commit")
             hub.at(max(hub.now, self.deadline), self.fail, "no answer")
         else:
-            hub.at(arrival, self.done, value, line.lives)
+            hub.at(arrival, self.done, value, channel.generation)
 
     def done(self, value: object, life: int) -> None:
         """Take the answer, which has arrived, and which the server gave in this one of its lives."""
         if not self.over:
             self.over = True
-            if self.channel.contact_since is None and life == self.channel.lives:
+            if self.channel.contact_since is None and life == self.channel.generation:
                 self.channel.contact_since = self.store.hub.now
             self.task.wake(self.ticket, value)
 
@@ -248,7 +250,7 @@ class Call:
             self.task.wake(self.ticket, error(f"The store: {why}."))
 
 
-def _travelling(data: bytes, decode: Callable[[bytes], object]) -> bytes:
+def _as_payload(data: bytes, decode: Callable[[bytes], object]) -> bytes:
     """Return a value as it travels; one that is sealed is encoded."""
     return data if isinstance(data, Payload) else Payload.of(decode(data[SEAL_BYTES:]), data)
 
@@ -256,20 +258,20 @@ def _travelling(data: bytes, decode: Callable[[bytes], object]) -> bytes:
 class Connection(RendezvousBackend):
     """One client's connection."""
 
-    def __init__(self, store: SimStore, line: Channel, process: Process, *, hosting: bool = True) -> None:
-        self.store, self.channel, self.process = store, line, process
+    def __init__(self, store: SimStore, channel: Channel, process: Process, *, hosting: bool = True) -> None:
+        self.store, self.channel, self.process = store, channel, process
         self.embedded, self.hosting, self.may_forget = store.embedded, hosting, store.may_forget
         self.stale_reads = store.stale_reads
         self.hung_until = 0.0
         """Until when nothing that is sent over this connection arrives."""
         self.call: Call | None = None
         self.broken = ""
-        self._look: list[RosterRow] | None = None
+        self._roster: list[RosterRow] | None = None
         """The roster as it was read over this connection last, but for the rows that were removed since."""
 
     def connect(self) -> Connection:
         other = Connection(self.store, self.channel, self.process, hosting=self.hosting)
-        other._do("ping")
+        other._request("ping")
         self.store.connections[other] = None
         return other
 
@@ -286,53 +288,53 @@ class Connection(RendezvousBackend):
             self.store.hub.at(self.store.hub.now, call.fail, why)
 
     def enter(self, node_id: str, value: bytes) -> int:
-        self.store.amendments.enters(node_id)
-        value = _travelling(value, decode_row)
+        self.store.amendments.on_enter(node_id)
+        value = _as_payload(value, decode_row)
         self.store.written_rows.setdefault(node_id, []).append(value)
         self.store.on_row_sent(value)
-        return int(self._do("enter", node_id, value))
+        return int(self._request("enter", node_id, value))
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        self.store.amendments.sends(node_id, revision)
-        value = _travelling(value, decode_row)
+        self.store.amendments.on_send(node_id, revision)
+        value = _as_payload(value, decode_row)
         self.store.written_rows.setdefault(node_id, []).append(value)
         self.store.on_row_sent(value)
-        self._do("amend", node_id, revision, value)
-        self.store.amendments.taken(node_id, revision)
+        self._request("amend", node_id, revision, value)
+        self.store.amendments.on_commit(node_id, revision)
 
     def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
-        reply: HeartbeatReply = self._do("heartbeat", node_id, count, watch)
+        reply: HeartbeatReply = self._request("heartbeat", node_id, count, watch)
         return reply
 
     def remove(self, node_id: str) -> None:
-        self._do("remove", node_id)
-        self._look = [row for row in self._looked() if row.node_id != node_id]
+        self._request("remove", node_id)
+        self._roster = [row for row in self._known_roster() if row.node_id != node_id]
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        rows: list[RosterRow] = self._do("roster", ids)
+        rows: list[RosterRow] = self._request("roster", ids)
         if ids is None:
-            self._look = self.store.rosters[self.process.name] = rows
+            self._roster = self.store.rosters[self.process.name] = rows
             self.store.on_roster_read(self.process.name, rows)
         return rows
 
-    def _looked(self) -> list[RosterRow]:
+    def _known_roster(self) -> list[RosterRow]:
         """Return the roster as the asking thread has read it last; another thread of the agent may have read it."""
-        return self.store.rosters.get(self.process.name, []) if self._look is None else self._look
+        return self.store.rosters.get(self.process.name, []) if self._roster is None else self._roster
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        self.store.based_on.setdefault(entry.id, self._looked())
-        return bool(self._do("append", prev, entry, _travelling(data, decode_entry)))
+        self.store.based_on.setdefault(entry.id, self._known_roster())
+        return bool(self._request("append", prev, entry, _as_payload(data, decode_entry)))
 
     def read(self, index: int) -> bytes | None:
-        data: bytes | None = self._do("read", index)
+        data: bytes | None = self._request("read", index)
         return data
 
     def shrink(self, index: int) -> None:
-        self.store.based_on[f"shrink {index}"] = self._looked()
-        self._do("shrink", index)
+        self.store.based_on[f"shrink {index}"] = self._known_roster()
+        self._request("shrink", index)
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
-        found: Cursor = self._do("wait", cursor, roster, timeout)
+        found: Cursor = self._request("wait", cursor, roster, timeout)
         return found
 
     def confirm(self) -> bool:
@@ -341,7 +343,7 @@ class Connection(RendezvousBackend):
             raise RendezvousConnectionError("No sentinel answers.")
         return self.store.guarded or self.store.misled or self.channel.replica is self.store.master
 
-    def _do(self, name: str, *args: Any) -> Any:
+    def _request(self, name: str, *args: Any) -> Any:
         if self.broken:
             raise RendezvousConnectionError(f"The store: {self.broken}.")
         task = self.store.hub.task()

@@ -44,7 +44,7 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
         judged = world.checker.judged.get((entry.author, earlier.offer.id))
         if judged is not None and entry.counters.failures[-1].failure.host != judged.host:
             world.checker.fail("L9", f"round {body.number} names another failure than that of {judged.node_id}")
-        check_judged_failure(world, entry, earlier, world.checker.histories.spelled[entry.id])
+        check_judged_failure(world, entry, earlier, world.checker.histories.resolved[entry.id])
 
 
 def check_judged_failure(world: World, entry: Entry, earlier: Round, staying: Round) -> None:

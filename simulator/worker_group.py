@@ -57,13 +57,13 @@ class SimWorkerGroup:
         self._over = False
         self._fences = 0
         self._fenced_at = 0.0
-        self._unheard = 0
+        self._fences_unseen = 0
         """Fences that went off, and that the agent has not heard of."""
         self._fencing = False
         """Whether one kills, and has no answer yet."""
         self._started_without: float | None = None
         """The node's last contact when it started workers that its fence stops at once."""
-        self._asked = self._answered = self._heard = 0
+        self._stops_requested = self._stops_completed = self._stops_seen = 0
         """Which stop the agent asked for last, which the warden answered last, and which answer the agent has heard."""
         self._stops = 0
         self.stalled_until = 0.0
@@ -73,12 +73,12 @@ class SimWorkerGroup:
 
     def start(self, current: Round, restart_count: int) -> None:
         world = self.host.world
-        world.checker.started(self.agent, current, restart_count)
+        world.checker.on_workers_started(self.agent, current, restart_count)
         self._over, self.offer, self.step = False, current.offer.id, None
-        if self._answered != self._asked:
+        if self._stops_completed != self._stops_requested:
             world.checker.fail("I9", f"{self.agent.node_id} starts workers before those that it stops are gone")
         self._check_contact()
-        if not self._unheard:  # else whatever the agent asks for belongs to a round that is over
+        if not self._fences_unseen:  # else whatever the agent asks for belongs to a round that is over
             self.worker = Worker(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def _check_contact(self) -> None:
@@ -110,7 +110,7 @@ class SimWorkerGroup:
             if self._over:
                 return None
             self._over = True
-            self.host.world.checker.reported(self.agent, event.event.incident)
+            self.host.world.checker.on_incident(self.agent, event.event.incident)
         return cast("NodeEvent", event.event)
 
     def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
@@ -125,14 +125,14 @@ class SimWorkerGroup:
         return None if self.step is None else (self.step,)
 
     def _take_steps(self, worker: Worker) -> None:
-        step = worker.loop.take()
+        step = worker.loop.take_reports()
         self.step = self.step if step is None else step
 
     def stop(
         self, grace: float, *, broken: bool = False, failure: Incident | None = None, signum: int = signal.SIGTERM
     ) -> None:
         self._over = True
-        self._asked += 1
+        self._stops_requested += 1
         self._stop(grace)
 
     def early_exit(self, failure: Incident | None) -> None:
@@ -185,15 +185,15 @@ class SimWorkerGroup:
             self.host.world.count("S4 a node without contact is fenced")
             self._over = True
             if not self._fencing:
-                self._fencing, self._unheard = True, self._unheard + 1
+                self._fencing, self._fences_unseen = True, self._fences_unseen + 1
             self._stop(0.2)
 
     def is_over(self, event: StopCompleted | Fenced) -> bool:
         if isinstance(event, Fenced):
-            self._unheard -= 1
-        elif event.serial == self._asked:
-            self._heard = self._asked
-        return self._heard == self._asked
+            self._fences_unseen -= 1
+        elif event.serial == self._stops_requested:
+            self._stops_seen = self._stops_requested
+        return self._stops_seen == self._stops_requested
 
     def wake(self) -> None:
         """Do nothing: the simulated warden never sleeps."""
@@ -211,14 +211,14 @@ class SimWorkerGroup:
                 self.worker = None
                 self.host.release_slot(self.agent)
 
-    def orphaned(self) -> None:
+    def on_agent_exit(self) -> None:
         """Kill the workers, as a warden does when its agent is gone."""
         if self.worker is not None and self.worker.stuck:
-            self.host.world.hub.at(self.host.world.hub.now + 1.0, self.orphaned)
+            self.host.world.hub.at(self.host.world.hub.now + 1.0, self.on_agent_exit)
         elif self.host.suspended:
-            self.host.deferred.append(self.orphaned)
+            self.host.deferred.append(self.on_agent_exit)
         elif self.stalled_until > self.host.world.hub.now:
-            self.host.world.hub.at(self.stalled_until, self.orphaned)
+            self.host.world.hub.at(self.stalled_until, self.on_agent_exit)
         else:
             if self.worker is not None:
                 self.worker.kill()
@@ -240,18 +240,18 @@ class SimWorkerGroup:
         elif self.stalled_until > self.host.world.hub.now:
             self.host.world.hub.at(self.stalled_until, self._stopped, number)
         elif worker is not None and worker.stuck:
-            self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._still_there, number)
+            self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._report_stuck, number)
         else:
             if worker is not None:
                 worker.kill()
             if self._fencing:
                 self._fencing = False
                 self.agent.inbox.post(Fenced())
-            if self._answered != self._asked:
-                self._answered = self._asked
-                self.agent.inbox.post(StopCompleted(self._asked))
+            if self._stops_completed != self._stops_requested:
+                self._stops_completed = self._stops_requested
+                self.agent.inbox.post(StopCompleted(self._stops_requested))
 
-    def _still_there(self, number: int) -> None:
+    def _report_stuck(self, number: int) -> None:
         if self.worker is not None and self.worker.stuck:
             self.host.world.count("L3 a worker in D state")
             self.left_stuck = True  # also where the agent hears it late, and it is free by then

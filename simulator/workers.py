@@ -26,9 +26,9 @@ STARTUP = 0.6
 """Seconds until a worker is ready for its peers, at most."""
 CONNECTING = 12.0
 """Seconds that a worker tries to reach its peers before it fails."""
-BLOCKED = 60.0
+COLLECTIVE_TIMEOUT = 60.0
 """Seconds after which a collective that a peer does not answer fails by itself, where workers notice nothing sooner."""
-FOR_EVER = 600.0
+COLLECTIVE_TIMEOUT_WITH_STORE = 600.0
 """The same where there is a store: nobody waits for that long."""
 FIRST_STEP = 0.8
 """Seconds from then to the first report of progress."""
@@ -78,7 +78,7 @@ class Training:
         return is_partitioned(self.round, {node_id: worker.host for node_id, worker in self.workers.items()})
 
     @property
-    def still(self) -> bool:
+    def is_suspended(self) -> bool:
         """Whether it cannot take a step, since a whole machine stands still; it is fenced when that goes on.
 
         A machine whose clock stood still with it cannot know how long that was: no fence by a clock holds there.
@@ -86,14 +86,14 @@ class Training:
         now, fence = self.world.hub.now, self.world.plan.fence_after
         return any(worker.host.suspended or now - worker.host.lost_time_at < fence for worker in self.workers.values())
 
-    def ready(self, worker: Worker) -> None:
+    def on_worker_ready(self, worker: Worker) -> None:
         """One node's workers wait for their peers."""
         if self.broken or worker.state is not State.STARTING:
             return
         worker.state = State.RUNNING
-        self.meet()
+        self.try_start()
 
-    def meet(self) -> None:
+    def try_start(self) -> None:
         """Begin, if all are there and reach each other."""
         members = [member.node_id for member in self.round.members]
         here = [self.workers[i] for i in members if i in self.workers and self.workers[i].state is State.RUNNING]
@@ -105,14 +105,14 @@ class Training:
             return
         hub, random = self.world.hub, self.world.hub.random
         self.active_at = hub.now
-        self.world.checker.whole(self)
+        self.world.checker.on_training(self)
         left = self.world.work_left
         for worker in here:
-            hub.at(hub.now + FIRST_STEP, worker.tell, Progressed(self.round.number))
+            hub.at(hub.now + FIRST_STEP, worker.report_event, Progressed(self.round.number))
             hub.at(hub.now + left + self.world.plan.spread * random.random(), worker.finish)
         if self.world.plan.saves:
             for worker in here:
-                worker.tell(Checkpointed(self.round.number, worker.host.now(), saved=False))
+                worker.report_event(Checkpointed(self.round.number, worker.host.now(), saved=False))
             hub.at(hub.now + self.world.plan.saves, self.save)
         if self.world.plan.pace:
             self.step = self.world.step.setdefault(self.run, 0)
@@ -141,41 +141,41 @@ class Training:
                 self._stepping.add(worker.node_id)
                 hub.at(hub.now + 0.5 * pace * hub.random.random(), worker.loop.call, self.step)
 
-    def returned(self, worker: Worker) -> None:
+    def on_step_done(self, worker: Worker) -> None:
         """Record that a rank goes on to the next step."""
         self._stepping.discard(worker.node_id)
         if not self._stepping:
             hub, pace = self.world.hub, self.world.plan.pace
             hub.at(hub.now + pace * (0.5 + hub.random.random()), self.take_step)
 
-    def lose(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Break the training: a member's workers are no more, and the rest cannot go on."""
         if self.broken:
             return
         self.broken = True
         hub, world = self.world.hub, self.world
         if self.active:
-            self._ended()
+            self._end_training()
         for worker in self.workers.values():
             if worker.state in (State.STARTING, State.RUNNING):
-                blocked = BLOCKED if world.plan.embedded else FOR_EVER
-                wait = _noticed_within(world) if world.plan.peers_notice else blocked
+                blocked = COLLECTIVE_TIMEOUT if world.plan.embedded else COLLECTIVE_TIMEOUT_WITH_STORE
+                wait = _peer_failure_delay(world) if world.plan.peers_notice else blocked
                 what = CLOSED if world.plan.peers_tell else "a peer is gone"
                 hub.at(hub.now + wait, worker.fail, f"{what}: {why}")
 
-    def settle(self) -> None:
+    def on_worker_done(self) -> None:
         """Record that the first member has done its part: what the others still do, they do without it."""
         if self.active:
-            self._ended()
+            self._end_training()
 
-    def _ended(self) -> None:
+    def _end_training(self) -> None:
         world = self.world
         self.ended_at = world.hub.now
-        world.saved(world.hub.now - (self.active_at or 0.0))
-        world.checker.no_longer_whole(self)
+        world.record_checkpoint(world.hub.now - (self.active_at or 0.0))
+        world.checker.on_training_end(self)
 
 
-def _noticed_within(world: World) -> float:
+def _peer_failure_delay(world: World) -> float:
     """Seconds from the end of a worker to its peers' failure; at once where they tell why."""
     return (0.0005 if world.plan.peers_tell else 0.01) + 0.5 * world.hub.random.random()
 
@@ -188,7 +188,7 @@ class Worker:
         self.state = State.STARTING
         self.stuck = False
         """In the kernel: no signal ends it."""
-        self.freed_at = -1e9
+        self.unblocked_at = -1e9
         """When it came back from there, and met the signals that had been sent."""
         self.started_at = host.clock.now()
         self.done_at: float | None = None
@@ -198,7 +198,7 @@ class Worker:
         if training.broken and world.plan.peers_notice:
             world.hub.at(world.hub.now + CONNECTING, self.fail, "cannot reach its peers")
         world.hub.at(world.hub.now + STARTUP * world.hub.random.random(), self._ready)
-        world.hub.at(world.hub.now + CONNECTING, self._lonely)
+        world.hub.at(world.hub.now + CONNECTING, self._fail_without_peers)
 
     @property
     def alive(self) -> bool:
@@ -215,18 +215,18 @@ class Worker:
         """The round's number."""
         return self.training.round.number
 
-    def tell(self, event: NodeEvent) -> None:
+    def report_event(self, event: NodeEvent) -> None:
         """Let the agent know, unless it is too late for that."""
         if self.state is State.RUNNING:
             self._report(event)
 
     def save(self) -> None:
         """Let the agent notice a checkpoint."""
-        self.tell(Checkpointed(self.number, self.host.now()))
+        self.report_event(Checkpointed(self.number, self.host.now()))
 
     def fail(self, message: str, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> None:
         """Let a worker exit with 1."""
-        self._end(WorkerFailed(self.blame(message, kind)), State.FAILED, message, (State.STARTING, State.RUNNING))
+        self._end(WorkerFailed(self.incident(message, kind)), State.FAILED, message, (State.STARTING, State.RUNNING))
 
     def finish(self) -> None:
         """Every worker exits with 0."""
@@ -235,7 +235,7 @@ class Worker:
         elif not self.training.broken:
             self._end(WorkersDone(), State.DONE, "", (State.RUNNING,))
 
-    def leave(self, event: NodeEvent) -> None:
+    def stop_as_planned(self, event: NodeEvent) -> None:
         """Every worker exits with 0, because it was told to stop."""
         self.host.world.step[self.training.run] = self.loop.at
         self._end(event, State.LEFT, "", (State.RUNNING,))
@@ -246,14 +246,14 @@ class Worker:
             unfinished = self.state in (State.STARTING, State.RUNNING)
             self.state = State.GONE
             if unfinished:
-                self.training.lose(f"{self.node_id} was stopped")
+                self.training.abort(f"{self.node_id} was stopped")
 
-    def free(self) -> None:
+    def unblock(self) -> None:
         """Bring a worker back from the kernel, if it was there."""
         if self.stuck:
-            self.stuck, self.freed_at = False, self.host.world.hub.now
+            self.stuck, self.unblocked_at = False, self.host.world.hub.now
 
-    def blame(self, message: str, kind: IncidentKind) -> Incident:
+    def incident(self, message: str, kind: IncidentKind) -> Incident:
         """Return the incident that its failure is."""
         after = max(0.0, self.host.clock.now() - self.started_at)
         return Incident(
@@ -274,9 +274,9 @@ class Worker:
         elif self.host.ports_taken:
             self.fail("the port is taken", IncidentKind.PORT_TAKEN)
         else:
-            self.training.ready(self)
+            self.training.on_worker_ready(self)
 
-    def _lonely(self) -> None:
+    def _fail_without_peers(self) -> None:
         if self.training.active_at is None:
             self.fail("cannot reach its peers")
 
@@ -291,10 +291,10 @@ class Worker:
             self.done_at = self.host.world.hub.now
         self._report(event)
         if state is State.FAILED:
-            self.host.world.checker.failed(self, why)
-            self.training.lose(f"{self.node_id} failed")
+            self.host.world.checker.on_worker_failure(self, why)
+            self.training.abort(f"{self.node_id} failed")
         else:
-            self.training.settle()
+            self.training.on_worker_done()
 
     def _report(self, event: object) -> None:
         self.report(self, event)

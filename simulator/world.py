@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.roster import Slots
-from simulator import checks, slot_rules
+from simulator import health_checks, slot_rules
 from simulator.agent import SimAgent
 from simulator.assumptions import ASSUMPTIONS
 from simulator.channel import Channel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_core.events import Event
     from elastic_core.protocol.entries import Round
     from elastic_core.protocol.settings import Command
-    from simulator.checks import Lineage
+    from simulator.health_checks import Lineage
 
 UID = "job-1"
 FENCING = 1.0
@@ -68,10 +68,10 @@ class Host:
     @property
     def boot_id(self) -> str:
         """The stable host id: another one after each boot."""
-        return "twin-boot1" if self.is_twin else f"{self.name}-boot{self.boots}"
+        return "twin-boot1" if self.shares_host_id else f"{self.name}-boot{self.boots}"
 
     @property
-    def is_twin(self) -> bool:
+    def shares_host_id(self) -> bool:
         """Whether another host has its host id, and neither sees the slots of the other."""
         return self.world.plan.twins is not None and self.number < 2 and self.boots == 1
 
@@ -130,7 +130,7 @@ class Host:
 
     def resume(self) -> None:
         """Let the machine go on."""
-        self.world.hub.at(self.world.hub.now + FENCING, self.world.checker.resumed)
+        self.world.hub.at(self.world.hub.now + FENCING, self.world.checker.on_machine_resumed)
         self.suspended = False
         deferred, self.deferred = self.deferred, []
         for function in deferred:
@@ -151,14 +151,14 @@ class World:
         self.checker = Checker(self)
         self.store = SimStore(
             self.hub,
-            self.checker.appended,
-            self.checker.shrunk,
+            self.checker.on_append,
+            self.checker.on_shrink,
             latency=plan.latency,
             timeout=plan.timeout,
             count=self.count,
         )
-        self.store.on_roster_read = self.checker.proofs.listed
-        self.store.heartbeat = self.checker.proofs.heartbeat if self.checker.proofs.deceptive else None
+        self.store.on_roster_read = self.checker.proofs.on_roster_read
+        self.store.heartbeat = self.checker.proofs.on_heartbeat if self.checker.proofs.deceptive else None
         self.store.on_row_sent = lambda value: slot_rules.check_row(self, value.value)
         self.store.on_overload = lambda what: self.checker.fail("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
@@ -205,17 +205,17 @@ class World:
         if self.trace is not None:
             self.trace.append((self.hub.now, who, what))
 
-    def said(self, agent: SimAgent, event: Event) -> None:
+    def on_event(self, agent: SimAgent, event: Event) -> None:
         """Record that an agent tells its observers something."""
         self.coverage[f"says {event.name}"] += 1
         forged = self.checker.forgeries
         if event.name == "store_lost" and not (self.store.embedded or self.lost_data or forged.entries or forged.rows):
             self.checker.fail("S3", f"{agent.node_id} gives up a store that holds nothing unreadable: {event.message}")
-        self.checker.departures.said(agent, event)
+        self.checker.departures.on_event(agent, event)
         if event.name == "checked_again":
-            checks.left_for_checks(agent)
+            health_checks.left_for_checks(agent)
         if event.name == "workers_done":
-            self.checker.done(agent)
+            self.checker.on_workers_done(agent)
         if event.name == "signal" and "other nodes have finished" in event.message:
             self.count("L7 who is told to leave may finish as others have")
         if self.trace is not None:
@@ -260,7 +260,7 @@ class World:
         """All that anybody ever started."""
         return list(self._trainings.values())
 
-    def saved(self, seconds: float) -> None:
+    def record_checkpoint(self, seconds: float) -> None:
         """Record the checkpoint that a training leaves that was whole for so long."""
         self.work_left = max(0.5, self.work_left - seconds)
 

@@ -62,7 +62,7 @@ def entries(
     )
     world = World(plan)
     for fault in plan.faults:
-        world.hub.at(fault.at, faults.carry_out, world, fault)
+        world.hub.at(fault.at, faults.inject, world, fault)
     try:
         world.hub.run(seconds, lambda: bool(world.checker.violations))
     finally:

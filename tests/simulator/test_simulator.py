@@ -156,7 +156,7 @@ def _digests(hash_seed: str, first: str = "") -> str:
     script = (
         f"{first}from simulator import campaign, profiles, play\n"
         "for number in range(64):\n"
-        "    print(play.play(profiles.draw(*campaign.numbered(number)), traced=True).digest)\n"
+        "    print(play.play(profiles.draw(*campaign.parameters_of(number)), traced=True).digest)\n"
     )
     return _python("-c", script, PYTHONHASHSEED=hash_seed).stdout
 

@@ -53,7 +53,7 @@ def plans(count: int) -> Iterator[tuple[str, Plan]]:
     for path in sorted(FOUND.glob("*.json")) if count else ():
         yield f"found plan {path.stem}", Plan.load(path.read_text())
     for number in range(count):
-        yield f"plan {number}", profiles.draw(*campaign.numbered(number))
+        yield f"plan {number}", profiles.draw(*campaign.parameters_of(number))
 
 
 def noticed_by_plans(count: int, tell: Callable[[str], None]) -> str | None:

@@ -53,14 +53,14 @@ class Lineage:
 
 
 def enter(
-    agent: SimAgent, store: RendezvousBackend, applicant: Applicant, means: Runtime, arrival: Arrival | None
+    agent: SimAgent, store: RendezvousBackend, applicant: Applicant, runtime: Runtime, arrival: Arrival | None
 ) -> Joined | Closed | tuple[int, str]:
     """Check the node, and join; return how the agent ends if it does not."""
     world, plan = agent.host.world, agent.host.world.plan
     if not plan.check or arrival is None:
-        return join(store, applicant, means, arrival)
-    agent.interruption = stop = means.event()
-    agent.lookout = lookout = Lookout(store, applicant, means, arrival, tell=stop.set)
+        return join(store, applicant, runtime, arrival)
+    agent.interruption = stop = runtime.event()
+    agent.lookout = lookout = Lookout(store, applicant, runtime, arrival, tell=stop.set)
     for node in lookout.former:
         agent.lineage.ids.add(node.node_id)
         world.lineages[node.node_id] = agent.lineage
@@ -92,7 +92,7 @@ def enter(
             world.count("L17 a check fails")
             return ExitCode.UNHEALTHY, "a health check failed"
         agent.former = lookout.former
-        joined = join(store, replace(applicant, former=lookout.former), means, arrival)
+        joined = join(store, replace(applicant, former=lookout.former), runtime, arrival)
         if isinstance(joined, Joined) and joined.drained:
             world.count("L17 a node joins, and has been drained before")
         return joined
