@@ -33,7 +33,7 @@ DEMO_READY := $(VENV)/.demo_ready
 DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file hangs health kubernetes metrics notices operate policies progress redis slurm testing torch torchrun warmstart) $(addprefix examples/,plugin checkpointing)
 # The demo, over each of its backends, needs these, torch, and the data of scikit-learn.
 DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch warmstart)
-# What mypy reads, and the tests of `make check`: each module of core, and the simulator.
+# The folders that mypy reads.
 TYPED := core plugins examples simulator tests benchmarks docs
 STORES := $(patsubst %,plugins/%/tests,c10d etcd file redis) $(patsubst %,tests/test_%.py,etcd late_stores lost_history \
     outages redis_jobs replaced_master silent_stores)

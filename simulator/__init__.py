@@ -1,24 +1,25 @@
-"""A simulator that tries to break the protocol: the real agents, over a store that fails them, in virtual time.
+"""A deterministic simulator of the rendezvous protocol: real agents, a simulated store and network, virtual time.
 
-General layout, from what everything stands on up to what is run:
+A seed gives one *plan*: a job, latencies and a list of faults. A plan gives one course of events, which the invariants
+and rules of ``docs/protocol.md`` are checked against. The modules, from the foundations up:
 
-* ``engine`` is virtual time: threads as greenlets, clocks that drift. ``runtime`` gives it to core's drivers.
-* ``store`` is a store on the far side of a network, at the end of ``lines``, each of whose servers is a ``replica``,
-  and ``peers`` the network between the hosts; ``workers`` are what an agent starts; ``agent`` gives core's own
-  supervisor ``hands`` that reach these instead of sockets and processes; ``world`` holds them all.
-* ``plan`` is one schedule, every choice in it; ``rng`` draws one from a seed, with ``scripts`` where all plans of a
-  profile have a fault; ``faults`` and ``outages`` carry it out.
-* ``assumptions`` are what the rules assume, and a profile for each that breaks it; ``breaches`` are the faults that do,
-  ``overlaps`` for how long rounds train at once then, and ``measure`` plays thousands and says what came of them.
-* ``truth`` watches everything and knows the invariants, ``histories`` what was ever written; ``rules`` what else was
-  promised, much of it to who is healthy (``calmness``): ``endings`` of who goes, ``forgetting`` of stores that forget,
-  ``unreached`` of peers, ``slot_rules`` of who gets a place, ``leaders`` of those that decide one after another,
-  ``proofs`` of who is taken for gone, ``departures`` of who had left before a store was emptied, ``strangers`` of what
-  is forged, ``programs`` of which job is whose, ``crowd`` of who is silent among a thousand, ``checks`` of who is
-  asked to leave before it enters; ``amendments`` and ``finishing`` only count
-  how often other rules were come to; ``goals`` says when a job has got where it must, and
-  ``entry_text`` an entry in a line.
-* ``play`` runs one plan. ``shrinking`` makes a failing one small, ``campaign`` runs thousands on all cores, ``thawing``
-  makes that cheaper. ``plant`` plants one of the ``defects``, ``repairs`` or ``claims``, where ``defect`` finds its
-  place, and sees whether it is noticed. ``python -m simulator`` is the command line.
+* ``engine`` is virtual time: greenlets as threads, clocks that drift. ``runtime`` passes it to core's drivers.
+* ``store`` is a store behind a network: a ``channel`` leads from each host to a server, a ``replica``. ``peers`` is the
+  network between hosts, ``workers`` are a node's workers, and ``agent`` runs core's own supervisor over a simulated
+  ``worker_group`` and ``inbox``. ``world`` holds all of them.
+* ``plan`` is one schedule of faults. ``profiles`` draw one from a seed, ``scripted_profiles`` add faults that each plan
+  of a profile has. ``faults`` and ``outages`` inject them.
+* ``assumptions`` are those of the rules, each with a profile that breaks it by ``assumption_faults``; ``overlaps``
+  measures how long rounds then train at once, and ``measure`` reports the outcome of many plans.
+* ``checker`` has the invariants and calls the checks of rules: ``rules``, ``leave_rules``, ``slot_rules``,
+  ``round_sizes``, ``resizes``, ``graceful_stops``, ``reachability``, ``leaders``, ``proofs``, ``verdicts``,
+  ``questions``, ``departures``, ``forgeries``, ``programs``, ``crowd``, ``health_checks`` and ``data_loss``.
+  ``histories`` records all entries, ``health`` defines a healthy node, ``liveness`` the state that a job must reach.
+  ``amendments`` and ``finish_coverage`` only count covered cases. ``entry_text`` describes an entry.
+* ``play`` runs a plan, ``shrinker`` reduces a failing one, ``campaign`` runs thousands on all cores;
+  ``mutable_dataclasses`` makes that faster.
+* ``plant`` plants a ``defect`` (``defects``, ``store_defects``, ``proof_defects``), which the simulator must notice.
+* ``spot``, ``spot_job`` and ``spot_leader`` replay traces of spot instances.
+
+``python -m simulator`` is the command line.
 """

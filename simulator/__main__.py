@@ -1,4 +1,4 @@
-"""``python -m simulator``: run a campaign, or look at one plan."""
+"""``python -m simulator``: run a campaign of plans, or show the timeline of one plan."""
 
 from __future__ import annotations
 
@@ -11,32 +11,61 @@ from simulator import campaign
 from simulator.plan import Plan
 from simulator.profiles import PROFILES, draw
 
+DESCRIPTION = """\
+Simulate the rendezvous protocol under faults, in virtual time.
+
+Elastic's own agents run over a simulated store, network and clocks. Agents crash, hosts lose power, networks
+partition, the store loses data. A plan is one job with its faults; a seed and a profile (a mix of faults) give
+one plan, and a plan gives one course of events. All rules of docs/protocol.md are checked at each event. Without
+an option that names a plan, a campaign of many plans runs on all CPUs. The exit code is 1 if a rule is violated.
+"""
+EXAMPLES = """\
+examples:
+  python -m simulator --plans 2000                    run 2,000 plans; print coverage and violations
+  python -m simulator --number 1234                   show the timeline of plan 1234 of a campaign
+  python -m simulator --seed 7 --profile network      show the plan of a seed and a profile
+  python -m simulator --number 1234 --shrink --keep tests/simulator/found/NAME.json
+                                                      reduce a violated plan, and keep it as a regression test
+  python -m simulator --replay tests/simulator/found/NAME.json
+
+docs/simulator.md lists the faults, the checks and the profiles.
+"""
+
 
 def main() -> int:
-    """Run the command line; return 1 if a plan was violated."""
-    parser = argparse.ArgumentParser(prog="simulator", description=__doc__)
-    parser.add_argument("--plans", type=int, default=2000, help="how many to play [2000]")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one [0]")
-    parser.add_argument("--jobs", type=int, help="processes [one per CPU]")
-    parser.add_argument("--number", type=int, help="look at this one of the campaign")
-    parser.add_argument("--seed", type=int, help="look at the plan of this seed and --profile")
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="everything")
-    parser.add_argument("--safety", action="store_true", help="with --seed: end with the faults, ask for no progress")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="look at a plan that was kept")
-    parser.add_argument("--shrink", action="store_true", help="make the plan small that one looks at")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the plan that one looks at")
+    """Run the command line; return 1 if a plan is violated."""
+    parser = argparse.ArgumentParser(
+        prog="python -m simulator",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    many = parser.add_argument_group("a campaign")
+    many.add_argument("--plans", type=int, default=2000, metavar="N", help="number of plans [2000]")
+    many.add_argument("--first", type=int, default=0, metavar="N", help="number of the first plan [0]")
+    many.add_argument("--jobs", type=int, metavar="N", help="number of processes [one per CPU]")
+    one = parser.add_argument_group("one plan, shown with its timeline")
+    one.add_argument("--number", type=int, metavar="N", help="the plan of this number in a campaign")
+    one.add_argument("--seed", type=int, metavar="N", help="the plan of this seed and --profile")
+    one.add_argument(
+        "--profile", choices=sorted(PROFILES), default="everything", metavar="NAME", help="with --seed [everything]"
+    )
+    one.add_argument("--safety", action="store_true", help="with --seed: check safety only, not that the job recovers")
+    one.add_argument("--replay", type=Path, metavar="FILE", help="a plan in a file, as --keep writes it")
+    one.add_argument("--shrink", action="store_true", help="reduce the plan to the faults that its violation needs")
+    one.add_argument("--keep", type=Path, metavar="FILE", help="write the plan to a file")
     options = parser.parse_args()
-    plan = _chosen(options)
+    plan = _chosen_plan(options)
     if plan is None:
         return _campaign(options)
     if options.shrink:
-        plan = _made_small(plan)
+        plan = _shrunken(plan)
     if options.keep:
         options.keep.write_text(plan.dump())
     return show(plan)
 
 
-def _chosen(options: argparse.Namespace) -> Plan | None:
+def _chosen_plan(options: argparse.Namespace) -> Plan | None:
     if options.replay is not None:
         return Plan.load(options.replay.read_text())
     if options.number is not None:
@@ -63,18 +92,18 @@ def _campaign(options: argparse.Namespace) -> int:
     if result.violations:
         number = result.violations[0][0]
         print(f"\nThe first of them, made small (again with: --number {number} --shrink):\n")
-        show(_made_small(draw(*campaign.parameters_of(number))))
+        show(_shrunken(draw(*campaign.parameters_of(number))))
     return 1 if result.violations else 0
 
 
-def _made_small(plan: Plan) -> Plan:
-    from simulator.shrinker import shrink  # imports core, as below
+def _shrunken(plan: Plan) -> Plan:
+    from simulator.shrinker import shrink  # imports core, as play does
 
     return shrink(plan)
 
 
 def show(plan: Plan) -> int:
-    """Print a plan and its timeline; 1 if it is violated."""
+    """Print a plan and its timeline; return 1 if it is violated."""
     from simulator.play import play
 
     outcome = play(plan, traced=True)

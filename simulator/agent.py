@@ -1,4 +1,4 @@
-"""One agent: core's own supervisor and session, with hands that reach into the simulated world."""
+"""One agent: core's own supervisor and session over a simulated worker group, store and clock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TERM = 15
 
 
 def config_of(plan: Plan) -> RunConfig:
-    """Return the command line that all agents of a plan have."""
+    """Return the settings that all agents of a plan have."""
     timing = Timing(
         join_timeout=plan.join_timeout,
         fence_after=plan.fence_after,
@@ -74,21 +74,21 @@ def config_of(plan: Plan) -> RunConfig:
 
 
 class Stores:
-    """In place of the agent's: offers without ports."""
+    """Source of offers, in place of the agent's own; no port is opened."""
 
     def __init__(self, address: str, new_id: Callable[[], str]) -> None:
         self._address, self._new_id, self._port = address, new_id, 29500
 
     def offer(self, _in_use: Offer | None = None) -> Offer:
-        """Return a new place."""
+        """Return a new offer."""
         self._port += 1
         return Offer(self._address, self._port, self._new_id())
 
     def begin(self, _offer: Offer) -> None:
-        """No process serves here."""
+        """Do nothing: no process serves the workers' store."""
 
     def dead(self, _offer: Offer) -> bool:
-        """No store dies by itself here."""
+        """Return False: no store dies by itself in the simulation."""
         return False
 
 
@@ -100,21 +100,21 @@ class SimAgent:
     ) -> None:
         self.host, self.node_id, self.slot, self.uid = host, node_id, slot, uid
         self.again = before is not None
-        """Whether the same process was another node before."""
+        """True if the process was another node before."""
         self.former: tuple[FormerNode, ...] = before.former if before is not None else ()
-        """The nodes that it was before; at its end with the one that it is."""
+        """The earlier nodes of the process; at its end, this node is added."""
         self.lineage: health_checks.Lineage = (
             before.lineage if before is not None else health_checks.Lineage(self, HostEnd(host.now))
         )
         self.lineage.agent = self
         self.lineage.ids.add(node_id)
         self.interruption: Any = None
-        """Ends its health checks early, once it has begun with them."""
+        """Ends the health checks early; None before they begin."""
         self.lookout: Any = None
         self.command = programs.OWN if host.world.plan.programs else Command()
-        """What its workers run, as far as others are told."""
+        """The program of its workers, as other nodes read it."""
         self.verdicts_before: int | None = None
-        """How many verdicts there were when it had first read the ledger; None for an agent that reads it to join."""
+        """Number of verdicts when it had first read the ledger; None for an agent that reads it to join."""
         self.process_hub: Hub = host.world.hub
         self.process = Process(node_id, host.clock, host)
         self.process.lag = host.lag
@@ -142,22 +142,22 @@ class SimAgent:
         self.gone_at: float | None = None
         """When the last process of its slot ended; None while one lives."""
         self.hosting = host.world.store.embedded and host.number == 0 and slot == 0
-        """Whether an embedded store lives in it."""
+        """True if an embedded store lives in it."""
         self.task = self.process_hub.start(self.process, self._main)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """True once it has ended, for any reason."""
         return self.process.dead
 
     @property
     def leaving(self) -> bool:
-        """Whether it was told to go, and is about to."""
+        """True if it was told to leave."""
         return self.signalled or (self.state is not None and self.state.leaving is not None)
 
     @property
     def is_checked(self) -> bool:
-        """Whether its node is being checked."""
+        """True while its node is being checked."""
         return self.interruption is not None and self.state is None
 
     @property
@@ -166,19 +166,19 @@ class SimAgent:
         return None if self.supervisor is None else self.supervisor._state
 
     def _stop_hosted_store(self) -> None:
-        """Its process is no more."""
+        """Stop the embedded store that lives in this process, if any."""
         if self.hosting:
             self.host.world.store.stop()
             self.host.world.count("the host of an embedded store is gone")
 
     def kill(self) -> None:
-        """SIGKILL; what it wrote last may still be on its way."""
+        """Kill it by SIGKILL; its last write may still be under way."""
         self.process.dead, self.over_at = True, self.host.world.hub.now
         self.host.world.note(self.node_id, "is killed")
         self._stop_hosted_store()
 
     def signal(self) -> None:
-        """SIGTERM."""
+        """Send it SIGTERM."""
         self.signalled = True
         if self.interruption is not None:
             self.interruption.set()
@@ -207,7 +207,7 @@ class SimAgent:
             world.hub.at(world.hub.now + TICK, self._rejoin)
 
     def _rejoin(self) -> None:
-        """Begin again in the same process, as a node that was never there."""
+        """Start a new node in the same process."""
         if self.host.suspended:
             self.host.deferred.append(self._rejoin)
         else:
@@ -295,7 +295,7 @@ class SimAgent:
         return ending.exit_code, ending.why
 
     def _arrive(self, store: RendezvousBackend, applicant: Applicant, runtime: Runtime) -> Arrival | None:
-        """Read the ledger, and import what workers need where a round is live, as an agent with a fork server does."""
+        """Read the ledger, and import modules if a round is live, as an agent with a fork server does."""
         world, most = self.host.world, self.host.world.plan.preload
         if not (most or self.again or self.host.world.plan.check):
             return None

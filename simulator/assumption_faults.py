@@ -1,6 +1,6 @@
-"""Faults that break an assumption of the rules S1 to S8; each docstring says what the numbers mean.
+"""Faults that break an assumption of the rules S1 to S8; each docstring explains the numbers of the fault.
 
-Only the profiles of ``assumptions`` have them: nothing is promised beyond what is said there.
+Only the profiles of ``assumptions`` have these faults, and only what is listed there holds under them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 CAME_SINCE = 8.0
-"""Seconds after which the nodes of a run that is cut off are taken for lost, and another run may begin."""
+"""Seconds after which the nodes of a run that is cut off count as lost, and another run may begin."""
 
 
 def _late_writes(world: World, host: Host, fault: Fault) -> bool:
-    """S2. For ``span``, a share of ``value`` of this host's calls is given up, and carried out up to 3 fences later."""
+    """S2. Give up a share of ``value`` of this host's calls for ``span``, and carry them out up to 3 fences later."""
     host.channel.lossy, host.channel.late_writes = fault.value, 3 * world.plan.fence_after
     world.hub.at(world.hub.now + fault.span, _end_late_writes, host)
     return True
@@ -34,7 +34,7 @@ def _end_late_writes(host: Host) -> None:
 
 
 def _break_appends(world: World, host: Host, fault: Fault) -> bool:
-    """S2. For ``span`` the store says that it took entries, and has not (0), or takes two at one index (1)."""
+    """S2. For ``span``, acknowledge entries without keeping them (0), or take two at one index (1)."""
     master = world.store.master
     master.append_fault = AppendFault.TWOFOLD if fault.value else AppendFault.UNKEPT
     master.overwritten = lambda: _overwritten(world)
@@ -43,7 +43,7 @@ def _break_appends(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _overwritten(world: World) -> None:
-    """Make some read an entry that is not the ledger's."""
+    """Record that some nodes have read an entry that is no longer the ledger's."""
     world.count("S2 an entry takes the place of another")
     world.lost_data = True
     for host in world.hosts:
@@ -51,29 +51,29 @@ def _overwritten(world: World) -> None:
 
 
 def restore_appends(world: World) -> None:
-    """Make appends conditional again, as the contract demands."""
+    """Make appends conditional again, as the contract of a backend demands."""
     world.store.master.append_fault = AppendFault.NO
 
 
 def _same_ids(world: World, host: Host, fault: Fault) -> bool:
-    """S2. For ``span``, agents that ask for an id at one head of the ledger get the same one."""
+    """S2. For ``span``, give agents that ask for an id at one head of the ledger the same id."""
     world.same_ids = True
     world.hub.at(world.hub.now + fault.span, setattr, world, "same_ids", False)
     return True
 
 
 def _copy(world: World, host: Host, fault: Fault) -> bool:
-    """S3, S4. The store is down for ``span``, and comes back as it was ``value`` seconds before."""
+    """S3, S4. Take the store down for ``span``, and restore its state of ``value`` seconds before."""
     return outages.restart_with(world, fault, world.snapshots[fault])
 
 
 def _lose_entry(world: World, host: Host, fault: Fault) -> bool:
-    """S3. The store loses one entry before its newest, by ``value``, and keeps what came after it."""
+    """S3. Lose one entry before the newest, by ``value``, and keep all later ones."""
     return _replace(world, fault, None)
 
 
 def _damage_entry(world: World, host: Host, fault: Fault) -> bool:
-    """S3. One entry of the store, by ``value``, can be read no more."""
+    """S3. Make one entry of the store, by ``value``, unreadable."""
     return _replace(world, fault, Payload.of(RendezvousStateError("The entry is damaged.")))
 
 
@@ -88,9 +88,9 @@ def _replace(world: World, fault: Fault, data: Payload | None) -> bool:
 
 
 def _freeze_copy(world: World, host: Host, fault: Fault) -> bool:
-    """S3, S6, S7. For ``span`` this host's reads are answered by a copy that learns of nothing new.
+    """S3, S6, S7. For ``span``, answer this host's reads from a copy that receives no updates.
 
-    Its writes are taken (``value`` 0), or refused (1), as by a replica that has lost sight of its master.
+    Writes are taken (``value`` 0) or refused (1), as by a replica that has lost its master.
     """
     if not _answer_from_copy(host, host.channel.replica.copy()):
         return False
@@ -100,7 +100,7 @@ def _freeze_copy(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _stale_since(world: World, host: Host, fault: Fault) -> bool:
-    """S3. For ``span`` this host's reads are answered as they were ``value`` seconds before; its writes are taken."""
+    """S3. For ``span``, answer this host's reads from the state of ``value`` seconds before; take its writes."""
     if not _answer_from_copy(host, world.snapshots[fault]):
         return False
     world.hub.at(world.hub.now + fault.span, catch_up, world, host)
@@ -108,7 +108,7 @@ def _stale_since(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _answer_from_copy(host: Host, copy: Replica) -> bool:
-    """Have a copy answer what only reads, and whoever waits at the server."""
+    """Let a copy answer reads and waits."""
     channel = host.channel
     if channel.stale_copy is not None:
         return False
@@ -121,21 +121,21 @@ def _answer_from_copy(host: Host, copy: Replica) -> bool:
 
 
 def catch_up(world: World, host: Host) -> None:
-    """Make the copy like the server again."""
+    """Let the server answer reads again."""
     behind, host.channel.stale_copy, host.channel.read_only = host.channel.stale_copy, None, False
     for call in behind.waiting if behind is not None else ():
         world.hub.at(world.hub.now, world.store.execute, call)
 
 
 def _stall(world: World, host: Host, fault: Fault) -> bool:
-    """S4. The wardens of this host stand still for ``span``; its agents and workers do not."""
+    """S4. Suspend the wardens of this host for ``span``, but not its agents and workers."""
     for agent in host.agents:
         agent.group.stalled_until = max(agent.group.stalled_until, world.hub.now + fault.span)
     return True
 
 
 def _pause(world: World, host: Host, fault: Fault) -> bool:
-    """S4. The machine stands still with its clock for ``span``, and reaches no store then, nor for two fences after."""
+    """S4. Suspend the machine with its clock for ``span``, and cut it off until two fences after."""
     if host.suspended:
         return False
     host.suspended, began = True, world.hub.now
@@ -156,9 +156,9 @@ def _pause(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _isolate_run(world: World, host: Host, fault: Fault) -> bool:
-    """S5, S6. A host that is not in the round leaves it, and all others reach no store for ``span``.
+    """S5, S6. Let a host that is not in the round leave, and cut all others off for ``span``.
 
-    The job is started on that host under another uid meanwhile.
+    The job is then started on that host under another uid.
     """
     spare = [one for one in world.hosts if not any(agent.group.alive() for agent in one.living)]
     if world.store.down or not spare or len(world.checker.active_trainings) != 1:
@@ -181,7 +181,7 @@ def _start_other_run(host: Host) -> None:
 
 
 def _replay(world: World, host: Host, fault: Fault) -> bool:
-    """S7. Somebody writes an older value of its own over a row of this host, ``value`` revisions on."""
+    """S7. Write an older value over a row of this host, as revision ``value`` plus the current one."""
     master = world.store.master
     for agent in reversed(host.living):
         said, row = world.store.written_rows.get(agent.node_id, []), master.rows.get(agent.node_id)
@@ -193,7 +193,7 @@ def _replay(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _erase(world: World, host: Host, fault: Fault) -> bool:
-    """S7. Somebody removes the rows of this host."""
+    """S7. Remove the rows of this host."""
     rows = [agent.node_id for agent in host.living if agent.node_id in world.store.master.rows]
     for node_id in rows:
         world.store.master.remove(node_id)
@@ -201,7 +201,7 @@ def _erase(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _rewind(world: World, host: Host, fault: Fault) -> bool:
-    """S8. The machine loses its power, and is back after ``span`` with the same host id and an earlier clock."""
+    """S8. Cut the machine's power, and boot it after ``span`` with the same host id and an earlier clock."""
     if not host.living and not host.slots:
         return False
     boots = host.boots
@@ -218,7 +218,7 @@ def _boot(host: Host) -> None:
 
 
 def heal(world: World) -> None:
-    """End whatever lasts."""
+    """End all faults that last."""
     restore_appends(world)
     world.same_ids = False
     for host in world.hosts:
@@ -245,9 +245,9 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "rewind": _rewind,
 }
 STORE_WIDE = frozenset({"loose", "same-ids", "copy", "hole", "rot", "maroon"})
-"""Kinds that everybody feels."""
+"""Kinds that affect all hosts."""
 
 
 def age(fault: Fault) -> float:
-    """How old a copy is that the store comes back as, in seconds."""
+    """Return the age, in seconds, of the copy that the store is restored from."""
     return fault.value if fault.kind in ("copy", "older") else outages.LAG

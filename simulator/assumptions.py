@@ -1,8 +1,8 @@
-"""What the rules S1 to S8 assume, one profile for each assumption that is broken, and what holds all the same.
+"""The assumptions of the rules S1 to S8: a profile that breaks each, and the invariants that hold all the same.
 
-A profile names the invariants that do not hold without its assumption. They are measured, not asked for: whatever else
-is violated is a violation as ever, and so are two rounds of one run that train at once for longer than is said here.
-``docs/protocol.md`` has the consequences as a table; ``python -m simulator.measure`` measures them.
+A profile names the invariants that do not hold without its assumption; they are measured. Any other violation counts as
+usual, and so do two rounds of one run that train at once for longer than stated here. ``docs/protocol.md`` has the
+consequences as a table; ``python -m simulator.measure`` measures them.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any
 from simulator.plan import Plan
 
 KILL_SECONDS = 2.5
-"""Seconds from the instant that a fence is due, or a stop is asked for, to the end of the last worker, at most."""
+"""The most seconds from the instant that a fence is due, or a stop is requested, to the end of the last worker."""
 CONTACT_SECONDS = 9.0
-"""Seconds within which a node that reaches the right server knows what it has come to, and has stopped its workers."""
+"""Seconds within which a node with contact to the right server knows its state, and has stopped its workers."""
 
 
 FENCED = ("drift", "clocks", "stalls", "copies")
-"""Profiles whose plans must come to the fence."""
+"""Profiles whose plans must reach the fence."""
 SAFETY = frozenset({"S4", "I6"})
-"""What says that no two rounds of one run train at once, nor an earlier one after a later one."""
+"""The invariants that forbid two rounds of one run at once, and an earlier one after a later one."""
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """One that is broken: the faults that do it, and what is lost with it."""
+    """A broken assumption: its faults, and the invariants that do not hold."""
 
     says: str
-    """What is assumed."""
+    """The assumption, as a sentence."""
     weights: Mapping[str, int]
-    """How often each kind of fault is drawn, against the others."""
+    """Weights of the kinds of faults."""
     suspends: frozenset[str] = frozenset()
-    """Invariants that do not hold, by name; only where their violation says so, after a colon."""
+    """Invariants that do not hold, by name; after a colon, a part of the violation's text that must be present."""
     overlap: Callable[[Plan], float] = field(default=lambda _plan: 0.0)
     """The most seconds for which two rounds of one run train at once."""
     runs: Callable[[Plan], float] = field(default=lambda _plan: math.inf)
@@ -48,7 +48,7 @@ class Assumption:
     finishing: float = 0.0
 
     def suspended(self, name: str, what: str) -> str:
-        """Which of the invariants that do not hold a violation is of; '' for none."""
+        """Return the suspended invariant that a violation is of; '' for none."""
         for item in self.suspends:
             wanted, _, words = item.partition(": ")
             if wanted == name and words in what:
@@ -57,7 +57,7 @@ class Assumption:
 
 
 def _fenced(rng: random.Random) -> dict[str, Any]:
-    """Jobs in which nothing but the fence shows that a round is over."""
+    """Draw a job in which only the fence shows that a round is over."""
     return {
         "min_nodes": 1,
         "max_nodes": rng.choice([1, 1, 2]),
@@ -68,7 +68,7 @@ def _fenced(rng: random.Random) -> dict[str, Any]:
 
 
 def _clocks(rng: random.Random) -> dict[str, Any]:
-    """Draw clocks of which some run twice as fast as others, or four times."""
+    """Draw clocks of which some run two or four times as fast as others."""
     return {
         **_fenced(rng),
         "fence_after": 40.0,
@@ -77,7 +77,7 @@ def _clocks(rng: random.Random) -> dict[str, Any]:
 
 
 def _drift(rng: random.Random) -> dict[str, Any]:
-    """No two differ by more than a fifth."""
+    """Draw clocks that differ by a fifth at most."""
     return {**_fenced(rng), "fence_after": 40.0, "rates": _rates(rng, [(0.85, 1.0), (0.9, 1.1), (1.0, 1.15)])}
 
 
@@ -87,17 +87,17 @@ def _rates(rng: random.Random, pairs: list[tuple[float, float]]) -> tuple[float,
 
 
 def _while_faults_last(*kinds: str) -> Callable[[Plan], float]:
-    """For as long as these faults last, and until the nodes know better."""
+    """Return a bound: the length of these faults, and the time until the nodes have contact."""
     return lambda plan: sum(fault.span for fault in plan.faults if fault.kind in kinds) + CONTACT_SECONDS
 
 
 def _fences(plan: Plan) -> float:
-    """Until those are fenced that have lost time."""
+    """Return a bound: the time until hosts that lost time are fenced."""
     return 0.8 * plan.fence_after / min(plan.rates) + KILL_SECONDS
 
 
 def _clock_difference(plan: Plan) -> float:
-    """Return by how much the slowest clock's fence comes after the end of the fastest clock's wait."""
+    """Return the time from the end of the fastest clock's wait to the slowest clock's fence."""
     return plan.fence_after * max(0.0, 0.8 / min(plan.rates) - 1 / max(plan.rates)) + KILL_SECONDS
 
 
@@ -257,11 +257,11 @@ ASSUMPTIONS: dict[str, Assumption] = {
         most=7,
     ),
 }
-"""All that are broken, by the names of their profiles."""
+"""All assumptions, by the names of their profiles."""
 
 
 def draw_numbers(rng: random.Random, kind: str, plan: Plan) -> tuple[float, float] | None:
-    """Draw a span and a value that are worth trying; None for a fault that other profiles have, and as they have it."""
+    """Draw a span and a value; None for a fault that is drawn as in other profiles."""
     fence = plan.fence_after
     short, long = rng.uniform(0.05, 1.5), rng.uniform(2.0, 14.0)
     match kind:

@@ -1,6 +1,6 @@
-"""Thousands of plans, on all cores: what was reached, and what was violated.
+"""Campaigns: thousands of plans on all cores, with their coverage and violations.
 
-Core is imported where plans are played, and not before: those processes thaw it first.
+Only the processes that play plans import core, after :mod:`simulator.mutable_dataclasses` is in effect.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from simulator.checker import Violation
 
 CHUNK = 50
-"""StopPlans that a process takes at a time."""
+"""Plans that a process takes at a time."""
 
 
 @dataclass
 class Result:
-    """What came of a campaign."""
+    """The outcome of a campaign."""
 
     plans: int = 0
     events: int = 0
@@ -36,7 +36,7 @@ class Result:
     """Each with the number of its plan."""
 
     def add(self, other: Result) -> None:
-        """Take in another one's."""
+        """Add another result."""
         self.plans += other.plans
         self.events += other.events
         self.seconds += other.seconds
@@ -45,12 +45,12 @@ class Result:
 
 
 def parameters_of(number: int) -> tuple[int, str, bool]:
-    """Return the seed, profile and mode of a campaign's plan: all profiles take turns, and so do the two modes."""
+    """Return the seed, profile and mode of a plan of a campaign: profiles and modes take turns."""
     return number, ORDER[number // 2 % len(ORDER)], number % 2 == 1
 
 
 def pool(jobs: int | None = None) -> ProcessPoolExecutor:
-    """Return the processes that play: one for each CPU, unless another number is given."""
+    """Return a pool of processes: one for each CPU unless ``jobs`` is given."""
     # Forking a process that has threads is asking for trouble, and a test runner may have some.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context, initializer=use_mutable_dataclasses)
@@ -67,7 +67,7 @@ def run(first: int, count: int, processes: ProcessPoolExecutor) -> Result:
 
 
 def play_all(numbers: range) -> Result:
-    """Play these, in this process."""
+    """Play these plans in this process."""
     from simulator.play import play
 
     result = Result()

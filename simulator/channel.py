@@ -1,4 +1,4 @@
-"""What lies between a host and the store: the line, in whatever state it is, and values as they travel over it."""
+"""The network between a host and the store, and the values that travel over it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 class Payload(bytes):
-    """A value as it travels: what was encoded, as it was, since the codec has tests of its own."""
+    """A value as it travels: the object before encoding, since the codec has tests of its own."""
 
     value: Any
 
     @classmethod
     def of(cls, value: object, data: bytes = b"") -> Payload:
-        """Make a new one; with the ``data`` that others read, where that matters."""
+        """Return a payload, with the encoded ``data`` where other readers need it."""
         payload = cls(data)
         payload.value = value
         return payload
@@ -32,32 +32,32 @@ class Payload(bytes):
 
 @dataclass
 class Channel:
-    """The network between one host and the store, as it is just now. Instants are the hub's."""
+    """The network between one host and the store. Instants are the hub's."""
 
     replica: Replica
     to_cut: float = 0.0
-    """Until when nothing gets to the store."""
+    """Until this instant no request reaches the store."""
     from_cut: float = 0.0
-    """Until when nothing comes back."""
+    """Until this instant no reply comes back."""
     slow: float = 0.0
-    """Seconds that a way takes more, at most."""
+    """The most seconds by which a message is delayed."""
     lossy: float = 0.0
-    """The share of calls that are broken off: before the store has them, after, or neither is known."""
+    """The share of calls that fail: before the commit, after it, or with an unknown outcome."""
     late_writes: float = 0.0
-    """Seconds after which a call that was broken off is carried out at the latest; 0 for the usual."""
+    """The most seconds until a call that was given up is carried out; 0 for the default."""
     stale_copy: Replica | None = None
-    """An older copy, which answers what only reads; None where the server does."""
+    """A stale copy that answers reads; None where the server does."""
     read_only: bool = False
     reads_blocked_until: float = 0.0
-    """Until when no entry that is read arrives, as where large packets are lost; all else does."""
+    """Until this instant no reply to a read of an entry arrives, as if large packets were lost."""
     contact_since: float | None = 0.0
-    """When the host was first answered by this server, as it is now; None before."""
+    """Instant of the first reply of the server in its current generation; None before."""
     generation: int = 0
-    """How often that server has been replaced, or has forgotten."""
+    """Number of times that the server was replaced or has lost data."""
     second: int = 0
     calls: int = 0
-    """In that second of the hub's."""
+    """Calls in that second."""
 
     def reset(self) -> None:
-        """Treat the server as another one from now on, or as one that has forgotten: old answers do not count."""
+        """Begin a new generation: another server, or one that has lost data. Replies of earlier ones do not count."""
         self.contact_since, self.generation = None, self.generation + 1

@@ -1,9 +1,8 @@
-"""What really happens, seen by nobody in the world, and what must never be true of it.
+"""The simulation's ground truth, and the invariants that it checks.
 
-The invariants are numbered as everywhere: I1 to I13, S1 and S4. I10, of strangers that reach the store, is in
-``strangers``. Those about checkpoints (I6, I7) and samples (I8) are not the rendezvous's to keep, with one exception:
-no step of a round is trained after one of a later round, which is what fencing a checkpoint by its round stands on; it
-is checked as I6.
+The invariants are those of ``docs/protocol.md``: I1 to I13, S1 and S4; I10 is in ``forgeries``. Checkpoints (I6, I7)
+and samples (I8) are not the rendezvous's, with one exception, checked as I6: no step of a round is trained after one of
+a later round. The fencing of checkpoints by their rounds depends on it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Violation:
-    """What must never be true and was."""
+    """An invariant or rule that did not hold."""
 
     name: str
     at: float
@@ -73,7 +72,7 @@ class Violation:
 
 @dataclass
 class _Node:
-    """What one agent has been told and has done."""
+    """The checker's record of one agent."""
 
     newest: Round | None = None
     started: Round | None = None
@@ -81,43 +80,43 @@ class _Node:
     """The offers of the rounds whose workers it has started."""
     closed: Closed | None = None
     finished: int = 0
-    """The round that its workers have finished, by its own word, until others are started."""
+    """The round that its workers have finished, as the node reports it, until others are started."""
 
 
 @dataclass
 class Checker:
-    """The witness."""
+    """Observer of the whole world, which checks the invariants and calls the checks of rules."""
 
     world: World
     violations: list[Violation] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
-    """Invariants that the plan's profile suspends, and that did not hold: when and what first."""
+    """Suspended invariants that did not hold, with the first instance of each."""
     active_trainings: dict[int, Training] = field(default_factory=dict)
     rounds: list[Entry] = field(default_factory=list)
-    """Every ROUND that was ever written, in order."""
+    """Every ROUND that was written, in order."""
     verdicts: list[Entry] = field(default_factory=list)
     leaders: int = 0
-    """How many LEADER entries there were."""
+    """Number of LEADER entries."""
     _nodes: dict[str, _Node] = field(default_factory=dict)
     histories: Histories = field(default_factory=Histories)
     judged: dict[tuple[str, str], Incident] = field(default_factory=dict)
-    """What a leader has asked the policies about last, by its node id and the offer of the round."""
+    """The incident that a leader last passed to the policies, by its node id and the offer of the round."""
     _ranks: dict[tuple[str, int], str] = field(default_factory=dict)
     _agreed: dict[str, object] = field(default_factory=dict)
     resized_at: dict[str, float] = field(default_factory=dict)
-    """When the last planned resize of a run was over."""
+    """The end of the last planned resize of each run."""
     halted_at: dict[str, float] = field(default_factory=dict)
-    """When each HALT was written, by the entry's id."""
+    """The time of each HALT, by the entry's id."""
     uncharged: set[str] = field(default_factory=set)
-    """Rounds in which something failed that spends no restart; they go by their offers here."""
+    """Rounds, by their offers, with a failure that spends no restart."""
     joined_at: dict[str, int] = field(default_factory=dict)
-    """The newest entry that each node had read when it joined, by its index."""
+    """Index of the newest entry that each node had read when it joined."""
     heartbeats: dict[str, int] = field(default_factory=dict)
-    """What the heartbeat of each node was when its workers had last finished."""
+    """The heartbeat of each node when its workers last finished."""
     _failures: Counter[str] = field(default_factory=Counter)
     _failed_rounds: set[str] = field(default_factory=set)
     _trained: dict[str, list[Round]] = field(default_factory=dict)
-    """Every round of a run that was ever whole."""
+    """Every round of a run that has trained."""
 
     def __post_init__(self) -> None:
         self.stop_plans = StopPlans(self.world)
@@ -126,7 +125,7 @@ class Checker:
         self.forgeries = Forgeries(self.world)
 
     def fail(self, name: str, what: str) -> None:
-        """Note it; the plan ends with the first, but for what the plan's profile suspends."""
+        """Record a violation, which ends the plan, unless the plan's profile suspends the invariant."""
         assumption = ASSUMPTIONS.get(self.world.plan.profile)
         if assumption is not None and (item := assumption.suspended(name, what)):
             self.broken.setdefault(item, f"{self.world.hub.now:.3f} s: {what}")
@@ -189,7 +188,7 @@ class Checker:
         """Record that an entry became a tombstone."""
         self.world.count("an entry is shrunk")
         head = self.histories.newest(replica)
-        assert head is not None  # whoever shrinks an entry has read a newer one
+        assert head is not None  # the node that shrinks an entry has read a newer one
         at = head.anchors
         if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over):
             self.fail("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
@@ -281,7 +280,7 @@ class Checker:
         rules.check_reported(self.world, agent, closed)
 
     def on_read(self, agent: SimAgent, entries: Sequence[Entry]) -> None:
-        """Record the entries that an agent's loop will be told of."""
+        """Record that an agent's loop receives entries."""
         node = self._node(agent)
         for entry in entries:
             self.forgeries.check_read(agent, entry)
@@ -295,7 +294,7 @@ class Checker:
             self.world.note(agent.node_id, f"reads entry {', '.join(str(entry.index) for entry in entries)}")
 
     def on_history_replaced(self, agent: SimAgent, ledger: Ledger) -> None:
-        """Record that an agent's loop will be told of a lost history, and of what the run has come to."""
+        """Record that an agent's loop receives another history and the outcome of its run."""
         node = self._node(agent)
         node.newest = ledger.round
         if node.closed is None:
@@ -334,19 +333,19 @@ class Checker:
             self.fail("I1", f"rank {rank} of round {current.number} belongs to two nodes")
 
     def _follows(self, run: str, later: Round, current: Round) -> bool:
-        """Whether one round comes after another; where a run has two histories, in one of them."""
+        """Return True if ``later`` comes after ``current``; where a run has two histories, in one of them."""
         if run in self.histories.forked:
             return self.histories.follows(later, current)
         return later.number > current.number
 
     def on_workers_done(self, agent: SimAgent) -> None:
-        """Record that an agent has learnt that its workers have all exited with 0, be it too late for that to count."""
+        """Record that an agent has learnt that all its workers exited with 0."""
         if (state := agent.state) is not None and state.phase is Phase.FINISHED:
             self._node(agent).finished = state.round
             self.heartbeats[agent.node_id] = finish_coverage.heartbeat_of(agent.host.channel.replica, agent.node_id)
 
     def on_events_handled(self, agent: SimAgent) -> None:
-        """Record that an agent has dealt with all that has happened to it."""
+        """Record that an agent has handled all its events."""
         if agent.state is not None:
             leave_rules.check_finish_kept(self.world, agent, self._node(agent).finished)
             leave_rules.check_leaver_exits(self.world, agent)
@@ -380,7 +379,7 @@ class Checker:
     # Trainings -------------------------------------------------------------------------------------------------------
 
     def on_training(self, training: Training) -> None:
-        """All workers of a round train together, from now on."""
+        """Record that all workers of a round train from now on."""
         number = training.round.number
         self.world.note("training", f"round {number} trains")
         for other in self.active_trainings.values():
@@ -398,7 +397,7 @@ class Checker:
         self.active_trainings[id(training)] = training
 
     def on_machine_resumed(self) -> None:
-        """Check a machine that stood still and runs again for a moment: it must not train on what others train."""
+        """Check a moment after a machine has resumed: it must not train beside another round."""
         trainings = self.active_trainings.values()
         runs = Counter(one.run for one in trainings if not one.is_suspended and not self.proofs.may_overlap(one))
         for run, count in runs.items():
@@ -406,7 +405,7 @@ class Checker:
                 self.fail("S4", f"{count} rounds of run {run} train at once, since a machine has gone on")
 
     def on_training_end(self, training: Training) -> None:
-        """Record that a training cannot go on, or is done."""
+        """Record that a training is broken or complete."""
         self.world.note("training", f"round {training.round.number} trains no more")
         self.active_trainings.pop(id(training), None)
         self.proofs.on_training_end(training)

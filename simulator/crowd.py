@@ -1,4 +1,4 @@
-"""A thousand nodes that only heartbeat: they cost the plan a row each, and one of them falls silent (rule L1)."""
+"""Up to a thousand nodes that only send heartbeats, some of which fall silent (rule L1)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 FIRST_SERIAL = 1_000_000
-"""They come after all agents."""
+"""Serials of these nodes; all are greater than those of agents."""
 DRIFT = 1.04
-"""How much later a leader's clock may find that somebody is silent."""
+"""Factor by which a leader's clock may delay the detection of a silent node."""
 TIMING = Timing()
 
 
 @dataclass
 class Crowd:
-    """Their rows, as the server has them."""
+    """The rows of these nodes on the server."""
 
     world: World
     rows: dict[str, RosterRow] = field(default_factory=dict)
-    """As they were entered; by their ids, without those that were removed."""
+    """Their rows as entered, by node id, without those that were removed."""
     silent: dict[str, float] = field(default_factory=dict)
-    """Since when each of these has not given a heartbeat."""
+    """The time of the last heartbeat of each silent node."""
 
     def __post_init__(self) -> None:
         for number in range(self.world.plan.crowd):
@@ -48,7 +48,7 @@ class Crowd:
             self.rows[name] = RosterRow(name, FIRST_SERIAL + number, 0, Payload.of(NodeRow(info=info)), 0)
 
     def roster(self) -> list[RosterRow]:
-        """Return what a read of the whole roster finds of them now."""
+        """Return their rows as a read of the whole roster finds them now."""
         now, interval, silent = self.world.hub.now, TIMING.beat_interval, self.silent
         heartbeats = {
             name: int(silent.get(name, now) / interval + row.serial % 97 / 97) for name, row in self.rows.items()
@@ -65,13 +65,13 @@ class Crowd:
 
 
 def detection_seconds(world: World) -> float:
-    """Seconds from the last heartbeat until a leader must have found it: L1's limit, and two heartbeat intervals."""
+    """Return the seconds from a last heartbeat to its detection: L1's limit, and two heartbeat intervals."""
     wait, look = TIMING.beat_interval, world.plan.look
     return DRIFT * (TIMING.lost_after + wait + 2 * (wait + look) + look) + 1.0
 
 
 def _silence_node(world: World, host: Host, fault: Fault) -> bool:
-    """One node of the crowd, by ``value``, heartbeats no more."""
+    """Stop the heartbeats of one node, by ``value``."""
     names = list(world.crowd.rows)
     if not names:
         return False

@@ -1,8 +1,9 @@
-"""What must hold of a store that forgets (rule S3), and for how long a node may not know what it has forgotten.
+"""Checks of a store that loses data (rule S3), and of the time for which a node cannot know of the loss.
 
-A store that lost entries, or is two for a while, can let a run be decided upon twice, and nobody can know before having
-asked the server that is right. That is the window of replication that is documented. So a node that trains is
-*may_be_unaware* until it has been in touch with that server for a few seconds; from then on everything holds as ever.
+A store that loses entries, or that is two masters for a while, can lead to two histories of a run. A node can know that
+only once it has had contact with the right server. This is the documented window of asynchronous replication: a round
+*may be unaware* of its successor until a member has had undisturbed contact for a few seconds; after that, all rules
+hold as usual.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 CONTACT_SECONDS = 7.0
-"""Seconds of undisturbed contact with a store after which a node must have compared: a heartbeat, a client that gives
-up."""
+"""Seconds of undisturbed contact with a store after which a node must have compared histories: a heartbeat, and the
+timeout of a client."""
 POLL_SECONDS = 1.0
-"""Seconds between two looks at two rounds that train."""
+"""Seconds between two checks of two rounds that train."""
 PRESUMED_ALIVE_SECONDS = 15.0
-"""Seconds for which a node may be taken for alive that has ended."""
+"""Seconds for which a node that has ended may count as alive."""
 
 
 def has_contact(world: World, host: Host, seconds: float = CONTACT_SECONDS) -> bool:
-    """Whether the agents of a host have been in touch with their server for so long, and with nothing in the way."""
+    """Return True if a host has had undisturbed contact with its server for so long."""
     channel, now = host.channel, world.hub.now
     troubled = max(host.faulty_until, channel.to_cut, channel.from_cut, channel.reads_blocked_until)
     if (
@@ -43,12 +44,12 @@ def has_contact(world: World, host: Host, seconds: float = CONTACT_SECONDS) -> b
 
 
 def may_be_unaware(world: World, training: Training) -> bool:
-    """Whether a round may train on, although its run has gone on without it: no member can know of that yet."""
+    """Return True if a round may train on although its run has another round, which no member can know yet."""
     return world.lost_data and not overdue_member(world, training)
 
 
 def was_served(world: World, replica: Replica, offer: str) -> bool:
-    """Whether workers ever met at a place whose agents a server must have heard of since."""
+    """Return True if workers met at an offer, and the server must know of it."""
     workers = [
         g for training in world.trainings() if training.round.offer.id == offer for g in training.workers.values()
     ]
@@ -57,7 +58,7 @@ def was_served(world: World, replica: Replica, offer: str) -> bool:
 
 
 def overdue_member(world: World, training: Training) -> str:
-    """Return a member of a round that trains, and must know that it is not the newest any more; '' without one."""
+    """Return a member of a training that must know that its round is not the newest; '' for none."""
     for node_id, worker in training.workers.items():
         agent, host = world.agent(node_id), worker.host
         if agent is None or agent.over or agent.process.frozen or not has_contact(world, host):
@@ -69,7 +70,7 @@ def overdue_member(world: World, training: Training) -> str:
 
 
 def check_overlap_known(world: World, one: Training, other: Training) -> None:
-    """S4, I12: two rounds train at once, which only somebody who does not know of it may do, and not for long."""
+    """S4, I12: two rounds train at once only while no member of either can know of the other."""
     if not one.active or not other.active:
         return
     fence = world.plan.fence_after
@@ -87,7 +88,7 @@ def check_overlap_known(world: World, one: Training, other: Training) -> None:
 
 
 def check_resume(world: World, replica: Replica, before: Entry | None, entry: Entry, body: Resume) -> None:
-    """S3: a run goes on where it was, over nobody else's."""
+    """S3: a RESUME continues a round that was written, over no other live run."""
     checker = world.checker
     if not world.lost_data:
         checker.fail("S3", f"{entry.author} resumes a run, and the store has lost nothing")
@@ -107,13 +108,13 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
 
 
 def living_nodes(world: World, run: str, within: float = 0.0) -> list[str]:
-    """Return the nodes that take part in a run and run, or have run within so many seconds."""
+    """Return the nodes of a run that run, or have run within so many seconds."""
     since = world.hub.now - within
     return [one.node_id for one in world.agents() if one.run == run and (not one.over or one.over_at >= since)]
 
 
 def check_replaced_run(world: World, agent: SimAgent) -> None:
-    """S3: only a run that has had a round, and of which a node is alive, takes the place of one that has."""
+    """S3: a run gives way only to one that has had a round and has a living node."""
     replica, state = agent.host.channel.replica, agent.state
     if state is None or state.ledger.round is None or not replica.entries:
         return
@@ -128,9 +129,9 @@ def check_replaced_run(world: World, agent: SimAgent) -> None:
 
 
 def check_first(world: World, replica: Replica, entry: Entry) -> None:
-    """S3: a newcomer does not bury a run that others are in, who have met this store before.
+    """S3: a newcomer opens no run over one whose nodes have contact with this store.
 
-    What a master takes that another has replaced buries nobody: it will be lost, and its author gives way.
+    An OPEN on a master that was replaced replaces no run: it will be lost, and its author gives way.
     """
     if not world.lost_data or replica is not world.store.master:
         return

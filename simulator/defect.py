@@ -1,7 +1,7 @@
-"""A planted defect: a piece of a function of core, and what stands there instead; both are found as syntax trees.
+"""A planted defect: a piece of a function of core, and its replacement; both are found as syntax trees.
 
-In which module the function is, how its lines are broken and what its comments say makes no difference: a module can
-be renamed, moved or formatted anew. A defect whose piece of code is not there any more says so.
+The function's module, line breaks and comments make no difference: a module can be renamed, moved or formatted. A
+defect whose piece of code does not exist is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("elastic_core", "simulator")
-"""Where definitions are looked for."""
+"""Packages that are searched for definitions."""
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,22 @@ class Defect:
     within: str
     """The qualified name of a function, class or constant, without its module: ``_decide_halted``, ``RowWriter.run``.
 
-    Where several modules have such a piece of code the module's last name goes before it: ``supervisor.FENCE_SHARE``.
+    If several modules have such a piece of code, the module's last name goes before it: ``supervisor.FENCE_SHARE``.
     """
     old: str
-    """An expression, or statements that follow each other; all definitions of that name have it once between them."""
+    """An expression, or consecutive statements; it occurs exactly once in all definitions of that name."""
     new: str
     profile: str
-    """The profile whose plans notice it soonest."""
+    """The profile whose plans find it soonest."""
     most: int = 400
-    """StopPlans that it may survive."""
+    """Plans that it may survive."""
     first: int = 0
-    """The plan to begin with: rare ones are known to be noticed soon after it."""
+    """The first plan to play, for a defect that few plans find."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A module that is not imported."""
+    """The source of a module that is not imported."""
 
     name: str
     path: Path
@@ -49,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a piece of code begins: a field of a node, and the position there if that is a list."""
+    """The position of a piece of code: a field of a syntax node, and the index if that is a list."""
 
     source: Source
     node: ast.AST
@@ -59,10 +59,10 @@ class _Place:
 
 
 def plant_in_source(defect: Defect) -> Source:
-    """Return the module that the defect is planted in, with the defect.
+    """Return the source of the defect's module, with the defect.
 
     Raises:
-        LookupError: No definition of that name has the piece of code, or it is there more than once.
+        LookupError: The piece of code occurs in no definition of that name, or more than once.
     """
     old, new = _parse(defect.old, defect.new)
     found: list[_Place] = []
@@ -90,7 +90,7 @@ def plant_in_source(defect: Defect) -> Source:
 
 
 def sources(word: str) -> Iterator[Source]:
-    """All modules whose text has a word; none is imported."""
+    """Yield all modules whose text contains a word, without importing them."""
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         assert spec is not None
@@ -107,7 +107,7 @@ def _text(path: Path) -> str:
 
 
 def _parse(*texts: str) -> Iterator[list[ast.AST]]:
-    """Each as a list of one expression, if all are expressions; else each as its statements."""
+    """Return each text as a list of one expression, if all are expressions; else each as its statements."""
     bodies = [ast.parse(text).body for text in texts]
     values = [[stmt.value for stmt in body if isinstance(stmt, ast.Expr)] for body in bodies]
     single = all(len(body) == len(value) == 1 for body, value in zip(bodies, values, strict=True))
@@ -129,7 +129,7 @@ def _definitions(node: ast.Module | ast.ClassDef, name: str) -> Iterator[ast.stm
 
 
 def _places(source: Source, definition: ast.stmt, wanted: list[str]) -> Iterator[_Place]:
-    """Where these nodes follow each other."""
+    """Yield the positions at which these nodes occur in sequence."""
     for node in ast.walk(definition):
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):

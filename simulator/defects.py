@@ -420,7 +420,13 @@ DEFECTS: tuple[Defect, ...] = (
         2000,
     ),
     Defect("a plan has no deadline", "continue_plan", "view.now >= deadline", "False", "graceful", 3000),
-    Defect("a rank does not hold", "StepLoop._read_notices", "notice.plan, None, True", "notice.plan, None, False", "graceful"),
+    Defect(
+        "a rank does not hold",
+        "StepLoop._read_notices",
+        "notice.plan, None, True",
+        "notice.plan, None, False",
+        "graceful",
+    ),
     Defect(
         "a plan outlives its HALT",
         "advance",

@@ -1,4 +1,4 @@
-"""Members that leave in order, before the store loses everything: nobody waits for their fence (rule S4)."""
+"""Members that leave in order before the store loses its data: no leader waits for their fence (rule S4)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 KNOWN = 3.0
-"""Seconds after a member's end after which a leader that is in touch with the store has made it known."""
+"""Seconds after a member's end within which a leader with contact to the store has recorded it."""
 
 
 @dataclass
 class Departures:
-    """Who has left in order, and who knew of it when the store was emptied. Rounds go by their offers."""
+    """The members that left in order, and the nodes that knew of it when the store lost its data."""
 
     world: World
     known: set[str] = field(default_factory=set)
-    """Rounds of which a member has left in order, with a leader there that had the time to make it known."""
+    """Rounds, by their offers, with a member that left in order and a leader that had the time to record it."""
     survivors: dict[str, list[SimAgent]] = field(default_factory=dict)
-    """Those who had read all that the store held of such a round when it was emptied."""
+    """The nodes that had read all of such a round when the store lost its data."""
 
     def on_exit(self, agent: SimAgent) -> None:
-        """Record that an agent has ended; had it left in order, all will know of it soon."""
+        """Record that an agent has ended; if it left in order, other nodes must know of it soon."""
         state = agent.state
         if agent.leaving and state is not None and state.phase is Phase.STOPPED and state.ledger.round is not None:
             offer = state.ledger.round.offer.id
@@ -44,7 +44,7 @@ class Departures:
         self.known.add(offer)
 
     def on_wipe(self) -> None:
-        """Record that the store is about to lose everything."""
+        """Record that the store is about to lose all its data."""
         for agent in self.world.living():
             state = agent.state
             if state is None or agent.process.frozen or state.ledger.round is None or state.ledger.halt is None:
@@ -55,7 +55,7 @@ class Departures:
                 self.survivors.setdefault(offer, []).append(agent)
 
     def on_event(self, agent: SimAgent, event: Event) -> None:
-        """Record that a leader tells people for whom the job waits."""
+        """Check a leader's report of the nodes that the job waits for."""
         if event.name != "waiting" or "may still be training" not in event.message or agent.state is None:
             return
         current = agent.state.ledger.round

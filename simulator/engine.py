@@ -1,8 +1,8 @@
-"""Virtual time: threads that are greenlets, clocks that are wrong, and a hub that decides who runs next.
+"""Virtual time: greenlets as threads, clocks that drift, and a hub that schedules them.
 
 The drivers under test are written for threads that block. Here each of their threads is a greenlet; where it would
-block, it hands control to the :class:`Hub`, which goes on with whatever is due next. Nothing ever waits for real, and
-since the hub breaks ties by order of arrival, one plan leads to one course of events, always.
+block, it switches to the :class:`Hub`, which runs the next event that is due. Real time plays no part, and the hub
+breaks ties by order of arrival, so one plan always leads to one course of events.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 TICK = 1e-6
-"""Seconds: timers are this late, so that rounding never makes one early and whoever waits for it spin."""
+"""Seconds by which timers are late, so that rounding never makes one early and its waiter spin."""
 
 
 MOST_EVENTS = 150_000
-"""In one plan."""
+"""The most events of one plan."""
 
 
 class Livelock(Exception):
-    """Some thread does the same again and again."""
+    """A thread repeats the same events without end."""
 
 
 class Clock:
-    """One host's monotonic clock: it begins anywhere, drifts, and stands still while its machine is suspended."""
+    """One host's monotonic clock: it starts at any value, drifts, and stops while its machine is suspended."""
 
     __slots__ = ("hub", "lost", "offset", "rate")
 
@@ -38,12 +38,12 @@ class Clock:
         self.hub, self.offset, self.rate, self.lost = hub, offset, rate, 0.0
 
     def now(self) -> float:
-        """Seconds, monotonic, of no meaning to any other host."""
+        """Return the host's monotonic time in seconds, which means nothing to other hosts."""
         return self.offset + (self.hub.now - self.lost) * self.rate
 
 
 class Process:
-    """What the threads of one agent share: a clock, and whether they run at all."""
+    """The state that the threads of one agent share: a clock, and the process's own state."""
 
     __slots__ = ("clock", "dead", "deferred", "frozen", "host", "lag", "name", "tasks")
 
@@ -51,12 +51,12 @@ class Process:
         self.name, self.clock, self.host = name, clock, host
         self.dead = self.frozen = False
         self.lag = 0.0
-        """Seconds by which its threads may run late: the host is busy."""
+        """The most seconds by which its threads run late on a busy host."""
         self.deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.tasks: list[Task] = []
 
     def resume(self, hub: Hub) -> None:
-        """Let everything happen that was held up."""
+        """Run everything that was deferred."""
         self.frozen = False
         deferred, self.deferred = self.deferred, []
         for function, args in deferred:
@@ -64,14 +64,14 @@ class Process:
 
 
 class Task:
-    """One thread."""
+    """One simulated thread."""
 
     __slots__ = ("done", "glet", "hub", "process", "ticket", "waiters")
 
     def __init__(self, hub: Hub, process: Process, body: Callable[..., None], args: tuple[Any, ...]) -> None:
         self.hub, self.process = hub, process
         self.ticket = 0
-        """Counts the times that it blocked; a wake-up for an earlier one comes too late."""
+        """Number of times that it has blocked; a wake-up with an earlier number is ignored."""
         self.done = False
         self.waiters: list[Callable[[], None]] = []
 
@@ -87,7 +87,7 @@ class Task:
         process.tasks.append(self)
 
     def park(self) -> Any:
-        """Block until :meth:`wake`; returns what that was given."""
+        """Block until :meth:`wake`; return the value passed there."""
         if self.hub.over:
             raise GreenletExit
         value = self.hub.glet.switch()
@@ -95,7 +95,7 @@ class Task:
         return value
 
     def wake(self, ticket: int, value: object = None) -> None:
-        """Run on, if it still waits for this; called by the hub only."""
+        """Continue, if it still waits with this ticket; called by the hub only."""
         if ticket != self.ticket or self.done or self.process.dead:
             return
         if self.process.frozen:
@@ -119,7 +119,7 @@ class Task:
 
 
 class Hub:
-    """The event loop, and the only source of chance while a plan runs."""
+    """The event loop, and the only source of randomness while a plan runs."""
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
@@ -133,7 +133,7 @@ class Hub:
         self._processes: list[Process] = []
 
     def at(self, when: float, function: Callable[..., None], *args: Any) -> None:
-        """Call a function at an instant; of two at one instant the one that was asked for first."""
+        """Call a function at an instant; calls at one instant run in the order of their registration."""
         heapq.heappush(self._due, (when, next(self._order), function, args))
 
     def task(self) -> Task:
@@ -150,10 +150,10 @@ class Hub:
         return task
 
     def run(self, until: float, finished: Callable[[], bool]) -> None:
-        """Let happen what is due, until an instant, or until ``finished`` after some event.
+        """Run the events that are due, until an instant, or until ``finished`` returns True.
 
         Raises:
-            Livelock: More happened than any job has reason for.
+            Livelock: The plan has more events than any job needs.
         """
         due = self._due
         while due and due[0][0] <= until and not finished():
@@ -166,7 +166,7 @@ class Hub:
             self.now = until
 
     def close(self) -> None:
-        """End every thread where it stands."""
+        """End every thread at its current position."""
         self.over = True
         for process in self._processes:
             for task in process.tasks:
@@ -177,7 +177,7 @@ class Hub:
 
 
 class Condition:
-    """In place of ``threading.Condition``. Threads switch only where they block, so its lock is always free."""
+    """Replacement of ``threading.Condition``. Threads switch only where they block, so its lock is always free."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -198,7 +198,7 @@ class Condition:
         return bool(task.park())
 
     def notify(self, n: int = 1) -> None:
-        """Wake ``n`` of those that wait."""
+        """Wake ``n`` waiters."""
         hub = self._hub
         while n > 0 and self._waiting:
             task, ticket = self._waiting.popleft()
@@ -207,27 +207,27 @@ class Condition:
                 hub.at(hub.now + scheduling_delay(hub, task.process), task.wake, ticket, True)
 
     def notify_all(self) -> None:
-        """Wake all."""
+        """Wake all waiters."""
         self.notify(len(self._waiting))
 
 
 class Event:
-    """In place of ``threading.Event``."""
+    """Replacement of ``threading.Event``."""
 
     def __init__(self, hub: Hub) -> None:
         self._set, self._condition = False, Condition(hub)
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Return True if it is set."""
         return self._set
 
     def set(self) -> None:
-        """Set it, and wake who waits."""
+        """Set it, and wake all waiters."""
         self._set = True
         self._condition.notify_all()
 
     def clear(self) -> None:
-        """Make it as it was."""
+        """Reset it."""
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -238,7 +238,7 @@ class Event:
 
 
 class Thread:
-    """In place of ``threading.Thread``; it belongs to the process of the thread that starts it."""
+    """Replacement of ``threading.Thread``; it belongs to the process of the thread that starts it."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class Thread:
 
 
 class Future:
-    """In place of a ``concurrent.futures.Future``: what ``function`` will return, on a thread of its own."""
+    """Replacement of ``concurrent.futures.Future``: the result of ``function``, which runs on a thread of its own."""
 
     def __init__(self, hub: Hub, function: Callable[[], Any], name: str = "") -> None:
         self._done = Event(hub)
@@ -284,17 +284,17 @@ class Future:
         self._done.set()
 
     def done(self) -> bool:
-        """Whether it has returned."""
+        """Return True once the function has returned."""
         return self._done.is_set()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for it."""
+        """Wait for the result."""
         if not self._done.wait(timeout):
             raise TimeoutError
         return self._value
 
     def exception(self) -> None:
-        """Wait for it; what is simulated raises nothing there."""
+        """Wait for the end; a simulated function raises nothing."""
         self._done.wait()
 
 
@@ -306,5 +306,5 @@ def expire_after(hub: Hub, task: Task, seconds: float, value: object) -> None:
 
 
 def scheduling_delay(hub: Hub, process: Process) -> float:
-    """How much later than it could a thread runs, in seconds: nothing, unless its host is busy."""
+    """Return the seconds by which a thread runs late; 0 unless its host is busy."""
     return process.lag * hub.random.random() if process.lag else 0.0

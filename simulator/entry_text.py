@@ -1,4 +1,4 @@
-"""A ledger entry in a line, for timelines."""
+"""One-line descriptions of ledger entries, for timelines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elastic_core.protocol.entries import (
 
 
 def describe(entry: Entry) -> str:
-    """Describe an entry in a line."""
+    """Return a one-line description of an entry."""
     match entry.body:
         case Open(scheduler_uid=uid):
             return f"OPEN of run {entry.run}, scheduler's uid {uid}"
@@ -51,7 +51,7 @@ def describe(entry: Entry) -> str:
 
 
 def kind_of(why: str) -> str:
-    """Return what brought a LEADER about, by its reason."""
+    """Return the kind of a LEADER entry, by its reason."""
     for sign, kind in (
         ("leaves", "by the one that leaves"),
         ("no heartbeat", "after silence"),

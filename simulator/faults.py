@@ -1,6 +1,6 @@
-"""What each kind of fault does to agents, hosts and workers; ``outages`` has those of the store and the network.
+"""Fault injection: faults of agents, hosts and workers; ``outages`` has those of the store and the network.
 
-A kind is a function of the world and the fault's numbers. Its docstring says what these mean.
+A kind of fault is a function of the world and the fault's numbers, which its docstring explains.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 STORE_WIDE = frozenset({"restart", "read-only", "wipe", "rollback", "masters", "split"}) | assumption_faults.STORE_WIDE
-"""Kinds that everybody feels."""
+"""Kinds that affect all hosts."""
 
 
 def inject(world: World, fault: Fault) -> None:
-    """Let a fault happen, now."""
+    """Inject a fault now."""
     host = world.hosts[fault.host % len(world.hosts)]
     if KINDS[fault.kind](world, host, fault) is not False:
         world.count(f"fault {fault.kind}")
@@ -32,7 +32,7 @@ def inject(world: World, fault: Fault) -> None:
 
 
 def _mark_faulty(world: World, host: Host, fault: Fault) -> None:
-    """Remember who cannot be expected to be healthy, and until when."""
+    """Record which host, or the store, may be unhealthy, and until when."""
     until = world.hub.now + fault.span
     if fault.kind in STORE_WIDE:
         world.faulty_until = max(world.faulty_until, until)
@@ -41,7 +41,7 @@ def _mark_faulty(world: World, host: Host, fault: Fault) -> None:
 
 
 def heal(world: World) -> None:
-    """End whatever lasts."""
+    """End all faults that last."""
     world.note("world", "everything is well again")
     outages.start_store(world)
     outages.merge_masters(world)
@@ -74,7 +74,7 @@ def heal(world: World) -> None:
 
 
 def start_missing_agents(world: World) -> None:
-    """Start agents where none run, until there are enough for a round."""
+    """Start agents on hosts without one, until there are enough for a round."""
     staying = [agent for agent in world.living() if not agent.leaving and agent.host is not world.broken_host]
     for host in world.hosts:
         if (
@@ -90,7 +90,7 @@ def start_missing_agents(world: World) -> None:
 
 
 def _start(world: World, host: Host, fault: Fault) -> bool:
-    """Start an agent; with ``value`` 1 even where one runs, with ``value`` 2 by another job of that name.
+    """Start an agent; with ``value`` 1 even beside another one, with ``value`` 2 of another job of the same name.
 
     With 3 it runs another program, with 4 the same one with other arguments.
     """
@@ -116,7 +116,7 @@ def _crash(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _power(world: World, host: Host, fault: Fault) -> bool:
-    """Cut the host's power; it comes up after ``span`` without anything running on it."""
+    """Cut the host's power; it boots after ``span`` and starts no agent."""
     if not host.living and not host.slots:
         return False
     host.power_off()
@@ -124,7 +124,7 @@ def _power(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _freeze(world: World, host: Host, fault: Fault) -> bool:
-    """Stop an agent (SIGSTOP) for ``span``; its warden and workers go on."""
+    """Stop an agent (SIGSTOP) for ``span``; its warden and workers continue."""
     agent = _newest(host)
     if agent is None or agent.process.frozen:
         return False
@@ -139,7 +139,7 @@ def _freeze(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _suspend(world: World, host: Host, fault: Fault) -> bool:
-    """Suspend the whole machine for ``span``; with ``value`` 1 its monotonic clock stands still, too."""
+    """Suspend the whole machine for ``span``; with ``value`` 1 its monotonic clock stops too."""
     if host.suspended:
         return False
     host.suspended = True
@@ -168,7 +168,7 @@ def _leave(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _busy(world: World, host: Host, fault: Fault) -> bool:
-    """For ``span``, every thread of the host's agents runs up to ``value`` seconds late."""
+    """Delay each thread of the host's agents by up to ``value`` seconds, for ``span``."""
     host.lag = fault.value
     for agent in host.living:
         agent.process.lag = fault.value
@@ -183,7 +183,7 @@ def _end_lag(host: Host) -> None:
 
 
 def _wall(world: World, host: Host, fault: Fault) -> bool:
-    """Somebody sets the host's wall clock by ``value`` seconds; nothing may come of it."""
+    """Set the host's wall clock by ``value`` seconds; nothing may depend on it."""
     host.wall_offset += fault.value
     return True
 
@@ -192,7 +192,7 @@ def _wall(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _fail(world: World, host: Host, fault: Fault) -> bool:
-    """Let a worker exit with 1."""
+    """Make a worker exit with 1."""
     worker = _running_worker(host)
     if worker is None:
         return False
@@ -201,7 +201,7 @@ def _fail(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _hang(world: World, host: Host, fault: Fault) -> bool:
-    """Hang a worker; after ``span`` this is noticed, and it is killed."""
+    """Make a worker hang; after ``span`` the hang is found, and it is killed."""
     worker = _running_worker(host)
     if worker is None or worker.training.broken:
         return False
@@ -210,7 +210,7 @@ def _hang(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _stuck(world: World, host: Host, fault: Fault) -> bool:
-    """Let a worker wait in the kernel, where no signal reaches it, for ``span``."""
+    """Block a worker in the kernel, where no signal reaches it, for ``span``."""
     worker = _running_worker(host)
     if worker is None:
         return False
@@ -220,7 +220,7 @@ def _stuck(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _isolate(world: World, host: Host, fault: Fault) -> bool:
-    """For ``span`` the host reaches the store, but no other host, nor they it."""
+    """Partition the host from all other hosts, but not from the store, for ``span``."""
     if not host.isolated:
         host.isolated_at = world.hub.now
     host.isolated, host.isolated_until = True, max(host.isolated_until, world.hub.now + fault.span)
@@ -230,7 +230,7 @@ def _isolate(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _sever(world: World, host: Host, fault: Fault) -> bool:
-    """For ``span``, the host and the ``value``-th after it do not reach each other; they do all others."""
+    """Partition the host from the ``value``-th after it, but not from others, for ``span``."""
     other = world.hosts[(host.number + int(fault.value)) % len(world.hosts)]
     if other is host:
         return False
@@ -242,14 +242,14 @@ def _sever(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _notice(world: World, host: Host) -> None:
-    """Workers that train notice it soon, if they need each other."""
+    """Make workers that train fail soon, if they cannot reach a peer that they need."""
     worker = _running_worker(host)
     if worker is not None and worker.training.active and worker.training.partitioned:
         world.hub.at(world.hub.now + 2.0, worker.fail, "cannot reach its peers")
 
 
 def _ports(world: World, host: Host, fault: Fault) -> bool:
-    """For ``span``, no worker of this host can listen: the port is always taken."""
+    """Make each worker of this host find its port taken, for ``span``."""
     host.ports_taken = True
     world.hub.at(world.hub.now + fault.span, _end_ports, host)
     if (worker := _running_worker(host)) is not None:
@@ -262,7 +262,7 @@ def _end_ports(host: Host) -> None:
 
 
 def _reconnect(world: World) -> None:
-    """Hosts whose time is over reach each other again."""
+    """End the partitions whose time is over."""
     for host in world.hosts:
         host.isolated = host.isolated and host.isolated_until > world.hub.now
         host.severed = {number: until for number, until in host.severed.items() if until > world.hub.now}
@@ -270,7 +270,7 @@ def _reconnect(world: World) -> None:
         training.try_start()
 
 
-# Who is hit -----------------------------------------------------------------------------------------------------------
+# Targets --------------------------------------------------------------------------------------------------------------
 
 
 def _newest(host: Host) -> SimAgent | None:

@@ -1,4 +1,4 @@
-"""What came of a round whose members finished one after another (rule L7); here that is counted, and nothing judged."""
+"""Coverage of rounds whose members finish one after another (rule L7); nothing is checked here."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 ENOUGH = 1.0
-"""Seconds within which a leader lets in whoever may join."""
+"""Seconds within which a leader admits a node that may join."""
 
 
 def heartbeat_of(replica: Replica, node_id: str) -> int:
-    """Return what a server has of a node's heartbeats."""
+    """Return a node's heartbeat on a server."""
     row = replica.rows.get(node_id)
     return 0 if row is None else row.heartbeat
 
 
 def note_restart(world: World, entry: Entry, body: Round, earlier: Round) -> None:
-    """Record that a failure after a member has finished starts all again, and that others may join."""
+    """Count restarts after a member has finished, and nodes that may join because of them."""
     halt = world.checker.histories.halt_before(entry)
     before, after = earlier.group_ranks.keys(), body.group_ranks.keys()
     rows = [row for row in read_before(world, entry.id, entry.run) if row.info.node_id in before]
@@ -40,7 +40,7 @@ def note_restart(world: World, entry: Entry, body: Round, earlier: Round) -> Non
 
 
 def note_success(world: World, replica: Replica, entry: Entry, current: Round) -> None:
-    """Who has finished stays; that it is lost does not matter; and nobody joins any more."""
+    """Count members that finished before the end, were lost after it, or kept others from joining."""
     found = [world.worker(entry.run, current, member.node_id) for member in current.members]
     done = {worker.node_id: worker.done_at for worker in found if worker is not None and worker.done_at is not None}
     for node_id in done:
@@ -58,7 +58,7 @@ def note_success(world: World, replica: Replica, entry: Entry, current: Round) -
 
 
 def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, last: float) -> None:
-    """Count who could have joined only after the first has finished, so many seconds ago, and well before the last."""
+    """Count nodes that could have joined only between the first and the last finish; both are seconds ago."""
     assert leader.supervisor is not None
     session, now = leader.supervisor._session, leader.host.now()
     ledger, watch = session.ledger, session.watch

@@ -1,7 +1,7 @@
-"""Somebody who reaches the store and is no node of the job: whatever they write there, no node may act on it (I10).
+"""Writers that reach the store and are no node of the job: no node may act on their entries and rows (I10).
 
-Without a job token, entries by others than the leader are refused by their author (rule S1); with one, whatever is not
-sealed with it.
+Without a job token, an entry of another author than the leader is refused by its author (rule S1); with one, any value
+without its seal is refused.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ TOKEN = JobToken(b"the token that all nodes of this job have", "the simulator")
 OTHER = JobToken(b"another one, of which a stranger seals its forgeries", "the simulator")
 JOB = "job"
 LEAVE_SECONDS = 4.0
-"""Seconds after which a leader has looked at a row that was changed."""
+"""Seconds after which a leader has read a row that was changed."""
 
 
 def connection(store: Connection, sealed: bool, now: Callable[[], float]) -> RendezvousBackend:
-    """Open a node's first connection, as it uses it: sealed where the job has a token."""
+    """Return a node's first connection: sealed where the job has a token."""
     return protect(store, "simulated store", TOKEN, JOB, now) if sealed else store
 
 
 @dataclass
 class Forgeries:
-    """What strangers have written, and what nodes made of it."""
+    """The forged entries and rows, and the checks that no node acts on them."""
 
     world: World
     entries: set[str] = field(default_factory=set)
-    """Their ids."""
+    """Ids of forged entries."""
     rows: int = 0
-    """How many rows they have written."""
+    """Number of forged rows."""
 
     def check_read(self, agent: SimAgent, entry: Entry) -> None:
-        """I10: an agent goes on from an entry."""
+        """I10: an agent does not go on from a forged entry."""
         if entry.id in self.entries:
             why = f"{agent.node_id} goes on from entry {entry.index}, which no node of the job has written"
             self.world.checker.fail("I10", why)
 
     def check_rows(self, leader: SimAgent | None) -> None:
-        """I10: a leader decides by what it has read of the roster."""
+        """I10: a leader does not decide by a forged row."""
         if not self.rows or leader is None or leader.over or leader.supervisor is None:
             return
         for seen in leader.supervisor._session.watch.nodes.values():
@@ -67,10 +67,10 @@ class Forgeries:
 
 
 def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
-    """Append an entry as a stranger: a ROUND elsewhere, a HALT or a CLOSED, by ``value`` modulo 3.
+    """Append a forged entry: a ROUND at another address, a HALT or a CLOSED, by ``value`` modulo 3.
 
-    Without a token it has their own name; else it has the leader's, and another job's seal or, with ``value`` 3 and
-    more, none.
+    Without a token it has an author of its own; with one it has the leader's name, and the seal of another job or, with
+    ``value`` 3 and more, none.
     """
     leader, replica = leaders.leader(world), world.store.master
     ledger = None if leader is None or leader.state is None else leader.state.ledger
@@ -107,7 +107,7 @@ def _closed() -> Closed:
 
 
 def _forge_row(world: World, host: Host, fault: Fault) -> bool:
-    """Forge the row of a member to say that its workers have stopped, or that it leaves (``value`` 1)."""
+    """Forge a member's row: its workers have stopped, or it leaves (``value`` 1)."""
     replica = world.store.master
     agents = [agent for agent in host.living if agent.node_id in replica.rows]
     row = row_of(replica, agents[0].node_id) if agents else None

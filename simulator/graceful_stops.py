@@ -1,8 +1,8 @@
-"""Workers that take notices: each step is a collective of all, then ``should_checkpoint()`` on each rank by itself.
+"""Graceful stops: each step is a collective of all ranks, then ``should_checkpoint()`` on each rank.
 
-It reports its step, *then* reads its notices, as ``elastic_core.worker.graceful_stop`` does over a socket. What is
-checked here: no rank goes beyond the step of a STOP_AT, all stop at it and know whether a node leaves, none is halted
-by plan before it has, and a plan among healthy nodes never comes to its deadline.
+A rank reports its step, *then* reads its notices, as ``elastic_core.worker.graceful_stop`` does over a socket. Checked
+here: no rank passes the step of a STOP_AT, all stop at it and know whether a node leaves, no rank is halted by plan
+before it has stopped, and a plan among healthy nodes never reaches its deadline.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 REPORT_AHEAD = 3
-"""Steps that a report may run ahead."""
+"""The most steps by which a report is ahead."""
 
 
 class StepLoop:
-    """One node's rank in the loop of its script."""
+    """One node's rank in its training loop."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.world = worker, worker.host.world
         self.at = self.horizon = -1
         self.left_at: int | None = None
         self.sent: list[int] = []
-        """Reports that the agent has not received."""
+        """Reports that the agent has not received yet."""
         self.notices: list[Notice | None] = []
         self.holding = False
         self._hold_until = 0.0
@@ -40,7 +40,7 @@ class StepLoop:
         self._stop_at: int | None = None
 
     def call(self, step: int) -> None:
-        """Let the rank call ``should_checkpoint(step)``."""
+        """Call ``should_checkpoint(step)`` on the rank."""
         if not self.worker.steps:
             return
         if self.worker.host.suspended:
@@ -54,13 +54,13 @@ class StepLoop:
         self._read_notices()
 
     def tell(self, notice: Notice | None) -> None:
-        """Let the agent write a notice."""
+        """Deliver a notice of the agent."""
         self.notices.append(notice)
         if self.holding:
             self.world.hub.at(self.world.hub.now, self._wake)
 
     def take_reports(self) -> int | None:
-        """Let the agent take in the reports; return the newest, if there is one."""
+        """Return the newest report for the agent, if there is one."""
         sent, self.sent = self.sent, []
         return sent[-1] if sent else None
 
@@ -100,7 +100,7 @@ class StepLoop:
             self.worker.training.on_step_done(self.worker)
 
     def may_pass_stop(self) -> bool:
-        """Whether it may go beyond the step agreed on: it is being stopped, or has waited until the deadline."""
+        """Return True if the rank may pass the agreed step: it is being stopped, or has waited until the deadline."""
         agent = self.world.agent(self.worker.node_id)
         stopping = agent is None or agent.over or agent.state is None or agent.state.work is not Work.RUNNING
         return stopping or (self._plan != 0 and self._plan == self._ignored)
@@ -108,7 +108,7 @@ class StepLoop:
 
 @dataclass
 class StopPlans:
-    """What must hold of graceful stops; rounds go by their offers."""
+    """Checks of graceful stops; rounds are identified by their offers."""
 
     world: World
     planned: dict[str, HaltReason] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class StopPlans:
                 self.world.checker.fail("PLAN", f"{worker.node_id} is at {loop.at}, beyond STOP_AT {body.step}")
 
     def on_notice(self, worker: Worker) -> None:
-        """Record that a rank learns that its round is to stop."""
+        """Record that a rank receives the notice of a planned stop."""
         if worker.training.round.offer.id not in self.planned:
             self.world.checker.fail("PLAN", f"{worker.node_id} is told of a PLAN that is for no round of its")
 
@@ -149,13 +149,13 @@ class StopPlans:
         self.world.count("PLAN a rank stops")
 
     def on_step(self, worker: Worker, step: int) -> None:
-        """Record that a rank goes on after a step."""
+        """Record that a rank continues after a step."""
         agreed = self.stop_at.get(worker.training.round.offer.id)
         if agreed is not None and step >= agreed:
             self.world.checker.fail("PLAN", f"{worker.node_id} goes on after {step}, beyond STOP_AT {agreed}")
 
     def on_halt(self, replica: Replica, entry: Entry, body: Halt) -> None:
-        """Check a HALT: if it follows a PLAN and says nothing else, every rank has stopped at the step agreed on."""
+        """Check a HALT after a PLAN: unless it states another reason, every rank has stopped at the agreed step."""
         current = self.world.checker.histories.newest_round(replica, entry.run)
         if current is None or current.offer.id not in self.planned:
             if body.reason is HaltReason.RESIZE:

@@ -1,6 +1,6 @@
-"""Who is healthy: a host that no fault has touched for a while is *calm*.
+"""The definition of a healthy node: one whose host no fault has touched for a while.
 
-Whoever is calm must not be taken for dead, be deposed, or be thrown out, and sees and says what is to be seen.
+A healthy node must not be taken for lost, deposed or excluded, and it reports what it observes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 HEALTHY_AFTER = 20.0
-"""Seconds without any fault after which a node must be known to be healthy: more than any limit and retry."""
+"""Seconds without a fault after which a node counts as healthy: longer than any time limit and retry."""
 
 
 def healthy_agent(world: World, node_id: str) -> SimAgent | None:
-    """Return the agent of this id, if it runs and nothing has happened to it for long; else None."""
+    """Return the agent of this id, if it runs and is healthy; else None."""
     agent = world.agent(node_id)
     if agent is None or agent.over or agent.leaving or agent.process.frozen or agent.state is None:
         return None

@@ -1,7 +1,7 @@
-"""Health checks before a node enters (rule L17): a check takes a drawn time, and passes or fails by lot.
+"""Health checks before a node enters (rule L17): a check takes a random time, and passes or fails at random.
 
-Here an agent is one node; in production one process is several nodes, one after the other. A *lineage* is all nodes of
-one such process. Whoever is asked to leave, as any of them, must be gone soon, and must not enter again.
+In the simulation an agent is one node; in production one process is several nodes, one after another. A *lineage* is
+all nodes of one process. Once asked to leave, as any of its nodes, it must leave soon and must not enter again.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 LEAVE_SECONDS = 12.0
-"""Seconds without any trouble after which a lineage that was asked to leave is about to."""
+"""Undisturbed seconds after which a lineage that was asked to leave must be leaving."""
 ANSWERED = 7.0
-"""Seconds without any trouble on any host after which a request to drain a host is answered."""
+"""Undisturbed seconds, on all hosts concerned, after which a request to drain a host must have its answer."""
 SLOW = ChosenCheck("check", NodeCheck(command=["check"]))
-"""What tells the supervisor that nodes are checked by a process; no process is started."""
+"""Tells the supervisor that a process checks nodes; no process is started."""
 
 
 @dataclass
 class Lineage:
-    """All nodes that one process has been."""
+    """All nodes of one process."""
 
     agent: SimAgent
-    """The newest."""
+    """The newest agent."""
     host_end: HostEnd
     ids: set[str] = field(default_factory=set)
-    """What the roster has called it."""
+    """All its node ids in the roster."""
 
 
 def enter(
     agent: SimAgent, store: RendezvousBackend, applicant: Applicant, runtime: Runtime, arrival: Arrival | None
 ) -> Joined | Closed | tuple[int, str]:
-    """Check the node, and join; return how the agent ends if it does not."""
+    """Check the node and join; return the agent's exit code and reason if it does not join."""
     world, plan = agent.host.world, agent.host.world.plan
     if not plan.check or arrival is None:
         return join(store, applicant, runtime, arrival)
@@ -109,7 +109,7 @@ def note_drain(world: World, body: Drain) -> None:
 
 
 def expect_gone(world: World, lineage: Lineage, asked: str) -> None:
-    """Check later that a lineage leaves which was asked to."""
+    """Schedule a check that a lineage leaves after it was asked to."""
     if world.plan.check:
         world.hub.at(world.hub.now + LEAVE_SECONDS, _check_gone, world, lineage, asked)
 
@@ -127,7 +127,7 @@ def _check_gone(world: World, lineage: Lineage, asked: str) -> None:
 
 
 def drain(world: World, host: Host, _fault: Fault | None = None) -> bool:
-    """Somebody on another host asks the agents of this one to leave, also one whose node is being checked."""
+    """Ask the agents of this host to leave, from another host; also one whose node is being checked."""
     if not host.living:
         return False
     other = world.hosts[(host.number + 1) % len(world.hosts)]
@@ -163,12 +163,12 @@ def _is_undisturbed(world: World, host: Host, seconds: float) -> bool:
 
 
 def left_for_checks(agent: SimAgent) -> None:
-    """Let somebody ask for a node's host now and then, just as it leaves for its checks."""
+    """Sometimes drain a node's host or announce its end, just as the node leaves for its checks."""
     _ask_about(agent.host, agent.host.world.hub.now, 2)
 
 
 def _ask_about(host: Host, at: float, seldom: int) -> None:
-    """Let a drain or a notice come at about that instant, ``seldom`` times as often neither."""
+    """Sometimes schedule a drain or a notice for about that instant; ``seldom`` is the weight of doing neither."""
     world = host.world
     ask = world.hub.random.choice([drain, announce, *[None] * (2 * seldom)])
     at += world.plan.latency * world.hub.random.uniform(-3.0, 4.0)
@@ -177,7 +177,7 @@ def _ask_about(host: Host, at: float, seldom: int) -> None:
 
 
 def announce(world: World, host: Host, fault: Fault | None = None) -> bool:
-    """Let a plugin learn that the host is taken away in ``span`` seconds; nobody takes it away."""
+    """Announce to a plugin that the host will be gone in ``span`` seconds; the host stays."""
     if host.suspended or not host.living:
         return False
     lineage = host.living[-1].lineage

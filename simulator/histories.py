@@ -1,4 +1,4 @@
-"""Everything that was ever written, on whichever server: what stands on what, and where one history became two."""
+"""All entries ever written, on all servers: their order, and the forks of a run's history."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class Histories:
-    """The entries by their ids, and the rounds by the ids of their offers, which serve one round each on one server."""
+    """Entries by their ids, and rounds by the ids of their offers, each of which serves one round on one server."""
 
     written: dict[str, Entry] = field(default_factory=dict)
     rounds: dict[str, Round] = field(default_factory=dict)
-    """With their members spelled out; where two masters each gave one place to a round of theirs, the later one."""
+    """Rounds with their members resolved; if two masters gave one offer to a round each, the later one."""
     resolved: dict[str, Round] = field(default_factory=dict)
-    """The same by the ids of the entries, each of which has one round."""
+    """The rounds by the ids of their entries."""
     followed: dict[str, str] = field(default_factory=dict)
-    """The round before each one, in its own history."""
+    """The round before each round, in its own history."""
     forked: set[str] = field(default_factory=set)
-    """Runs of which there are two histories, since a store has forgotten one."""
+    """Runs with two histories, since a store has lost one."""
     uids: dict[str, str | None] = field(default_factory=dict)
     """The scheduler's uid of each run."""
     commands: dict[str, Command] = field(default_factory=dict)
-    """What the opener of each run runs."""
+    """The program of each run's opener."""
     _after: dict[str, str] = field(default_factory=dict)
-    """What was first built upon each entry."""
+    """The first successor of each entry."""
     _written_rounds: set[tuple[str, int, tuple[Member, ...]]] = field(default_factory=set)
     _begun: set[str] = field(default_factory=set)
     _newest: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """How far each run has come on any server."""
+    """The newest epoch and index of each run on any server."""
 
     def add(self, replica: Replica, entry: Entry) -> Entry | None:
-        """Take note of the newest entry of a server; the one before it there."""
+        """Record the newest entry of a server; return the one before it there."""
         self.written[entry.id] = entry
         if isinstance(entry.body, Open):
             self.uids[entry.run] = entry.body.scheduler_uid
@@ -51,7 +51,7 @@ class Histories:
         return self.written[entry.prev] if entry.prev else None
 
     def add_round(self, entry: Entry, body: Round, earlier: Round | None) -> Round:
-        """Take note of a round; what it is, spelled out."""
+        """Record a round; return it with its members resolved."""
         members = body.members or (earlier.members if earlier is not None else ())
         spelled = Round(number=body.number, offer=body.offer, members=members)
         self.rounds[body.offer.id] = self.resolved[entry.id] = spelled
@@ -62,20 +62,20 @@ class Histories:
         return spelled
 
     def was_written(self, current: Round) -> bool:
-        """Whether this very round was written; two masters may each have given one place to a round of theirs."""
+        """Return True if this very round was written; two masters may each have given one offer to a round."""
         return (current.offer.id, current.number, current.members) in self._written_rounds
 
     def has_round(self, run: str) -> bool:
-        """Whether a run ever had one, on any server."""
+        """Return True if a run has had a round, on any server."""
         return run in self._begun
 
     def newest(self, replica: Replica) -> Entry | None:
-        """Return the newest entry by a node on a server."""
+        """Return the newest entry on a server that a node wrote."""
         ids = (entry_id for entry_id, _ in reversed(replica.entries))
         return next((self.written[entry_id] for entry_id in ids if entry_id in self.written), None)
 
     def newest_round(self, replica: Replica, run: str, *, skip: int = 0) -> Round | None:
-        """Return a run's newest round on a server, while that run is the newest there; without the last entries."""
+        """Return a run's newest round on a server, if that run is the newest there; ``skip`` entries are left out."""
         for place in range(len(replica.entries) - 1 - skip, -1, -1):
             entry = self.written.get(replica.entries[place][0])
             if entry is None:  # by a stranger
@@ -89,7 +89,7 @@ class Histories:
         return None
 
     def halt_before(self, entry: Entry) -> Halt | None:
-        """Return the HALT that stood when an entry was written, even if another node leads since; None without one."""
+        """Return the HALT in effect when an entry was written, even under another leader; None without one."""
         while (before := self.written.get(entry.prev)) is not None:
             if isinstance(before.body, Halt):
                 return before.body
@@ -101,14 +101,14 @@ class Histories:
         return None
 
     def halted_for(self, entry: Entry) -> float:
-        """Seconds for which that HALT had stood."""
+        """Return the seconds for which that HALT had been in effect."""
         seconds = entry.elapsed
         while (before := self.written.get(entry.prev)) is not None and not isinstance(before.body, Halt):
             entry, seconds = before, seconds + before.elapsed
         return seconds
 
     def follows(self, later: Round, round: Round) -> bool:
-        """Whether one round is in the history of another."""
+        """Return True if ``round`` precedes ``later`` in its history."""
         at = later.offer.id
         while (before := self.followed.get(at)) is not None:
             if before == round.offer.id:

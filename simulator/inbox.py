@@ -1,4 +1,4 @@
-"""In place of the agent's own queue: events, and timers by the clock of its host."""
+"""The agent's event queue: events, and timers by the clock of its host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Inbox:
-    """In place of the agent's own queue."""
+    """Replacement of the agent's event loop."""
 
     def __init__(self, agent: SimAgent) -> None:
         self._agent, self._hub = agent, agent.process_hub
@@ -46,7 +46,7 @@ class Inbox:
             self.post(event)
 
     def take(self) -> list[object]:
-        """Block until something happened, and return it; what was returned before has been dealt with now."""
+        """Block until there are events, and return them; the events returned before have been handled now."""
         for event in self._taken:
             if isinstance(event, EntriesRead):
                 self._agent.host.world.checker.on_read(self._agent, event.entries)
@@ -62,4 +62,4 @@ class Inbox:
         return self._taken
 
     def unwatch(self, _source: object) -> None:
-        """No source can be watched here."""
+        """Do nothing: no file descriptor is watched in the simulation."""

@@ -1,4 +1,4 @@
-"""Leaders that live shorter than the fence lasts: a halted job goes on as if one had decided all the time (rule S4)."""
+"""Leaders that live for less time than the fence: a halted job continues as under one leader (rule S4)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 DRIFT = 1.06
-"""How much longer the fence may last than it says: clocks drift, and each author counts from when it has read."""
+"""Factor by which the fence may last longer: clocks drift, and each author counts from its own read."""
 
 
 def _cut_members(world: World, host: Host, fault: Fault) -> bool:
-    """Cut the hosts of the newest round's members off from the store for ``span``; their workers train on."""
+    """Cut the hosts of the newest round's members off from the store for ``span``; their workers continue."""
     current = newest(world)
     if current is None:
         return False
@@ -42,7 +42,7 @@ def hosts_of_members(world: World) -> list[Host]:
 
 
 def _kill_leader(world: World, host: Host, fault: Fault) -> bool:
-    """Whoever decides is killed by SIGKILL; its warden notices after ``span``, and an agent follows ``value`` later."""
+    """Kill the leader by SIGKILL; its warden notices after ``span``, and a new agent starts ``value`` later."""
     agent = leader(world)
     if agent is None or agent.over or agent.host.suspended:
         return False
@@ -59,25 +59,25 @@ def _start_again(agent: SimAgent) -> None:
 
 
 def leader(world: World) -> SimAgent | None:
-    """Who decides, by the newest entry."""
+    """Return the leader's agent, by the newest entry."""
     entry = newest(world)
     return None if entry is None else world.agent(entry.leader)
 
 
 def newest(world: World) -> Entry | None:
-    """Return the newest entry by a node, on the server that all nodes will ask in the end."""
+    """Return the newest entry by a node, on the server that all nodes use in the end."""
     return world.checker.histories.newest(world.store.master)
 
 
 def expect_end(world: World, replica: Replica, halt: Entry) -> None:
-    """Set by when another round must have begun after a HALT, or the run have ended, whichever node leads then."""
+    """Schedule a check that a HALT is followed by a round or the end of the run, under any leader."""
     if world.plan.reign:
-        within = DRIFT * world.plan.fence_after + 2 * world.plan.reign  # nobody may decide when it is over
+        within = DRIFT * world.plan.fence_after + 2 * world.plan.reign  # there may be no leader at its end
         world.hub.at(world.hub.now + within, check_end, world, replica, halt, f"{within:g} s after")
 
 
 def check_end(world: World, replica: Replica, halt: Entry, when: str) -> None:
-    """P1: something must have followed a HALT."""
+    """P1: a HALT has been followed by another entry of consequence."""
     head = world.checker.histories.newest(replica)
     if head is not None and head.run == halt.run and head.anchors.halt == halt.index:
         came = head.term - halt.term

@@ -1,8 +1,7 @@
-"""Who goes, and who stays: what has finished has finished (rule L7), nobody joins at the end, who is asked to go goes.
+"""Nodes that leave and nodes that finish: no node joins once a member has finished (rule L7), and a leaving node ends.
 
-What a leader may decide hangs on what it has read: the store keeps, for every entry, the roster that its author had
-seen last when it sent it, without the rows that it had removed since: those count for nothing, even if their nodes
-are back by then.
+A leader decides by what it has read: for each entry, the store keeps the roster that its author had last read when it
+sent the entry, without the rows that it had removed since. Removed rows do not count, even if their nodes return.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 FORGED = "forged"
-"""What every row that a stranger has forged has among the peers that it does not reach, and no other."""
+"""Marks forged rows: an id among their unreachable peers that no other row has."""
 LEAVE_SECONDS = 5.0
-"""Seconds after which an agent must have begun to leave that has read that it should."""
+"""Seconds within which an agent leaves after it has read a request to."""
 
 
 def check_join(world: World, replica: Replica, entry: Entry) -> None:
-    """L7: somebody is to join a live round, although its leader has read that a member has finished."""
+    """L7: no node joins a live round whose leader has read that a member has finished."""
     current = world.checker.histories.newest_round(replica, entry.run)
     if current is None or entry.run in world.checker.histories.forked:
         return
@@ -37,7 +36,7 @@ def check_join(world: World, replica: Replica, entry: Entry) -> None:
 
 
 def check_slots(world: World, entry: Entry, body: Round) -> None:
-    """Whoever says that it leaves is not given a slot any more."""
+    """Check that a node that leaves gets no slot."""
     leaving = {row.info.node_id for row in read_before(world, entry.id, entry.run) if row.leaving}
     for member in body.members:
         if member.node_id in leaving:
@@ -45,7 +44,7 @@ def check_slots(world: World, entry: Entry, body: Round) -> None:
 
 
 def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, planned: HaltReason | None) -> None:
-    """Check that a STOP_AT says whether a node of the round leaves, even if it does so only since the PLAN."""
+    """Check that a STOP_AT states whether a node of the round leaves, even one that leaves since the PLAN."""
     members = {member.node_id for member in current.members}
     rows = read_before(world, entry.id, entry.run)
     leaving = [row.info.node_id for row in rows if row.leaving and row.info.node_id in members]
@@ -57,7 +56,7 @@ def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, plan
 
 
 def check_finish_kept(world: World, agent: SimAgent, finished: int) -> None:
-    """L7: a node whose workers have finished round ``finished`` never says that they were stopped."""
+    """L7: a node whose workers have finished a round never reports that they were stopped."""
     state = agent.state
     if not finished or state is None or world.lost_data:
         return
@@ -66,14 +65,14 @@ def check_finish_kept(world: World, agent: SimAgent, finished: int) -> None:
 
 
 def check_leaver_exits(world: World, agent: SimAgent) -> None:
-    """Who leaves is gone once the round is halted and its workers are."""
+    """Check that a leaving node has ended once its round is halted and its workers are gone."""
     state = agent.state
     if state is not None and state.leaving is not None and state.work is Work.NONE and state.ledger.halt is not None:
         world.checker.fail("L7", f"{agent.node_id} leaves, has no workers, and still stays after the HALT")
 
 
 def check_drain_obeyed(world: World, agent: SimAgent, entries: Sequence[Entry]) -> None:
-    """Who reads a DRAIN that names it leaves."""
+    """Check that an agent leaves after it reads a DRAIN with its node id."""
     if any(isinstance(entry.body, Drain) and agent.node_id in entry.body.nodes for entry in entries):
         world.hub.at(world.hub.now + LEAVE_SECONDS, _check_leaving, world, agent)
 
@@ -89,9 +88,6 @@ def _check_leaving(world: World, agent: SimAgent) -> None:
 
 
 def read_before(world: World, what: str, run: str) -> list[NodeRow]:
-    """Return the rows of a run's nodes as they were last read before an entry was sent, by its id, or the like.
-
-    Rows that strangers have forged are none of that.
-    """
+    """Return the rows of a run as the author of an entry, by its id, had last read them; without forged rows."""
     rows: list[NodeRow] = [seen.value.value for seen in world.store.based_on.get(what, ())]  # type: ignore[attr-defined]
     return [row for row in rows if row.run == run and FORGED not in row.unreachable]

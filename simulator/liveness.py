@@ -1,4 +1,4 @@
-"""Where a job must get, once everything is well again (P1 to P5), and by when."""
+"""Liveness (P1 to P5): the state that a job must reach after all faults have ended, and by when."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 STABLE_SECONDS = 3.0
-"""Seconds that a round must have been whole to count."""
+"""Seconds for which a round must have trained to count."""
 MARGIN = 60.0
-"""Seconds beyond the fence, the join timeout and the longest wait for a resize that a job may take to get there."""
+"""Seconds beyond the fence, the join timeout and the longest wait for a resize that a job may need."""
 MOST_CHANGES = 14
-"""Rounds after everything is well that are too many (P5)."""
+"""Rounds or leaders after the end of all faults that are too many (P5)."""
 
 
 def deadline_seconds(world: World) -> float:
-    """Seconds after which the job must have got there."""
+    """Return the seconds within which the job must have reached its final state."""
     return world.plan.fence_after + world.plan.join_timeout + MOST_WAITS * world.plan.resize_wait + MARGIN
 
 
 def is_reached(world: World) -> bool:
-    """Whether the job is where it must get: everybody trains who can, or a verdict has ended all."""
+    """Return True if all nodes that can train do, or a verdict has ended the job."""
     living = [agent for agent in world.living() if agent.host is not world.broken_host]
     if not living:
         return True
@@ -37,7 +37,7 @@ def is_reached(world: World) -> bool:
 
 
 def stale_rows(world: World) -> list[str]:
-    """Rows of agents that are no more and have no place in a newest round either (P2)."""
+    """Return the rows of agents that have ended and have no place in a newest round (P2)."""
     newest = [world.newest_round(agent.run) for agent in world.living()]
     if world.store.down:
         return []
@@ -50,7 +50,7 @@ def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
     if training.active_at is None or world.hub.now - training.active_at < STABLE_SECONDS:
         return False
     if world.plan.pace and world.hub.now - training.stepped_at > STABLE_SECONDS + world.plan.pace:
-        return False  # a rank holds, and nobody tells it for how long
+        return False  # a rank holds without end
     members = {member.node_id for member in training.round.members}
     here = {agent.node_id for agent in living}
     if not members <= here or len(world.checker.active_trainings) > 1:
@@ -65,10 +65,10 @@ def _kept_out(world: World, agent: SimAgent, members: set[str]) -> bool:
 
 
 def _is_placed(world: World, agent: SimAgent, members: set[str], here: set[str], *, full: bool) -> bool:
-    """Whether an agent has its place in the training, or good reason to have none."""
+    """Return True if an agent trains, or has a valid reason to have no place."""
     if agent.state is None or agent.leaving:
         return False
-    if world.store.down:  # an embedded store went with its host: whoever can train trains on to the end
+    if world.store.down:  # an embedded store ended with its host: members train to the end
         return agent.node_id in members
     ledger: Ledger = agent.state.ledger
     if not ledger.is_live or ledger.leader not in here:
@@ -77,7 +77,7 @@ def _is_placed(world: World, agent: SimAgent, members: set[str], here: set[str],
 
 
 def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) -> bool:
-    """L4, L5: whether its host was lost too often, or excluded, and no member is there."""
+    """L4, L5: return True if its host was lost too often, or is excluded, and no member is on it."""
     counters = ledger.counters
     losses = counters.losses.get(agent.boot_id)
     age = ledger.age(agent.process.clock.now())
@@ -88,14 +88,14 @@ def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) 
 
 
 def churn(world: World, rounds: int, leaders: int) -> str:
-    """Return what happens again and again (P5), since there were so many rounds and leaders; '' if nothing does."""
+    """Return a description of changes that go on without end (P5); '' for none."""
     if len(world.checker.rounds) - rounds > MOST_CHANGES:
         return f"{MOST_CHANGES} rounds"
     return f"{MOST_CHANGES} leaders" if world.checker.leaders - leaders > MOST_CHANGES else ""
 
 
 def describe(world: World) -> str:
-    """Describe what is not as it must be, for people."""
+    """Return a description of the job's state, for people."""
     whole = [training.round.number for training in world.checker.active_trainings.values()]
     who = [f"{agent.node_id} ({_describe_agent(agent)})" for agent in world.living()]
     dead = f"; rows of the dead: {', '.join(stale_rows(world))}" if stale_rows(world) else ""

@@ -1,4 +1,4 @@
-"""``python -m simulator.measure``: what follows where an assumption does not hold, over many plans of its profile."""
+"""``python -m simulator.measure``: the outcome of many plans of a profile that breaks an assumption."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Consequence:
-    """What came of plans whose profile breaks an assumption."""
+    """The outcome of plans whose profile breaks an assumption."""
 
     plans: int = 0
     violations: list[str] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
-    """In how many plans an invariant did not hold that the profile suspends."""
+    """Number of plans in which a suspended invariant did not hold."""
     overlapping: Counter[str] = field(default_factory=Counter)
-    """In how many plans rounds, or runs, have trained at once."""
+    """Number of plans in which rounds, or runs, trained at once."""
     longest: dict[str, float] = field(default_factory=dict)
-    """For how long, in seconds, at most."""
+    """The most seconds of each kind of overlap."""
     coverage: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Consequence) -> None:
-        """Take in another one's."""
+        """Add another outcome."""
         self.plans += other.plans
         self.violations += other.violations
         self.broken += other.broken
@@ -43,7 +43,7 @@ class Consequence:
             self.longest[kind] = max(seconds, self.longest.get(kind, 0.0))
 
     def take(self, what: str, plan: Plan, outcome: Outcome) -> None:
-        """Take in what came of a plan."""
+        """Add the outcome of a plan."""
         self.plans += 1
         if outcome.violation is not None:
             self.violations.append(f"{what}: {outcome.violation}")
@@ -55,7 +55,7 @@ class Consequence:
 
 
 def measure(profile: str, numbers: range) -> Consequence:
-    """Play these plans of a profile, in this process; every second one is asked for no progress."""
+    """Play these plans of a profile in this process; every second one in the safety mode."""
     from simulator.play import play
 
     found = Consequence()
@@ -71,7 +71,7 @@ def measure(profile: str, numbers: range) -> Consequence:
 
 
 def measure_on_all_cores(profile: str, plans: int, processes: ProcessPoolExecutor, first: int = 0) -> Consequence:
-    """Measure the plans on all cores."""
+    """Play the plans on all cores."""
     total = Consequence()
     chunks = [range(at, min(at + campaign.CHUNK, first + plans)) for at in range(first, first + plans, campaign.CHUNK)]
     for found in processes.map(measure, [profile] * len(chunks), chunks):
@@ -81,11 +81,11 @@ def measure_on_all_cores(profile: str, plans: int, processes: ProcessPoolExecuto
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="simulator.measure", description=__doc__)
-    parser.add_argument("profiles", nargs="*", help="those to measure [all that break an assumption]")
-    parser.add_argument("--plans", type=int, default=2000, help="how many plans of each [2000]")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one [0]")
-    parser.add_argument("--jobs", type=int, help="processes [one per CPU]")
+    parser = argparse.ArgumentParser(prog="python -m simulator.measure", description=__doc__)
+    parser.add_argument("profiles", nargs="*", help="profiles to measure [all that break an assumption]")
+    parser.add_argument("--plans", type=int, default=2000, help="number of plans of each profile [2000]")
+    parser.add_argument("--first", type=int, default=0, help="number of the first plan [0]")
+    parser.add_argument("--jobs", type=int, help="number of processes [one per CPU]")
     options = parser.parse_args()
     with campaign.pool(options.jobs) as processes:
         for profile in options.profiles or ASSUMPTIONS:

@@ -1,7 +1,7 @@
-"""Makes core's dataclasses cheap, in a process that does nothing but play.
+"""Mutable dataclasses for core, in processes that only play plans.
 
-A frozen dataclass sets each of its fields through ``object.__setattr__``, and that alone is a sixth of the time that a
-plan takes. That nobody changes one is for the other tests and the type checker to see.
+A frozen dataclass sets each field through ``object.__setattr__``, which takes a sixth of a plan's time. Other tests and
+the type checker ensure that no code changes one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def use_mutable_dataclasses() -> None:
-    """Make every frozen dataclass that is defined from here on one that is only not supposed to be changed.
+    """Make every dataclass that is defined as frozen from now on a mutable one with the same hash.
 
     Raises:
         SystemExit: Core is imported already.

@@ -1,4 +1,4 @@
-"""What becomes of the store, and of the network between it and the hosts; each docstring says what the numbers mean."""
+"""Faults of the store, and of the network between it and the hosts; each docstring explains the fault's numbers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 FOR_EVER = 1e9
-"""Seconds."""
+"""Seconds: until the end of any plan."""
 KEEPALIVE = 5.0
-"""Seconds after which a connection that hears nothing is found to be broken."""
+"""Seconds after which a silent connection is found to be broken."""
 
 
 def _cut(world: World, host: Host, fault: Fault) -> bool:
-    """Nothing gets to the store from this host (``value`` 1), back from it (2), or either (0), for ``span``."""
+    """Cut this host off from the store for ``span``: requests (``value`` 1), replies (2) or both (0)."""
     cut_off(world, host, fault.span, to=fault.value in (0.0, 1.0), back=fault.value in (0.0, 2.0))
     return True
 
 
 def cut_off(world: World, host: Host, seconds: float, *, to: bool = True, back: bool = True) -> None:
-    """Nothing gets to the store from this host, or back from it, for so long."""
+    """Drop requests of this host to the store, its replies, or both, for so many seconds."""
     until = world.hub.now + seconds
     host.channel.to_cut = max(host.channel.to_cut, until) if to else host.channel.to_cut
     host.channel.from_cut = max(host.channel.from_cut, until) if back else host.channel.from_cut
@@ -39,20 +39,20 @@ def reset_broken(world: World, host: Host) -> None:
 
 
 def reconnect(world: World, host: Host) -> None:
-    """Make the channel whole again; what was held up by it comes when it would have come anyway."""
+    """End the cut; messages that it delayed arrive at their own time."""
     host.channel.to_cut = min(host.channel.to_cut, world.hub.now)
     host.channel.from_cut = min(host.channel.from_cut, world.hub.now)
 
 
 def _slow(world: World, host: Host, fault: Fault) -> bool:
-    """Messages between this host and the store take up to ``value`` seconds longer, for ``span``."""
+    """Delay messages between this host and the store by up to ``value`` seconds, for ``span``."""
     host.channel.slow = fault.value
     world.hub.at(world.hub.now + fault.span, _end, host.channel, "slow")
     return True
 
 
 def _lossy(world: World, host: Host, fault: Fault) -> bool:
-    """Break off a share of ``value`` of this host's calls to the store, for ``span``."""
+    """Fail a share of ``value`` of this host's calls to the store, for ``span``."""
     host.channel.lossy = fault.value
     world.hub.at(world.hub.now + fault.span, _end, host.channel, "lossy")
     return True
@@ -63,7 +63,7 @@ def _end(channel: object, what: str) -> None:
 
 
 def _read_only(world: World, host: Host, fault: Fault) -> bool:
-    """Let the store refuse all writes, for ``span``: its disk is full."""
+    """Refuse all writes to the store for ``span``, as with a full disk."""
     for one in world.hosts:
         one.channel.read_only = True
         world.hub.at(world.hub.now + fault.span, _end, one.channel, "read_only")
@@ -80,29 +80,29 @@ def _restart(world: World, host: Host, fault: Fault) -> bool:
 
 
 def start_store(world: World) -> None:
-    """Let the store answer again, unless it went with its host."""
+    """Start the store again, unless it ended with its host."""
     if not world.store.embedded:
         world.store.down = False
 
 
 def take_snapshot(world: World, fault: Fault) -> None:
-    """Keep what the store holds now: this is all that will be left of it when the fault comes."""
+    """Keep a copy of the store, which a later fault restores."""
     world.snapshots[fault] = world.store.master.copy()
 
 
 def _wipe(world: World, host: Host, fault: Fault) -> bool:
-    """Take the store down for ``span``; it comes back empty."""
+    """Take the store down for ``span``, and bring it back empty."""
     world.checker.departures.on_wipe()
     return restart_with(world, fault, Replica(world.checker.on_append, world.checker.on_shrink))
 
 
 def _rollback(world: World, host: Host, fault: Fault) -> bool:
-    """Take the store down for ``span``; it comes back as it was ``LAG`` before."""
+    """Take the store down for ``span``, and bring it back as it was ``LAG`` before."""
     return restart_with(world, fault, world.snapshots[fault])
 
 
 def restart_with(world: World, fault: Fault, replica: Replica) -> bool:
-    """Take the store down for a while; it holds then what this replica does."""
+    """Take the store down for the fault's span, and bring it back with the data of a replica."""
     if world.store.down or world.store.embedded:
         return False
     world.store.stop()
@@ -115,9 +115,9 @@ def restart_with(world: World, fault: Fault, replica: Replica) -> bool:
 
 
 def _fail_over(world: World, host: Host, fault: Fault) -> bool:
-    """For ``span`` there are two masters: the old one, which hosts by the bits of ``value`` still ask, and a new one.
+    """Run two masters for ``span``: the old one for the hosts by the bits of ``value``, a new one for all others.
 
-    The new one lacks the last ``LAG`` of what the old one had taken; what that takes from now on is lost at the end.
+    The new one lacks the last ``LAG`` of the old one's data; the old one's writes from now on are lost at the end.
     """
     old, promoted = world.store.master, world.snapshots[fault]
     if world.store.down or world.store.embedded:
@@ -131,7 +131,7 @@ def _fail_over(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _split(world: World, host: Host, fault: Fault) -> bool:
-    """Split the store into two masters; the old one refuses writes from then on where the plan says so."""
+    """Split the store into two masters; the old one then refuses writes if the plan is guarded."""
     if world.split_at is not None or not _fail_over(world, host, fault):
         return False
     world.split_at = world.hub.now
@@ -139,14 +139,14 @@ def _split(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _refuse(world: World, host: Host, fault: Fault) -> bool:
-    """Let the store refuse writes from this host alone, for ``span``, and answer all else."""
+    """Refuse writes from this host alone for ``span``; answer its reads."""
     host.channel.read_only = True
     world.hub.at(world.hub.now + fault.span, _end, host.channel, "read_only")
     return True
 
 
 def _hang_up(world: World, host: Host, fault: Fault) -> bool:
-    """One of the host's connections, by ``value``, brings nothing there any more, for ``span``; the others do."""
+    """Drop all requests of one of the host's connections, by ``value``, for ``span``."""
     own = [one for one in world.store.connections if one.channel is host.channel]
     if not own:
         return False
@@ -168,7 +168,7 @@ def merge_masters(world: World) -> None:
 
 
 def _switch_server(world: World, host: Host, replica: Replica) -> None:
-    """Let the host's clients find out that another server is the one to ask."""
+    """Switch the host's clients to another server."""
     if host.channel.replica is not replica:
         world.store.reset(lambda one: one.channel is host.channel)
         host.channel.replica = replica
@@ -189,6 +189,6 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     "hang-up": _hang_up,
 }
 DATA_LOSS = frozenset({"wipe", "rollback", "masters", "split", "copy", "older"})
-"""Kinds that bring back what the store held before."""
+"""Kinds that restore an earlier state of the store."""
 LAG = 0.3
-"""Seconds that a replica or a file is behind."""
+"""Seconds by which a replica or a file is behind."""

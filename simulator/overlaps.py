@@ -1,4 +1,4 @@
-"""For how long rounds train at once that must not, where an assumption is broken that this stands on."""
+"""The time for which rounds train at once, where an assumption that forbids it is broken."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 APART = 0.1
-"""Seconds between two looks."""
+"""Seconds between two samples."""
 ROUNDS, RUNS = "rounds of one run train at once", "two runs train at once"
 
 
 class Overlaps:
-    """Looks again and again, and adds up for each pair; a machine that stands still trains nothing meanwhile."""
+    """A sampler that adds up the overlap of each pair of trainings; a suspended machine does not train."""
 
     def __init__(self, world: World) -> None:
         self.world, self.assumption = world, ASSUMPTIONS[world.plan.profile]
         self.most: dict[str, float] = {}
-        """The longest of each kind, in seconds."""
+        """The longest overlap of each kind, in seconds."""
         self._seconds: dict[tuple[int, int], float] = {}
         world.hub.at(APART, self._look)
 

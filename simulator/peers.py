@@ -1,4 +1,4 @@
-"""The network between the hosts: workers meet over it, and agents find out by it whom they do not reach (rule L5)."""
+"""The network between the hosts: workers meet over it, and agents probe their peers over it (rule L5)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from simulator.world import Host
 
 PROBE_PORT = 29_400
-"""The port of the agent of slot 0; others follow."""
+"""The port of the agent on slot 0; others follow."""
 
 
 def can_reach(one: Host, other: Host) -> bool:
-    """Whether packets come and go between two hosts; the kernel answers, be the processes there frozen or gone."""
+    """Return True if packets pass between two hosts; the kernel answers even if processes are frozen or gone."""
     if one is other:
         return True
     if one.isolated or other.isolated or other.number in one.severed or one.number in other.severed:
@@ -26,7 +26,7 @@ def can_reach(one: Host, other: Host) -> bool:
 
 
 def is_partitioned(current: Round, host_of: dict[str, Host]) -> bool:
-    """Whether members of a round do not reach each other that have to: neighbours in a ring, and all rank 0."""
+    """Return True if members that need each other cannot reach each other: neighbours in a ring, and all rank 0."""
     if not any(host.isolated or host.severed for host in host_of.values()):
         return False
     ids = [member.node_id for member in current.members if member.node_id in host_of]
@@ -35,7 +35,7 @@ def is_partitioned(current: Round, host_of: dict[str, Host]) -> bool:
 
 
 def unreachable(here: Host, targets: Sequence[ProbeTarget]) -> tuple[str, ...]:
-    """In place of the probe's own: what a connection from this host to each of these would come to, in virtual time."""
+    """Return the targets that this host cannot reach, as the agent's probe does, in virtual time."""
     world = here.world
     hub = world.hub
     task = hub.task()

@@ -1,4 +1,4 @@
-"""One schedule, with every choice that was made in it: what a failure is reported, shrunk, kept and replayed as."""
+"""A plan: one schedule of faults with every choice that was made, to report, shrink, keep and replay."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 from dataclasses import asdict, dataclass, fields
 
 ISOLATED = 4
-"""The way for a host to be broken in which it reaches the store, and no other host."""
+"""The value of ``Plan.broken`` for a host that reaches the store, but no other host."""
 
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """One thing that happens to a job. What the numbers mean is said where the kind is carried out (``faults.py``)."""
+    """One fault. The function of its kind explains its numbers (``faults.py``)."""
 
     at: float
     """Seconds from the beginning."""
     kind: str
     host: int = 0
     span: float = 0.0
-    """Seconds that it lasts, where it does."""
+    """Duration in seconds, if it has one."""
     value: float = 0.0
 
     def __str__(self) -> str:
@@ -28,16 +28,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """The job, the world that it lives in, and what happens to it."""
+    """The job, its environment, and the faults."""
 
     profile: str
     noise: int
-    """Seeds what is too small to be listed: latencies, and what a lossy line loses."""
+    """Seed of choices that are too small to be listed: latencies, and the messages that a lossy channel loses."""
     hosts: int = 3
     min_nodes: int = 1
     max_nodes: int = 3
     sizes: tuple[int, ...] = ()
-    """The only numbers of nodes of a round; () for every number from ``min_nodes`` on."""
+    """The allowed numbers of nodes of a round; () for all from ``min_nodes`` on."""
     spares: int = 0
     """``--spares``."""
     max_restarts: int = 3
@@ -46,87 +46,86 @@ class Plan:
     fence_after: float = 60.0
     last_call: float = 1.0
     rates: tuple[float, ...] = ()
-    """How fast each host's clock runs; 1.0 for those beyond the end."""
+    """Rates of the hosts' clocks; 1.0 for hosts beyond the end."""
     latency: float = 0.002
-    """Seconds that a message takes, on average."""
+    """Average seconds of a message."""
     timeout: float = 4.0
-    """Seconds after which a client of the store gives up."""
+    """Timeout of a client of the store, in seconds."""
     peers_notice: bool = True
-    """Whether workers fail when a peer does; else they only block."""
+    """True if workers fail when a peer does; else they only block."""
     work: float = 1000.0
-    """Seconds of whole training until the script is done."""
+    """Seconds of training until the script is done."""
     spread: float = 0.0
-    """Seconds between the first node that is done and the last, at most."""
+    """The most seconds between the first node that finishes and the last."""
     thinking: float = 0.0
-    """Seconds that the failure policies take."""
+    """The most seconds that a failure policy takes."""
     delay: float = 0.0
     """Seconds by which the failure policies delay the round that follows a failure (L11)."""
     exclude_for: float = 0.0
     """Seconds for which they exclude the host of a failure (L12); 0 where they exclude none."""
     uid: bool = True
-    """Whether the scheduler gives the run a uid."""
+    """True if the scheduler gives the run a uid."""
     pace: float = 0.0
-    """Seconds of a step, of workers that take notices; 0 for those that do not."""
+    """Seconds of a step, for workers that take notices; 0 for others."""
     grace: float = 0.0
     """``--preemption_grace``."""
     plan_timeout: float = 300.0
     resize_wait: float = 0.0
-    """``--rdzv_conf resize_wait``; 0 where waiting nodes get their places as soon as rule L4 allows."""
+    """``--rdzv_conf resize_wait``; 0 if waiting nodes get their places as soon as rule L4 allows."""
     saves: float = 0.0
-    """Seconds between the checkpoints of a script that takes no notices, which its agents notice; 0 if they do not."""
+    """Seconds between checkpoints of a script that takes no notices, as its agents notice them; 0 if they do not."""
     last_save: int = 0
-    """After how many checkpoints the script, in the whole job, never saves again; 0 if it always goes on."""
+    """Number of checkpoints after which the script never saves again; 0 if it always does."""
     preload: float = 0.0
-    """Seconds, at most, that a newcomer imports before it joins where a round is live."""
+    """The most seconds for which a newcomer imports before it joins while a round is live."""
     check: float = 0.0
-    """Seconds, at most, that a node's health checks take before it enters (L17); 0 where there are none."""
+    """The most seconds of a node's health checks before it enters (L17); 0 for none."""
     sick: float = 0.0
     """The share of checks that fail."""
     may_forget: bool = False
     stale_reads: bool = False
-    """Whether a master that was replaced goes on answering, so that only heartbeats which it takes count as contact."""
+    """True if a replaced master goes on answering, so that only heartbeats that it takes count as contact."""
     guarded: bool = False
-    """Whether it refuses writes from then on; else sentinels are asked whether it is still the master."""
+    """True if a replaced master refuses writes; else sentinels are asked for the master."""
     embedded: bool = False
-    """Whether the store lives in host 0's first agent."""
+    """True if the store lives in host 0's first agent."""
     quiet_at: float = 60.0
-    """When everything is made well again."""
+    """The time at which all faults end."""
     liveness: bool = True
-    """Whether it is then watched until the job has got where it must; else it only ends."""
+    """True if the job is then watched until it reaches its final state; else the plan ends there."""
     enough: bool = True
-    """Whether enough agents are started then, if too few are left."""
+    """True if missing agents are started at that time."""
     broken: int = 0
-    """What stays broken of the last host when all else is well: 1 the way to the store, 2 back, 3 both, 4 (ISOLATED) to
-    other hosts."""
+    """The lasting fault of the last host: 1 the way to the store, 2 back, 3 both, 4 (ISOLATED) to other hosts."""
     whole: int = 64
-    """The newest entries of the ledger, which do not shrink."""
+    """Number of newest ledger entries that are never shrunk."""
     limit: int = 0
-    """The most bytes that a value may have, which is encoded then; 0 where values travel as they are."""
+    """The most bytes of an encoded value; 0 if values travel as objects."""
     misled: bool = False
-    """Whether the sentinels go on naming a master that was replaced."""
+    """True if the sentinels keep naming a replaced master."""
     peers_tell: bool = False
-    """Whether a worker whose peer is gone says so, so that the cause can be told from what follows from it."""
+    """True if a worker reports the loss of a peer, which separates the cause from its consequences."""
     reign: float = 0.0
-    """Seconds after which whoever decides is killed, again and again; 0 where nobody does that."""
+    """Seconds after which each leader is killed; 0 for never."""
     twins: float | None = None
-    """Seconds by which the clock of host 1 is ahead of that of host 0, which has the same host id; None: it has not."""
+    """Seconds by which host 1's clock is ahead of host 0's, with the same host id; None if the ids differ."""
     vouching: str = ""
-    """Who vouches that nodes are gone: a plugin that is "right", one that is "wrong" (also of those that are cut off),
-    "people", or nobody ("")."""
+    """Source of vouchers for nodes that are gone: a "right" plugin, a "wrong" one (also for nodes that are cut off),
+    "people", or "" for none."""
     token: bool = False
-    """Whether the job has a token, with which all that nodes write is sealed; values are encoded then."""
+    """True if the job has a token, which seals all values; they are encoded then."""
     programs: bool = False
-    """Whether nodes say which program they run, so that another one under the same job id is noticed."""
+    """True if nodes state their program, so that another one under the same job id is noticed."""
     unnamed: bool = False
-    """Whether nobody has named the job."""
+    """True if the job has no given id."""
     crowd: int = 0
-    """Nodes that only heartbeat, besides the agents."""
+    """Number of nodes that only send heartbeats, besides the agents."""
     look: float = 0.0
-    """Seconds that a read of the whole roster takes, besides the latency."""
+    """Seconds of a read of the whole roster, besides the latency."""
     faults: tuple[Fault, ...] = ()
 
     def dump(self) -> str:
-        """As JSON, a fault a line."""
+        """Return the plan as JSON, with one fault in each line."""
         plain = {name: value for name, value in asdict(self).items() if name != "faults"}
         head = json.dumps(plain, indent=1)[:-2]
         lines = [json.dumps([fault.at, fault.kind, fault.host, fault.span, fault.value]) for fault in self.faults]

@@ -1,8 +1,4 @@
-"""Breaks core on purpose, one piece of a function at a time, and sees whether the simulator notices.
-
-``python -m simulator.plant NAME`` plants one of the defects of :mod:`simulator.defects` and plays plans until one
-of them is violated.
-"""
+"""``python -m simulator.plant NAME``: plant a defect of :mod:`simulator.defects`, and play plans until one finds it."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from simulator.mutable_dataclasses import use_mutable_dataclasses
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles a module out of a syntax tree that is no longer that of its file."""
+    """Loader that compiles a module from a changed syntax tree."""
 
     planted: Source
 
@@ -28,7 +24,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder:
-    """Finds the module with the defect before everybody else does."""
+    """Finder of the module with the defect, ahead of all others."""
 
     def __init__(self, planted: Source) -> None:
         self._planted = planted
@@ -47,7 +43,7 @@ class _Finder:
 
 
 def plant(defect: Defect) -> None:
-    """Plant a defect in this process; before anything of core is imported."""
+    """Plant a defect in this process, before any module of core is imported."""
     early = [name for name in sys.modules if name.startswith("elastic_core")]
     if early:
         raise SystemExit(f"too late to plant a defect: {early[0]} is imported already")
@@ -55,7 +51,7 @@ def plant(defect: Defect) -> None:
 
 
 def find_violation(defect: Defect, most: int) -> str:
-    """Play plans until one notices; a line about what came of it, '' if none did."""
+    """Play plans until one is violated; return a line about it, or '' if none is."""
     plant(defect)
     use_mutable_dataclasses()
     from simulator.play import play
@@ -70,7 +66,7 @@ def find_violation(defect: Defect, most: int) -> str:
 
 def main() -> int:
     """Run the command line; return 1 if the defect survives."""
-    parser = argparse.ArgumentParser(prog="simulator.plant", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m simulator.plant", description=__doc__)
     parser.add_argument("name", choices=[defect.name for defect in DEFECTS])
     parser.add_argument("--most", type=int, help="plans that it may survive")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Runs one plan, and says what came of it."""
+"""The run of one plan, and its outcome."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from simulator.plan import Plan
 from simulator.world import World
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks at whether the job has got where it must."""
+"""Seconds between two checks of the job's state."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a plan."""
+    """The outcome of a plan."""
 
     violation: Violation | None
     coverage: Counter[str]
     trace: tuple[str, ...]
-    """The timeline; () unless it was asked for."""
+    """The timeline; () unless requested."""
     broken: dict[str, str]
-    """Invariants that the profile suspends, and that did not hold."""
+    """Suspended invariants that did not hold."""
     overlaps: dict[str, float]
-    """For how many seconds rounds, or runs, have trained at once, where the profile breaks an assumption."""
+    """Seconds for which rounds, or runs, trained at once, where the profile breaks an assumption."""
     ended_at: float
     events: int
 
     @property
     def digest(self) -> str:
-        """The same for the same course of events."""
+        """Return a digest of the timeline: equal for equal courses of events."""
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
 
 
 def play(plan: Plan, *, traced: bool = False) -> Outcome:
-    """Let a plan happen, from the beginning to its end or the first violation."""
+    """Run a plan to its end or the first violation."""
     world = World(plan, traced=traced)
     hub = world.hub
     for fault in plan.faults:
@@ -62,7 +62,7 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
 
 
 def _watch(world: World, stopped: Callable[[], bool]) -> None:
-    """Make everything well, and wait until the job has got where it must."""
+    """End all faults, and wait until the job reaches its final state."""
     hub, before = world.hub, (len(world.checker.rounds), world.checker.leaders)
     faults.heal(world)
     deadline, arrived = hub.now + liveness.deadline_seconds(world), False

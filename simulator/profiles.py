@@ -1,7 +1,7 @@
-"""Draws a plan from a seed, for each profile: which job, which faults, how many, how close together.
+"""Profiles, and the plans drawn from them: the job, the faults, their number and their spacing.
 
-Most faults come in bursts: what breaks a protocol is the second thing that happens while the first one is being dealt
-with. And most jobs are small, since so are the plans that violations shrink to.
+Most faults come in bursts: a protocol breaks at the second fault, which comes while it handles the first one. Most jobs
+are small, since shrunken plans are.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ FIRST_ROUND_AT = 4.0
 
 @dataclass(frozen=True)
 class Profile:
-    """A kind of trouble."""
+    """A mix of faults and a kind of job."""
 
     weights: Mapping[str, int]
-    """How often each kind of fault is drawn, against the others."""
+    """Weights of the kinds of faults."""
     length: float = 22.0
-    """Seconds until everything is made well again."""
+    """Seconds until all faults end."""
     most: int = 7
     """Faults, besides the starts of the agents."""
     hosts: tuple[int, ...] = (2, 2, 3, 3, 3, 4, 5)
     finishing: float = 0.2
-    """The share of jobs whose script comes to its end meanwhile."""
+    """The share of jobs whose script finishes before that."""
     job: Callable[[random.Random], dict[str, Any]] = field(default=lambda _rng: {})
-    """What is special about its jobs."""
+    """Draws the fields in which its jobs differ from the default."""
     script: Callable[[random.Random, Plan], list[Fault]] = field(default=lambda _rng, _plan: [])
-    """Faults that all its plans have, besides those that are drawn."""
+    """Draws the faults that all its plans have, besides random ones."""
 
 
 AGENTS = {"crash": 6, "power": 3, "freeze": 4, "suspend": 3, "leave": 3, "start": 8, "busy": 2, "wall": 1, "fail": 3}
@@ -316,7 +316,7 @@ PROFILES: dict[str, Profile] = {
         script=scripted_profiles.crowd,
     ),
 }
-"""All of them; those that break an assumption are no part of a campaign."""
+"""All profiles; a campaign leaves out those that break an assumption."""
 ORDER = (
     "everything",
     "network",
@@ -358,13 +358,13 @@ ORDER = (
     "spares",
     "checks",
 )
-"""In which order a campaign takes them, again and again."""
+"""The order in which a campaign repeats the profiles."""
 
 
 def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     """Draw the plan of a seed; it is the same on every machine and Python.
 
-    Without ``liveness`` it ends with its faults, and has more of them: all that must hold then is what must always.
+    Without ``liveness`` the plan ends with its faults and has more of them: only safety is checked.
     """
     kind = PROFILES[profile]
     rng = random.Random(f"{profile} {seed}")
@@ -432,7 +432,7 @@ def _draw_faults(rng: random.Random, plan: Plan, kind: Profile) -> list[Fault]:
 
 
 def _draw_numbers(rng: random.Random, kind: str, plan: Plan) -> tuple[float, float]:
-    """Draw a span and a value that are worth trying."""
+    """Draw a useful span and value of a fault."""
     if plan.profile in ASSUMPTIONS and (found := draw_numbers(rng, kind, plan)) is not None:
         return found
     short, long = rng.uniform(0.05, 1.5), rng.uniform(2.0, 14.0)

@@ -1,4 +1,4 @@
-"""Another program under the same job id (rule S6): it is refused, and the job that runs does not notice it."""
+"""Another program under the same job id (rule S6): it is refused, and the running job is not disturbed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 OWN = Command(name="train", arguments="1")
 STARTED = {3.0: Command(name="other", arguments="1"), 4.0: Command(name="train", arguments="2")}
-"""What a start of this value runs: another program, or the same one with other arguments."""
+"""The program that a start with this value runs: another one, or the same one with other arguments."""
 
 
 def differ(world: World, one: Command, other: Command) -> bool:
-    """Whether these are two jobs."""
+    """Return True if these are the programs of two jobs."""
     if not world.plan.programs:
         return False
     return one.name != other.name or (world.plan.unnamed and one.arguments != other.arguments)
 
 
 def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
-    """S6: nobody joins another job, nor a job for one node that nobody has named and that has a living one."""
+    """S6: no node joins another job, nor an unnamed job for one node that has a living node."""
     opener = ledger.settings.command
     if differ(world, agent.command, opener):
         world.checker.fail("S6", f"{agent.node_id} runs {agent.command}, and joins a job that runs {opener}")
@@ -40,7 +40,7 @@ def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
 
 
 def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
-    """S6: nobody reports the verdict on another job."""
+    """S6: no node reports the verdict on another job."""
     runs = {entry.run for entry in world.checker.verdicts if entry.body == closed}
     commands = [world.checker.histories.commands[run] for run in runs]
     if commands and all(differ(world, agent.command, command) for command in commands):
@@ -49,7 +49,7 @@ def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
 
 
 def check_undisturbed(world: World, entry: Entry) -> None:
-    """S6: what is decided on a run is decided without the nodes of other jobs."""
+    """S6: no decision on a run depends on nodes of other jobs."""
     if not world.plan.programs:
         return
     opener = world.checker.histories.commands.get(entry.run)
@@ -60,7 +60,7 @@ def check_undisturbed(world: World, entry: Entry) -> None:
 
 
 def note_exit(world: World, agent: SimAgent, code: int) -> None:
-    """Count who was refused."""
+    """Count refused nodes."""
     if world.plan.programs and code == 76 and not agent.run:
         what = "another program, or one with other arguments," if agent.command != OWN else "a node"
         world.count(f"S6 {what} is refused")

@@ -1,7 +1,7 @@
-"""Who is taken for gone, and is not (rule S8): two hosts of one host id, and people and plugins that vouch for nodes.
+"""Nodes that are wrongly taken for gone (rule S8): two hosts with one host id, and people or plugins that vouch.
 
-A proof may be wrong where its assumption is broken: then only of a node that is out of touch with the store, and only
-until that is known to the leader. What it knows of that is found out here from what it has read.
+Where its assumption is broken, a proof may be wrong: only for a node without contact to the store, and only until the
+leader knows it. The leader's knowledge is derived from what it has read.
 """
 
 from __future__ import annotations
@@ -31,22 +31,21 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 PROVED = "its last process is gone"
-"""What the cause of a loss says that was proved."""
+"""The text of a loss whose proof is a slot."""
 SILENCE = 2.7
-"""Seconds between two heartbeats after which a node may seem to be gone: a heartbeat and a half, by a clock that
-drifts."""
+"""Seconds between two heartbeats after which a node may seem gone: one and a half intervals, by a clock that drifts."""
 TOUCH = 5.0
-"""Seconds after the second one within which that may still be acted on."""
+"""Seconds after the second one for which a leader may still act on that."""
 FENCED = 0.85
-"""The share of the fence within which the warden has stopped workers out of touch; clocks drift."""
+"""The share of the fence within which a warden has stopped workers without contact; clocks drift."""
 VOUCH_SECONDS = 20.0
-"""Seconds within which the leader must have heard who vouches: a suspicion, an answer, two looks, a new connection."""
+"""Seconds within which a leader has heard a voucher: a suspicion, an answer, two reads, a new connection."""
 CONTRADICTIONS = 2
-"""How often the heartbeat of a node must grow that is proved to be gone, until nothing of its host is believed."""
+"""Heartbeats of a node proved gone after which no proof of its host is believed."""
 
 
 def _outlive(world: World, host: Host, fault: Fault) -> bool:
-    """Kill an agent and its warden at once; what its workers have started trains on for ``span``."""
+    """Kill an agent and its warden at once; processes of its workers train on for ``span``."""
     agent = next((one for one in host.living if one.group.alive() and not host.suspended), None)
     if agent is None:
         return False
@@ -56,7 +55,7 @@ def _outlive(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _release(world: World, host: Host, fault: Fault) -> bool:
-    """Somebody on another host vouches that this one is gone for good; with ``value`` 1 whether it is or not."""
+    """Vouch from another host that this one is gone; with ``value`` 1 even if it is not."""
     rows = world.store.master.rows
     agents = [agent for agent in host.agents if agent.node_id in rows]
     if not agents or (fault.value != 1.0 and any(agent.gone_at is None for agent in agents)):
@@ -85,9 +84,9 @@ def _release(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _block_reads(world: World, host: Host, fault: Fault) -> bool:
-    """All members' agents stand still for ``value``; until ``span`` is over no entry that they read arrives.
+    """Freeze all members' agents for ``value``; until ``span`` ends, no entry that they read arrives.
 
-    Their heartbeats go on after ``value``: they cannot know that their round is over, and are not gone.
+    Their heartbeats continue after ``value``: they are not gone, and cannot know that their round is over.
     """
     hosts = leaders.hosts_of_members(world)
     for one in hosts:
@@ -108,43 +107,43 @@ def _lose_members(world: World, host: Host, fault: Fault) -> bool:
 
 @dataclass
 class _RosterView:
-    """What a leader has read of the roster since it decides."""
+    """A leader's reads of the roster since it leads."""
 
     shown: set[str] = field(default_factory=set)
-    """Whom rows have shown to be gone."""
+    """Nodes that rows have shown to be gone."""
     highest: dict[str, int] = field(default_factory=dict)
     grown: Counter[str] = field(default_factory=Counter)
-    """How often the heartbeat of each of these has grown since then."""
+    """Number of times that the heartbeat of each of these has grown since."""
 
 
 @dataclass
 class _Heartbeats:
-    """Those of a node, as they have arrived."""
+    """The heartbeats of a node, as they arrived."""
 
     last: float = -1e9
     still_until: float = -1e9
-    """When one arrived after none had for long."""
+    """Arrival of a heartbeat after a long silence."""
 
 
 @dataclass
 class Proofs:
-    """Who was proved to be gone, and what contradicts that."""
+    """Proofs that nodes are gone, and their contradictions."""
 
     world: World
     overlaps: list[float] = field(default_factory=list)
-    """For how many seconds rounds trained on that were taken for over."""
+    """Seconds for which rounds trained on that were taken for over."""
     _readers: dict[str, _RosterView] = field(default_factory=dict)
     _vouched: set[str] = field(default_factory=set)
-    """The nodes for which somebody ever vouched wrongly."""
+    """Nodes with a wrong voucher."""
     _released: set[str] = field(default_factory=set)
-    """Those that somebody was about to vouch for by a row."""
+    """Nodes with a voucher by a row under way."""
     _overlapping: dict[int, float] = field(default_factory=dict)
 
     _heartbeats: dict[str, _Heartbeats] = field(default_factory=dict)
 
     @property
     def deceptive(self) -> bool:
-        """Whether a proof can be wrong in this plan."""
+        """Return True if a proof can be wrong in this plan."""
         return self.world.plan.twins is not None or self.world.plan.vouching in ("wrong", "people")
 
     def on_heartbeat(self, node_id: str) -> None:
@@ -155,7 +154,7 @@ class Proofs:
         heartbeats.last = now
 
     def on_append(self, entry: Entry) -> None:
-        """Somebody decides from now on, who has read nothing yet."""
+        """Record that a leader begins, which has read nothing yet."""
         if isinstance(entry.body, Open | Leader | Resume):
             self._readers.pop(entry.leader, None)
 
@@ -175,7 +174,7 @@ class Proofs:
         known.shown |= find_gone_nodes(told) | released
 
     def vouches(self, reader: str, node_id: str) -> bool:
-        """Whether a plugin says to a leader that a node is gone for good."""
+        """Return True if a plugin tells a leader that a node is gone for good."""
         agent = self.world.agent(node_id)
         if agent is None:
             return False
@@ -189,7 +188,7 @@ class Proofs:
         return True
 
     def expect_end(self, replica: Replica, halt: Entry) -> None:
-        """P1: who is asked and vouches for all members shortens the wait for the fence."""
+        """P1: a voucher for all members shortens the wait for the fence."""
         current = self.world.checker.histories.newest_round(replica, halt.run)
         ids = [member.node_id for member in current.members] if current is not None else []
         gone = all((agent := self.world.agent(node_id)) is not None and agent.gone_at is not None for node_id in ids)
@@ -200,14 +199,14 @@ class Proofs:
             )
 
     def on_release(self, agents: Sequence[SimAgent]) -> None:
-        """Somebody vouches for these, also while a HALT stands."""
+        """Record vouchers for these nodes, also while a HALT is in effect."""
         self._released |= {agent.node_id for agent in agents}
         replica, entry = self.world.store.master, leaders.newest(self.world)
         if entry is not None and entry.anchors.halt:
             self.expect_end(replica, self.world.checker.histories.written[replica.entries[entry.anchors.halt - 1][0]])
 
     def check_lost(self, entry: Entry, lost: Incident) -> None:
-        """S8: who is taken for gone is; or else it was out of touch, and nobody could know that the proof is wrong."""
+        """S8: a node taken for gone is gone, or has no contact and the leader cannot know that the proof is wrong."""
         agent = self.world.agent(lost.node_id)
         if agent is None or PROVED not in lost.message or agent.gone_at is not None:
             return
@@ -217,7 +216,7 @@ class Proofs:
             self.world.checker.fail("S8", f"{lost.node_id} is taken for gone, and lives: {lost.message}")
 
     def check_overlap(self, entry: Entry, training: Training) -> bool:
-        """S4: whether a round may be sealed beside one that trains: somebody of that one seems to be gone."""
+        """S4: return True if a round may be sealed beside one that trains, since a member of that seems gone."""
         if self.may_overlap(training):
             return True
         agents = [self.world.agent(node_id) for node_id in training.workers]
@@ -234,11 +233,11 @@ class Proofs:
             self.overlaps.append(self.world.hub.now - since)
 
     def may_overlap(self, training: Training) -> bool:
-        """Whether a round may train on beside another one."""
+        """Return True if a round may train beside another one."""
         return id(training) in self._overlapping
 
     def _check_over(self, training: Training, until: float) -> None:
-        """S4: it trains no longer once its nodes are in touch, nor beyond the fence."""
+        """S4: such a round ends once its nodes have contact, and at the fence."""
         if not training.active:
             return
         number, hub = training.round.number, self.world.hub
@@ -251,12 +250,12 @@ class Proofs:
             hub.at(hub.now + data_loss.POLL_SECONDS, self._check_over, training, until)
 
     def _is_unfenced(self, training: Training) -> bool:
-        """Whether all processes that train have outlived agent and warden, so that nobody stops them."""
+        """Return True if all processes that train have outlived agent and warden, so that no fence stops them."""
         running = [node_id for node_id, worker in training.workers.items() if worker.state is State.RUNNING]
         return all((agent := self.world.agent(node_id)) is not None and agent.over for node_id in running)
 
     def _may_be_misled(self, entry: Entry, agent: SimAgent) -> bool:
-        """Whether the author of an entry may take a node for gone that is not."""
+        """Return True if the author of an entry may take a node for gone that is not."""
         host = agent.host
         if not (host.shares_host_id or agent.node_id in self._vouched) or agent.gone_at is not None:
             return False
@@ -265,7 +264,7 @@ class Proofs:
         return silent and agent.boot_id not in self._contradicted(entry.author)
 
     def _contradicted(self, reader: str) -> set[str]:
-        """Return the host ids that a leader must know to be two hosts'."""
+        """Return the host ids that a leader must know to belong to two hosts."""
         known = self._readers.get(reader)
         often = [] if known is None else [one for one, count in known.grown.items() if count >= CONTRADICTIONS]
         return {agent.boot_id for node_id in often if (agent := self.world.agent(node_id)) is not None}

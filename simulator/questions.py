@@ -1,4 +1,4 @@
-"""Questions where the ranks are (rule L14): of nodes that see no progress, and of people with ``elastic stacks``."""
+"""Questions about the position of ranks (rule L14): of nodes without progress, and of ``elastic stacks``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOW = 4.0
 
 
 def locate(agent: SimAgent, asked: Locate) -> LocalStacks:
-    """Answer in place of the agent's, after a while, as if nothing moved."""
+    """Return an answer after a while, as if no rank moved."""
     step = agent.group.newest_step()
     agent._sleep(6.0 * agent.host.world.hub.random.random())
     texts = {agent.node_id: "stack"} if asked.full else {}
@@ -57,7 +57,7 @@ def check(world: World, entry: Entry, body: Stacks) -> None:
 
 
 def _quiet(world: World, host: Host, fault: Fault) -> bool:
-    """For ``span``, an agent of this host sees no progress."""
+    """Report no progress of an agent of this host, for ``span``."""
     agent = next((one for one in host.living if one.group.alive()), None)
     if agent is None or agent.group.worker is None:
         return False
@@ -68,7 +68,7 @@ def _quiet(world: World, host: Host, fault: Fault) -> bool:
 
 
 def _ask(world: World, host: Host, fault: Fault) -> bool:
-    """Somebody on this host uses ``elastic stacks``, which ends after ``span``, or is killed if ``value`` is 1."""
+    """Run ``elastic stacks`` on this host; it ends after ``span``, or is killed if ``value`` is 1."""
     name = f"stacks-{world.new_id()}"
     process = Process(name, host.clock, host)
     versions = next((agent.info.versions for agent in host.agents), None)

@@ -1,4 +1,4 @@
-"""L5: a node that the others do not reach is left out, not restarted for ever, and nobody else is."""
+"""L5: a node that the others do not reach is excluded, not restarted forever, and no other node is."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 MOST_FAILED_ROUNDS = 2
-"""Rounds of the same members in a row that may fail as one does not reach the others: the second has complaints."""
+"""Consecutive failures of the same members because one is unreachable: the second one has reports."""
 FAILED = (HaltReason.FAILURE, HaltReason.GIVING_UP)
-"""Why a round is halted whose members probe. Of one that was halted for another reason nothing is found out."""
+"""Reasons of a HALT after which members probe each other."""
 UNDISTURBED_SECONDS = 20.0
-"""Seconds without any other fault: somebody who is lost besides is another story."""
+"""Seconds without another fault."""
 
 
 def check_seal(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
-    """No third round of members that cannot reach each other; who is left out for good is somebody in trouble."""
+    """Check that no third round has members that cannot reach each other, and that no other host is excluded."""
     known = {one.host_id for one in before.counters.excluded} if before is not None else set[str]()
     for host_id, until in entry.counters.excluded:
         if host_id not in known and until is None:  # for a time, it is a policy that excludes it
@@ -29,7 +29,7 @@ def check_seal(world: World, before: Entry | None, entry: Entry, body: Round, ea
 
 
 def check_closed(world: World, entry: Entry, body: Closed) -> None:
-    """Check that a round that failed because a member does not reach the others leaves a job that can go on."""
+    """Check that a failure because of one unreachable member does not end a job that can go on."""
     current = world.newest_round(entry.run)
     if body.success or current is None or body.incident is None or "--on_node_loss" in body.why:
         return
@@ -43,7 +43,7 @@ def check_closed(world: World, entry: Entry, body: Closed) -> None:
 
 
 def _check_blame(world: World, host_id: str, earlier: Round | None) -> None:
-    """Of three or more members, of which one alone is in trouble, no other one is blamed."""
+    """Check that no other member is blamed where one of three or more alone is faulty."""
     hosts = _hosts(world, earlier) if earlier is not None else []
     troubled = [host for host in hosts if world.hub.now - host.faulty_until < UNDISTURBED_SECONDS]
     if len(hosts) >= 3 and len(troubled) <= 1 and world.hub.now - world.faulty_until > UNDISTURBED_SECONDS:
@@ -65,9 +65,9 @@ def _check_patience(world: World, before: Entry | None, body: Round) -> None:
 
 
 def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]) -> set[str]:
-    """Return the newest rounds up to this entry, by their offers, that were all of these members and all failed.
+    """Return the consecutive newest rounds up to this entry, by their offers, of these members that all failed.
 
-    One that ended otherwise, or was of others, ends the row: what was found out before it is of no account any more.
+    A round that ended otherwise, or had other members, ends the sequence: earlier findings do not count.
     """
     histories, failed = world.checker.histories, set[str]()
     while at is not None:
@@ -82,7 +82,7 @@ def _failed_in_a_row(world: World, at: Entry | None, members: tuple[Member, ...]
 
 
 def _is_partitioned_by_one(world: World, hosts: list[Host]) -> bool:
-    """Whether these could train but for one host that reaches none of the others."""
+    """Return True if these could train without the one host that reaches none of the others."""
     enough = len(hosts) - 1 >= world.plan.min_nodes and world.plan.replace_lost
     others = [host for host in hosts if not host.isolated]
     return enough and len(others) == len(hosts) - 1 and all(can_reach(one, other) for one in others for other in others)
@@ -93,7 +93,7 @@ def _isolated(hosts: list[Host]) -> list[Host]:
 
 
 def _is_undisturbed(world: World, hosts: list[Host]) -> bool:
-    """Whether nothing else has happened to these, for so long before and ever since one was isolated."""
+    """Return True if there was no other fault from a while before one host was isolated."""
     since = _isolated(hosts)[0].isolated_at - UNDISTURBED_SECONDS
     return world.faulty_until < since and all(h.faulty_until < since for h in hosts if not h.isolated)
 

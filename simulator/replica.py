@@ -1,4 +1,4 @@
-"""One server of the store: what it holds, and what each operation does to that."""
+"""One server of the store: its data, and the effect of each operation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class AppendFault(enum.Enum):
-    """How a server's append is not what it must be."""
+    """A violation of the contract of append."""
 
     NO = "no"
     UNKEPT = "unkept"
-    """It says that it has taken an entry, and has not."""
+    """It acknowledges an entry that it has not taken."""
     TWOFOLD = "twofold"
-    """It takes two entries at one index: the second one replaces the first."""
+    """It takes two entries at one index: the second replaces the first."""
 
 
 class Replica:
-    """What one server holds: the plainest statement of what a store does."""
+    """The data of one server: a minimal implementation of a store."""
 
     def __init__(self, appended: Callable[[Replica, Any], None], shrunk: Callable[[Replica, int], None]) -> None:
         self.entries: list[tuple[str, bytes | None]] = []
@@ -33,7 +33,7 @@ class Replica:
         self.append_fault = AppendFault.NO
         self._appended, self.shrunk = appended, shrunk
         self.overwritten: Callable[[], None] = lambda: None
-        """Called when an entry is about to take the place of another."""
+        """Called before an entry replaces another."""
 
     @property
     def head(self) -> int:
@@ -41,18 +41,18 @@ class Replica:
         return len(self.entries)
 
     def copy(self) -> Replica:
-        """Another server with the same data."""
+        """Return another server with the same data."""
         other = Replica(self._appended, self.shrunk)
         other.take_over(self)
         return other
 
     def take_over(self, other: Replica) -> None:
-        """Forget everything, and hold what another one holds."""
+        """Replace all data by another server's."""
         self.entries, self.rows = list(other.entries), dict(other.rows)
         self.arrivals, self.version = other.arrivals, other.version
 
     def enter(self, node_id: str, value: bytes) -> int:
-        """As the backend's, like all that follow."""
+        """Enter a row, as a backend does; so do the methods that follow."""
         if node_id not in self.rows:
             self.arrivals += 1
             self.rows[node_id] = RosterRow(node_id, self.arrivals, 0, value, 0)
@@ -95,7 +95,7 @@ class Replica:
         return True
 
     def add(self, entry_id: str, data: bytes) -> None:
-        """Hold one more entry, whoever has written it."""
+        """Append an entry of any author."""
         self.entries.append((entry_id, data))
         self._tell(lambda call: call.cursor.head != self.head)
 
@@ -103,7 +103,7 @@ class Replica:
         return self.entries[index - 1][1] if 1 <= index <= self.head else None
 
     def replace(self, place: int, data: bytes | None) -> None:
-        """Have something else, or nothing, where an entry was; the next one is still found to follow it."""
+        """Replace an entry by another value or nothing; the next one still follows it."""
         self.entries[place] = (self.entries[place][0], data)
 
     def shrink(self, index: int) -> None:
@@ -112,10 +112,10 @@ class Replica:
             self.shrunk(self, index)
 
     def ping(self) -> None:
-        """Do nothing: the simulated server needs no first request."""
+        """Do nothing: a simulated server needs no first request."""
 
     def wait(self, cursor: Cursor, roster: bool, timeout: float) -> Cursor | None:
-        """None while there is no news."""
+        """Return the new cursor; None without a change."""
         if cursor.head != self.head or (roster and cursor.roster != self.version):
             return Cursor(self.head, self.version)
         return None

@@ -1,7 +1,7 @@
-"""Rule L13: a resize of workers that save nothing when they are stopped comes at a time when it loses little.
+"""Rule L13: a resize of workers that save nothing when they are stopped comes when it loses little work.
 
-What is checked here is weaker than the rule, and does without its formula: a node has waited for as long as it must,
-the round is young, or the script has just saved.
+The check is weaker than the rule, and does without its formula: a node has waited for the longest wait, the round is
+young, or the script has just saved.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 MOST_WAITS = 30.0
-"""A node waits for at most this many times ``resize_wait``."""
+"""The longest wait of a node, as a multiple of ``resize_wait``."""
 FRESH = 10.0
-"""How old a checkpoint may be at a resize, in seconds, while no node has waited for as long as it must."""
+"""The age of a checkpoint, in seconds, up to which a resize is allowed before the longest wait."""
 SLACK = 3.0
-"""Seconds that may pass between a decision and its entry, and between a checkpoint and the row that tells of it."""
+"""Seconds between a decision and its entry, and between a checkpoint and the row that reports it."""
 SHARE = 0.9
-"""The least share of a wait that a leader measures whose clock is fast."""
+"""The least share of a wait that a leader with a fast clock measures."""
 
 
 def check_resize(world: World, replica: Replica, entry: Entry) -> None:

@@ -1,6 +1,6 @@
-"""Rules L15 and L16: a round has one of the sizes that ``--nnodes`` names, and a returning node goes before a spare.
+"""Rules L15 and L16: the sizes of ``--nnodes``, and the priority of returning nodes over spares.
 
-The sizes are looked up here in the plan's own list, without the functions of the rule.
+The sizes come from the plan's own list, without the functions of the rule.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 LOSSES = 3
-"""Losses after which a host is no host to come back to (rule L4)."""
+"""Losses after which a host does not count as returning (rule L4)."""
 
 
 def largest(plan: Plan, nodes: int) -> int:
-    """Return how many of so many nodes a round has."""
+    """Return the size of a round out of so many nodes."""
     sizes = plan.sizes or range(plan.min_nodes, plan.max_nodes + 1)
     return max([0, *(size for size in sizes if size <= nodes)])
 
@@ -39,9 +39,7 @@ def check_resize(world: World, entry: Entry, current: Round | None) -> None:
 
 
 def check_round(world: World, entry: Entry, members: set[str], earlier: Round | None) -> None:
-    """L15: a round has one of the sizes. L16: a node that waits on a host that was lost before has a place if others
-    that wait have.
-    """
+    """L15: a round has one of the sizes. L16: a waiting node on a host that was lost goes before spares."""
     plan = world.plan
     if plan.sizes and len(members) not in plan.sizes:
         world.checker.fail("L15", f"a round of {len(members)} nodes, and the sizes are {plan.sizes}")
@@ -80,7 +78,7 @@ def check_round(world: World, entry: Entry, members: set[str], earlier: Round | 
 
 
 def _lost_now(entry: Entry, before: Counters) -> set[str]:
-    """Return the hosts whose loss this round counts: a node on one of them returns as well."""
+    """Return the hosts whose loss this round counts; a node on one of them returns too."""
     return entry.counters.losses.keys() - before.losses.keys()
 
 

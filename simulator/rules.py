@@ -1,6 +1,6 @@
-"""What the rules of the design ask for beyond the invariants, and what can be checked of it from outside.
+"""Checks of the protocol's rules beyond the invariants, as far as they show from outside.
 
-Most of these are promises about somebody healthy (``calmness``).
+Most of them hold for healthy nodes (``health``).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 RESIZES_APART = 9.0
-"""Seconds between the end of one resize and the next (rule L4), less what clocks drift."""
+"""Seconds between the end of one resize and the next (rule L4), less the drift of clocks."""
 LOSSES, BARREN = 3, 10
-"""Losses after which a host, and rounds without progress in a row after which a job has had its chances (rule L4)."""
+"""Losses of a host, and consecutive rounds without progress, that are the most allowed (rule L4)."""
 FREED = 2.0
-"""Seconds within which the warden has killed what came back from the kernel."""
+"""Seconds within which the warden has killed a process that the kernel released."""
 
 
 def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None:
-    """L1: who is healthy is not lost. L4: resizes are batched. L13: they lose little."""
+    """L1: a healthy node is not lost. L4: resizes are batched. L13: they lose little."""
     check_cause(world, entry, body.incident)
     lost = body.incident if body.incident is not None and body.incident.kind is IncidentKind.NODE_LOST else None
     if lost is not None and healthy_agent(world, lost.node_id) is not None:
@@ -51,7 +51,7 @@ def check_halt(world: World, replica: Replica, entry: Entry, body: Halt) -> None
 
 
 def check_cause(world: World, entry: Entry, blamed: Incident | None) -> None:
-    """No failure is blamed where the leader has read of one that is closer to the root cause."""
+    """Check that no failure is blamed if the leader has read of one closer to the root cause."""
     if blamed is None or distance_to_cause(blamed) == 0:
         return
     world.count("what follows from a peer's loss is blamed, since nothing else is known")
@@ -62,7 +62,7 @@ def check_cause(world: World, entry: Entry, blamed: Incident | None) -> None:
 
 
 def check_leader(world: World, before: Entry | None, entry: Entry, kind: str) -> None:
-    """L1: who is healthy is not deposed."""
+    """L1: a healthy leader is not deposed."""
     if before is None or kind not in ("after silence", "unanswered"):
         return
     if healthy_agent(world, before.leader) is not None:
@@ -70,7 +70,7 @@ def check_leader(world: World, before: Entry | None, entry: Entry, kind: str) ->
 
 
 def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> None:
-    """Success means that all have finished; P3: a verdict names who is missing; S6: the living are not abandoned."""
+    """Check a verdict: success after all have finished; P3: it names missing nodes; S6: no living run is abandoned."""
     reachability.check_closed(world, entry, body)
     check_cause(world, entry, body.incident)
     current = world.checker.histories.newest_round(replica, entry.run)
@@ -108,10 +108,9 @@ def _healthy_nodes(world: World, run: str) -> list[str]:
 
 
 def check_slots(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
-    """S7: who is given a slot has joined this run, and as it was resumed. L4: bad hosts are left out while others
-    suffice.
+    """S7: a node with a slot has joined this run and read its RESUME. L4: bad hosts get none while others suffice.
 
-    Who has stopped for newcomers, of the round ``earlier``, stays; and where they are, others may be.
+    Members of the round ``earlier`` that stopped for newcomers stay, and so may other nodes of their hosts.
     """
     leave_rules.check_slots(world, entry, body)
     slot_rules.check(world, entry, body, earlier)
@@ -136,7 +135,7 @@ def check_slots(world: World, before: Entry | None, entry: Entry, body: Round, e
 
 
 def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
-    """S6: nobody joins another job's run, nor the next one when its own has ended since it came."""
+    """S6: no node joins another job's run, nor the next run once its own has ended."""
     programs.check_joined(world, agent, ledger)
     for verdict in _verdicts_since(world, agent)[:1]:
         if verdict.run != ledger.head.run:
@@ -156,10 +155,7 @@ def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
 
 
 def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
-    """Return the verdicts on an agent's possible runs when it had first read the ledger, or later.
-
-    It came for the run of the first one.
-    """
+    """Return the verdicts on an agent's possible runs since it first read the ledger; the first is on its own run."""
     if agent.verdicts_before is None or world.lost_data:
         return []
     since = [(entry, entry.body) for entry in world.checker.verdicts[agent.verdicts_before :]]
@@ -173,7 +169,7 @@ def _verdicts_since(world: World, agent: SimAgent) -> list[Entry]:
 
 
 def check_ledger_obeyed(world: World, agent: SimAgent) -> None:
-    """Check that once an agent has dealt with an entry, no workers run that the entry forbids."""
+    """Check that no workers run that an entry forbids, once the agent has handled the entry."""
     state = agent.state
     if state is None or state.work is not Work.RUNNING:
         return
@@ -194,7 +190,7 @@ def check_exit(world: World, agent: SimAgent, why: str) -> None:
 
 
 def row_of(replica: Replica, node_id: str) -> NodeRow | None:
-    """Return a node's row, as the store has it."""
+    """Return a node's row on a server."""
     row = replica.rows.get(node_id)
     found: NodeRow | None = None if row is None else row.value.value  # type: ignore[attr-defined]
     return found

@@ -1,7 +1,6 @@
-"""The simulator's :class:`~elastic_core.session.runtime.Runtime`: an agent that has it runs in virtual time.
+"""The simulator's :class:`~elastic_core.session.runtime.Runtime`: an agent with it runs in virtual time.
 
-Values are not encoded, unless a plan has a job token or a limit for values: what travels is the object that would have
-been encoded, since the codec has tests of its own.
+Unless a plan has a job token or a limit for values, values travel as objects: the codec has tests of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def runtime_of(world: World, now: Callable[[], float], sleep: Callable[[float], 
 
 
 def codec_of(plan: Plan) -> Codec:
-    """Core's where values are sealed, and so have to be bytes; else one that hands over objects."""
+    """Return core's codec if values are sealed, which needs bytes; else one that passes objects."""
     if plan.token:
         return CODEC
     if plan.limit:
@@ -63,9 +62,9 @@ def _unwrap(data: bytes) -> Any:
 
 
 def _encoded(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: object) -> Payload:
-    """Return the value that is read of what was encoded."""
+    """Return the value that a reader of the encoded value gets."""
     return Payload.of(decode(encode(value)))
 
 
 UNENCODED = Codec(Payload.of, _unwrap, Payload.of, _unwrap, can_fail=False)
-"""What travels is the value itself."""
+"""The codec that passes objects."""

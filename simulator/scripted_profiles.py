@@ -9,7 +9,7 @@ from simulator.plan import Fault, Plan
 
 
 def leaders_job(rng: random.Random) -> dict[str, Any]:
-    """Draw a job whose only members lose sight of the store, and spares that decide one after another."""
+    """Draw a job whose members lose contact to the store, and whose spares lead one after another."""
     return {
         "min_nodes": 1,
         "max_nodes": rng.choice([1, 1, 2]),
@@ -23,7 +23,7 @@ def leaders_job(rng: random.Random) -> dict[str, Any]:
 
 
 def leaders(rng: random.Random, plan: Plan) -> list[Fault]:
-    """All members are cut off once there is a round; soon after it was halted, the first leader is killed."""
+    """Draw faults: all members are cut off, and soon after the HALT the first leader is killed."""
     cut_at, at = round(rng.uniform(5.0, 7.0), 3), rng.uniform(19.0, 26.0)
     found = [Fault(cut_at, "members", 0, plan.quiet_at)]
     while at < plan.quiet_at:
@@ -33,7 +33,7 @@ def leaders(rng: random.Random, plan: Plan) -> list[Fault]:
 
 
 def questions_job(rng: random.Random) -> dict[str, Any]:
-    """Draw a job whose nodes see no progress, and of which people ask where its ranks are."""
+    """Draw a job whose nodes see no progress, with requests for the position of its ranks."""
     return {"latency": rng.choice([0.0005, 0.002, 0.02]), "max_restarts": 3, "min_nodes": 1}
 
 
@@ -50,7 +50,7 @@ def slots_job(rng: random.Random) -> dict[str, Any]:
 
 
 def vouched_job(rng: random.Random) -> dict[str, Any]:
-    """Draw a job of which all members are lost at once, or seem to be, and others that wait."""
+    """Draw a job whose members are all lost at once, or seem to be, and that has waiting nodes."""
     return {
         "min_nodes": 1,
         "max_nodes": rng.choice([1, 1, 2]),
@@ -64,7 +64,7 @@ def vouched_job(rng: random.Random) -> dict[str, Any]:
 
 
 def vouched(rng: random.Random, plan: Plan) -> list[Fault]:
-    """All members are cut off, lose their power, or do not read what is decided; people vouch for all, or for some."""
+    """Draw faults: members are cut off, lose power or do not read entries; people vouch for all or some of them."""
     at = round(rng.uniform(5.0, 8.0), 3)
     what, span, value = rng.choice([("members", plan.quiet_at, 0.0), ("lose-members", 0.0, 0.0), ("deaf", 16.0, 7.5)])
     found = [Fault(at, what, 0, span, value)]
@@ -76,7 +76,7 @@ def vouched(rng: random.Random, plan: Plan) -> list[Fault]:
 
 
 def departed_job(rng: random.Random) -> dict[str, Any]:
-    """Draw a job that needs two nodes, over a store that forgets."""
+    """Draw a job that needs two nodes, over a store that may lose data."""
     return {
         "min_nodes": 2,
         "max_nodes": 2,
@@ -89,7 +89,7 @@ def departed_job(rng: random.Random) -> dict[str, Any]:
 
 
 def departed(rng: random.Random, plan: Plan) -> list[Fault]:
-    """Draw faults: a member leaves, the other stands still, two agents replace the first, and the store is emptied."""
+    """Draw faults: one member leaves, one freezes, two agents replace the first, and the store loses its data."""
     host, at = rng.randrange(2), rng.uniform(7.0, 9.0)
     still = at + rng.uniform(5.5, 8.0)
     found = [
@@ -102,7 +102,7 @@ def departed(rng: random.Random, plan: Plan) -> list[Fault]:
 
 
 def returned_job(rng: random.Random) -> dict[str, Any]:
-    """Draw a job of which a run is killed, over a store that forgets."""
+    """Draw a job whose run is killed, over a store that may lose data."""
     return {
         "min_nodes": 1,
         "may_forget": True,
@@ -114,7 +114,7 @@ def returned_job(rng: random.Random) -> dict[str, Any]:
 
 
 def returned(rng: random.Random, plan: Plan) -> list[Fault]:
-    """Draw faults: a run is killed, the next one begins, and the store comes back as it was in the first one."""
+    """Draw faults: a run is killed, the next one begins, and the store is restored to the first one."""
     killed = rng.uniform(7.0, 9.0)
     again = killed + rng.uniform(0.5, 9.0)
     back = again + rng.choice([rng.uniform(0.5, 8.0), rng.uniform(8.0, 25.0)])
@@ -130,7 +130,7 @@ def returned(rng: random.Random, plan: Plan) -> list[Fault]:
 
 
 def strangers_job(rng: random.Random) -> dict[str, Any]:
-    """Draw a job whose store a stranger writes to; mostly it has a token. A forged entry can end the job."""
+    """Draw a job with forged writes, mostly with a token. A forged entry can end a job without one."""
     return {
         "token": rng.random() < 0.7,
         "liveness": False,
@@ -153,7 +153,7 @@ def programs_job(rng: random.Random) -> dict[str, Any]:
 
 
 def crowd_job(rng: random.Random) -> dict[str, Any]:
-    """Draw a job with a thousand nodes that wait, whose roster takes its time to be read."""
+    """Draw a job with many waiting nodes and slow reads of the roster."""
     return {
         "crowd": rng.choice([100, 100, 300, 1000]),
         "look": rng.choice([0.05, 0.6, 1.3, 3.3]),

@@ -1,4 +1,4 @@
-"""Makes a failing plan small: as few faults, hosts and oddities as still lead to the same violation."""
+"""The reduction of a failing plan to few faults and hosts that lead to the same violation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulator.plan import Fault, Plan
 from simulator.play import play
 
 MOST_PLAYS = 600
-"""StopPlans that are tried, at most."""
+"""The most plans that are tried."""
 DEFAULTS: dict[str, object] = {
     "rates": (),
     "thinking": 0.0,
@@ -26,11 +26,11 @@ DEFAULTS: dict[str, object] = {
     "noise": 0,
     "whole": 64,
 }
-"""What is not worth a reader's attention."""
+"""Values of a plan that a reader need not look at."""
 
 
 def shrink(plan: Plan) -> Plan:
-    """Return the smallest plan found that is violated in the same way; the plan itself, if it is not violated."""
+    """Return the smallest plan found with the same violation; the plan itself if it has none."""
     violation = play(plan).violation
     if violation is None:
         return plan
@@ -49,7 +49,7 @@ def shrink(plan: Plan) -> Plan:
 
 
 def _candidates(plan: Plan) -> Iterator[Plan]:
-    """StopPlans that are simpler than this one, the boldest first."""
+    """Yield plans that are simpler than this one, the simplest first."""
     faults, count = plan.faults, len(plan.faults)
     size = count // 2
     while size >= 1:
@@ -72,7 +72,7 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
 
 
 def _rounded(fault: Fault) -> Iterator[Fault]:
-    """Yield a fault in rounder numbers."""
+    """Yield a fault with rounder numbers."""
     for digits in (0, 1):
         rounder = replace(fault, at=round(fault.at, digits), span=round(fault.span, digits))
         if rounder != fault and rounder.at > 0:

@@ -1,4 +1,4 @@
-"""Whom a leader knew when it sealed a round: who may have a place (rule S7), and who is gone from its slot (S8)."""
+"""Slots, as the leader knew them when it sealed a round: eligible nodes (rule S7), and nodes that are gone (S8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> None:
-    """S7: who is new has shown that it read of the newest leader. Count what the rules have done to such a round."""
+    """S7: a new node has shown that it read of the newest leader. Count the rules that decided on this round."""
     _check_gone(world, entry, earlier)
     if not body.members:
         return
@@ -40,7 +40,7 @@ def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> Non
 
 
 def check_row(world: World, row: NodeRow) -> None:
-    """S8: a row proves of nobody that it is gone who is not."""
+    """S8: a row proves no living node to be gone."""
     agent = world.agent(row.info.node_id)
     others = [] if agent is None else [other for other in agent.host.agents if other.gone_at is None]
     for node_id in find_gone_nodes([row, *(NodeRow(info=other.info) for other in others if other is not agent)]):
@@ -49,7 +49,7 @@ def check_row(world: World, row: NodeRow) -> None:
 
 
 def _check_gone(world: World, entry: Entry, earlier: Round | None) -> None:
-    """S8: everybody who is gone is shown to be, if one of its host has had the time to look."""
+    """S8: a node that is gone is shown to be, if another agent of its host has had the time to look."""
     rows = {row.info.node_id: row for row in read_before(world, entry.id, entry.run)}
     shown = find_gone_nodes(rows.values())
     for node_id in () if earlier is None else earlier.group_ranks:
@@ -61,7 +61,7 @@ def _check_gone(world: World, entry: Entry, earlier: Round | None) -> None:
 
 
 def _is_seen(world: World, entry: Entry, agent: SimAgent, gone_at: float, listed: Collection[str]) -> bool:
-    """Whether the author of an entry must have read that an agent is gone: from one of its host, both undisturbed."""
+    """Return True if an entry's author must have read that an agent is gone, from a healthy node of its host."""
     if world.hub.now - gone_at < HEALTHY_AFTER or healthy_agent(world, entry.author) is None:
         return False
     others = [other for other in agent.host.living if other.boot_id == agent.boot_id and other.node_id in listed]
@@ -69,14 +69,14 @@ def _is_seen(world: World, entry: Entry, agent: SimAgent, gone_at: float, listed
 
 
 def _is_behind(row: NodeRow, entry: Entry) -> bool:
-    """Whether one has no place for that reason only."""
+    """Return True if a node has no place for that reason alone."""
     wants = row.phase is Phase.WAITING and row.offer is not None and not row.leaving
     seen = row.within(entry.epoch).head >= entry.anchors.leader
     return wants and not seen and row.info.host_id not in entry.counters.bad_hosts(entry.age)
 
 
 def _proofs(world: World, entry: Entry, earlier: Round) -> set[str]:
-    """Return what has shown that a round is over, where only a slot has, and the fence had not yet passed."""
+    """Return the proofs that a round is over, where only slots prove it and the fence had not passed."""
     if world.checker.histories.halted_for(entry) >= world.plan.fence_after:
         return set()
     rows = {row.info.node_id: row for row in read_before(world, entry.id, entry.run)}
@@ -98,7 +98,7 @@ def _proof(row: NodeRow, gone: NodeRow) -> str:
 
 
 def _shows_an_end(row: NodeRow, head: Entry, earlier: Round) -> bool:
-    """Whether a row says that its node's part of a round is over, for a leader that has read up to ``head`` (S4)."""
+    """Return True if a row shows its node's part of a round to be over, for a leader that has read ``head`` (S4)."""
     said = row.within(head.epoch)
     stopped = said.round == earlier.number and said.phase in (Phase.STOPPED, Phase.FINISHED)
     failed = said.incident is not None and said.incident.round == earlier.number

@@ -1,4 +1,4 @@
-"""``python -m simulator.spot``: how much work a job keeps on traces of spot instances, by when a round is resized."""
+"""``python -m simulator.spot``: the useful work of a job on traces of spot instances, by the time of resizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRATEGIES: dict[str, Callable[[float, float], Job]] = {
     "L13, checkpoints unknown": lambda interval, start: LedJob(interval=interval, start=start, known=False),
     "L13, checkpoints known": lambda interval, start: LedJob(interval=interval, start=start),
 }
-"""Each makes the job for an interval of checkpoints, and seconds until its workers train."""
+"""Factories of jobs, by the interval of checkpoints and the seconds until workers train."""
 
 
 def played(trace: list[Change], interval: float, start: float = RESTART_SECONDS) -> dict[str, Job]:
@@ -27,7 +27,7 @@ def played(trace: list[Change], interval: float, start: float = RESTART_SECONDS)
 
 def main() -> None:
     """Print the table of ``docs/simulator.md``."""
-    parser = argparse.ArgumentParser(prog="simulator.spot", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m simulator.spot", description=__doc__)
     parser.add_argument("traces", nargs="*", default=TRACES, help=f"traces to play [{' '.join(TRACES)}]")
     parser.add_argument(
         "--start", type=float, default=RESTART_SECONDS, help="seconds until workers train [%(default)g]"

@@ -1,11 +1,11 @@
-"""A job on a cluster of spot instances, in virtual time: what of its work resizes leave, by when they come.
+"""A job on a cluster of spot instances, in virtual time: its useful work, by the time of resizes.
 
 The nodes of a trace come and go. A small model of a data-parallel job trains on them: it saves a checkpoint every so
 many seconds of training, takes no notices, and repeats all work since its last checkpoint after each loss and each
 resize. The score is the work that is not repeated, in node-seconds.
 
-A lost node's round restarts anyway, and takes in the nodes that wait. What differs between strategies is only when a
-live round is resized for them.
+The round of a lost node restarts anyway, and takes in the waiting nodes. Strategies differ only in the time at which a
+live round is resized.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load(name: str) -> list[Change]:
 
 
 def node_seconds(trace: list[Change]) -> float:
-    """Return the time for which the nodes of a trace are there, all together."""
+    """Return the total time for which the nodes of a trace are present."""
     came: dict[str, float] = {}
     total = 0.0
     for change in trace:
@@ -61,7 +61,7 @@ def node_seconds(trace: list[Change]) -> float:
 # Strategies ----------------------------------------------------------------------------------------------------------
 
 Strategy = Callable[[ResizeCase], float]
-"""Returns for how many seconds a resize is put off; 0 to resize now."""
+"""Returns the seconds by which a resize is put off; 0 to resize now."""
 
 
 def at_once(_case: ResizeCase) -> float:
@@ -70,17 +70,17 @@ def at_once(_case: ResizeCase) -> float:
 
 
 def wait_a_minute(case: ResizeCase) -> float:
-    """Resize a minute after the first newcomer has come."""
+    """Resize a minute after the first newcomer's arrival."""
     return max(0.0, RESIZE_WAIT - case.waited)
 
 
 def unknown(case: ResizeCase) -> float:
-    """Return what rule L13 says of a script whose checkpoints are not known."""
+    """Return the delay of rule L13 for a script whose checkpoints are unknown."""
     return seconds_until_resize(replace(case, at_stake=None))
 
 
 def rule(case: ResizeCase) -> float:
-    """Return what rule L13 says of a script whose checkpoints are known."""
+    """Return the delay of rule L13 for a script whose checkpoints are known."""
     return seconds_until_resize(case)
 
 
@@ -89,12 +89,12 @@ def rule(case: ResizeCase) -> float:
 
 @dataclass
 class Job:
-    """The job of the model, on the nodes of a trace.
+    """The model of a job, on the nodes of a trace.
 
     Args:
-        strategy: Says when a live round is resized.
+        strategy: Decides when a live round is resized.
         interval: Seconds of training between two checkpoints.
-        stop: Seconds that stopping the workers takes, and deciding on the next round.
+        stop: Seconds to stop the workers and to decide on the next round.
         start: Seconds from then until the workers train again.
     """
 
@@ -105,7 +105,7 @@ class Job:
     now: float = 0.0
     members: set[str] = field(default_factory=set)
     waiting: dict[str, float] = field(default_factory=dict)
-    """The nodes that wait for a place, and since when."""
+    """The waiting nodes, and the time of their arrival."""
     round_at: float = 0.0
     saved_at: float = 0.0  # when the newest checkpoint was saved, or the training of this round began
     resized_at: float = -math.inf
@@ -128,7 +128,7 @@ class Job:
         return self
 
     def _next_look(self) -> float:
-        """Return when the leader looks next: when the strategy said, and after each checkpoint."""
+        """Return the time of the leader's next decision: the strategy's, and after each checkpoint."""
         if not self.waiting or not self.members:
             return math.inf
         saved = self.saved_at + self.interval
@@ -157,7 +157,7 @@ class Job:
         self._ask(age)
 
     def _ask(self, age: float) -> None:
-        """Ask the strategy whether to resize now."""
+        """Ask the strategy for a resize now."""
         self._look_at = math.inf
         if not self.waiting or not self.members:
             return
@@ -178,7 +178,7 @@ class Job:
         self._restart(0.0, set())
 
     def _restart(self, found_after: float, lost: set[str]) -> None:
-        """Go on from the last checkpoint, with all nodes that are here."""
+        """Continue from the last checkpoint with all present nodes."""
         self.lost += len(self.members) * max(0.0, self.now - self.saved_at)
         self.round_at = self.now + found_after + (self.stop if self.members else 0.0)
         self.members = (self.members - lost) | self.waiting.keys()

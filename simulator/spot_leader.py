@@ -27,11 +27,11 @@ FAR = 1e9  # when a living node is next silent
 
 @dataclass
 class LedJob(Job):
-    """The job as the shipped leader leads it.
+    """The job under the shipped leader.
 
     Args:
         strategy: Not used: the leader decides.
-        known: Whether the node of rank 0 notices the script's checkpoints.
+        known: True if the node of rank 0 notices the script's checkpoints.
     """
 
     strategy: Strategy = rule
@@ -73,7 +73,7 @@ class LedJob(Job):
         self._append(sealed.body, at, counters=sealed.counters)
 
     def _succeed(self, at: float) -> None:
-        """Have another node decide if the leader is lost."""
+        """Make another node the leader if the leader is lost."""
         assert self.ledger is not None
         if self.ledger.leader in self.silent_since:
             here = [node for node in self.ledger.round.group_ranks if node not in self.silent_since]  # type: ignore[union-attr]
@@ -96,12 +96,12 @@ class LedJob(Job):
         members = self.ledger.round.group_ranks if self.ledger.round is not None else {}
         nodes = [*members, *(node for node in self.waiting if node not in members)]
         views = {node: self._view(node, serial) for serial, node in enumerate(nodes)}
-        # Its cloud proves that a lost node is gone. If all members are, nobody waits for their fence.
+        # Its cloud proves that a lost node is gone. If all members are, no node waits for their fence.
         watch = Watch(views, at, began_at=0.0, proven=frozenset(self.silent_since))
         return decide(LeaderView(ledger=self.ledger, watch=watch, now=at))
 
     def _view(self, node: str, serial: int) -> NodeView:
-        """Return what the leader sees of a node; one that lives does at once what the newest entry says."""
+        """Return the leader's view of a node; a living node obeys the newest entry at once."""
         assert self.ledger is not None
         current, index = self.ledger.round, self.ledger.head.index
         number = current.number if current is not None and node in current.group_ranks else 0
@@ -127,7 +127,7 @@ class LedJob(Job):
         )
 
     def _checkpoint(self) -> LastCheckpoint:
-        """Return what the node of rank 0 knows: its workers train since a while after the ROUND."""
+        """Return the checkpoint that the node of rank 0 reports."""
         assert self.ledger is not None
         saved = self.saved_at > self.round_at + self.start
         at = self.ledger.age(self.now) - max(0.0, self.now - self.saved_at)

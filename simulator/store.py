@@ -1,7 +1,7 @@
-"""A store on the far side of a network that can do to every single call what networks do.
+"""A store behind a network that can delay, lose or repeat each call.
 
-A call travels to the store, is carried out there at once and as a whole, and its reply travels back. On either way it
-can be late or lost; and what was given up by the caller can still arrive and be carried out.
+A call travels to the store, is carried out there atomically, and its reply travels back. Request and reply can be late
+or lost, and a call that its caller gave up can still arrive and be carried out.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from simulator.crowd import Crowd
 
 MOST_CALLS = 400
-"""Calls of one host in one second; more is hammering (fault 31)."""
+"""Calls of one host in one second from which on the store counts as overloaded (fault 31)."""
 WRITES = frozenset({"enter", "amend", "heartbeat", "remove", "append", "shrink"})
 NO_CURSOR = Cursor()
-"""Where a call is that waits for nothing."""
+"""The cursor of a call that waits for nothing."""
 REFUSED = "connection refused"
-"""Why a call fails where nobody listens: an embedded store is gone then."""
+"""The reason of a failure where no server listens: an embedded store is lost then."""
 GHOST_LATEST = 8.0
-"""Seconds after which what a caller has given up is carried out at the latest."""
+"""The most seconds until a call that was given up is carried out."""
 
 
 class SimStore:
-    """The servers, and the lines to them."""
+    """The servers, and the channels to them."""
 
     def __init__(
         self,
@@ -57,41 +57,41 @@ class SimStore:
         self.embedded = self.may_forget = self.stale_reads = self.guarded = self.misled = False
         self.connections: dict[Connection, None] = {}
         self.rosters: dict[str, list[RosterRow]] = {}
-        """The whole roster, as each agent has read it last, over whichever of its connections."""
+        """The whole roster, as each agent last read it over any of its connections."""
         self.written_rows: dict[str, list[bytes]] = {}
-        """What each node has written, or meant to write, as its row."""
+        """All values that each node has written, or tried to write, as its row."""
         self.based_on: dict[str, list[RosterRow]] = {}
-        """The roster, as the author of each entry had it when it first sent that, but for rows that it had removed."""
+        """The roster as each entry's author knew it when it first sent the entry, without rows that it had removed."""
         self.amendments = Amendments(count)
         self.on_overload: Callable[[str], None] = lambda what: None
         self.on_row_sent: Callable[[Any], None] = lambda value: None
-        """Called with every row, as it travels, that somebody is about to write."""
+        """Called with each row that a node is about to write."""
         self.crowd: Crowd | None = None
-        """Nodes that only heartbeat, on whichever server."""
+        """Nodes that only send heartbeats, on all servers."""
         self.roster_delay = 0.0
-        """Seconds that a read of the whole roster takes, besides the latency."""
+        """Seconds of a read of the whole roster, besides the latency."""
         self.heartbeat: Callable[[str], None] | None = None
-        """Called with whose heartbeat has arrived."""
+        """Called with the node id of each heartbeat that arrives."""
         self.on_roster_read: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
-        """Called with who has read the whole roster, and what it was."""
+        """Called with the reader and the result of each read of the whole roster."""
 
     def transit_time(self, channel: Channel) -> float:
-        """Seconds that one message takes."""
+        """Return the seconds of one message."""
         random = self.hub.random.random
         return self.latency * (0.5 + random()) + (channel.slow * random() if channel.slow else 0.0)
 
     def reset(self, concerned: Callable[[Connection], bool]) -> None:
-        """Break the connections of which this is true."""
+        """Reset the connections for which ``concerned`` is True."""
         for connection in [one for one in self.connections if concerned(one)]:
             connection.abort("the connection was reset")
 
     def stop(self) -> None:
-        """Nobody answers any more."""
+        """Stop all servers."""
         self.down = True
         self.reset(lambda _: True)
 
     def send(self, call: Call) -> None:
-        """Put a call on its way."""
+        """Send a call."""
         hub, channel, way = self.hub, call.channel, self.transit_time(call.channel)
         self._count_call(channel)
         if self.down:
@@ -148,7 +148,7 @@ class SimStore:
             hub.at(hub.now + GHOST_LATEST * hub.random.random(), self.execute, call)
 
     def execute(self, call: Call) -> None:
-        """Execute the call, which has arrived."""
+        """Execute a call that has arrived."""
         hub, channel = self.hub, call.channel
         if (
             self.down or call.generation != channel.generation
@@ -218,7 +218,7 @@ class Call:
         self.watches_roster: bool = name == "wait" and args[1]
 
     def reply(self, value: object) -> None:
-        """Send the store's answer."""
+        """Send the store's reply."""
         if (crowd := self.store.crowd) is not None and self.name == "roster" and self.args[0] is None:
             value = [*cast("list[RosterRow]", value), *crowd.roster()]
         elif crowd is not None and self.name == "remove":
@@ -234,7 +234,7 @@ class Call:
             hub.at(arrival, self.done, value, channel.generation)
 
     def done(self, value: object, life: int) -> None:
-        """Take the answer, which has arrived, and which the server gave in this one of its lives."""
+        """Take a reply that has arrived; the server gave it in this generation."""
         if not self.over:
             self.over = True
             if self.channel.contact_since is None and life == self.channel.generation:
@@ -242,7 +242,7 @@ class Call:
             self.task.wake(self.ticket, value)
 
     def fail(self, why: str) -> None:
-        """Fail the call: the caller gives up, or is told that there is no connection any more."""
+        """Fail the call: a timeout, or a broken connection."""
         if not self.over:
             self.over = True
             lost = self.store.embedded and why == REFUSED
@@ -251,7 +251,7 @@ class Call:
 
 
 def _as_payload(data: bytes, decode: Callable[[bytes], object]) -> bytes:
-    """Return a value as it travels; one that is sealed is encoded."""
+    """Return a value as it travels; a sealed one keeps its bytes."""
     return data if isinstance(data, Payload) else Payload.of(decode(data[SEAL_BYTES:]), data)
 
 
@@ -263,11 +263,11 @@ class Connection(RendezvousBackend):
         self.embedded, self.hosting, self.may_forget = store.embedded, hosting, store.may_forget
         self.stale_reads = store.stale_reads
         self.hung_until = 0.0
-        """Until when nothing that is sent over this connection arrives."""
+        """Until this instant no request on this connection arrives."""
         self.call: Call | None = None
         self.broken = ""
         self._roster: list[RosterRow] | None = None
-        """The roster as it was read over this connection last, but for the rows that were removed since."""
+        """The roster as last read over this connection, without rows that were removed since."""
 
     def connect(self) -> Connection:
         other = Connection(self.store, self.channel, self.process, hosting=self.hosting)
@@ -279,7 +279,7 @@ class Connection(RendezvousBackend):
         self.abort("the connection is closed")
 
     def abort(self, why: str) -> None:
-        """Break: what is under way fails, and everything after it."""
+        """Break the connection: the call under way fails, and all later ones."""
         self.broken = self.broken or why
         self.store.connections.pop(self, None)
         if (call := self.call) is not None and not self.store.hub.over:
@@ -318,7 +318,7 @@ class Connection(RendezvousBackend):
         return rows
 
     def _known_roster(self) -> list[RosterRow]:
-        """Return the roster as the asking thread has read it last; another thread of the agent may have read it."""
+        """Return the roster as this connection last read it, else as any connection of the agent did."""
         return self.store.rosters.get(self.process.name, []) if self._roster is None else self._roster
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
@@ -338,7 +338,7 @@ class Connection(RendezvousBackend):
         return found
 
     def confirm(self) -> bool:
-        """Whether the sentinels name this connection's server; one that refuses writes needs none."""
+        """Return True if the sentinels name this connection's server; one that refuses writes needs none."""
         if max(self.channel.to_cut, self.channel.from_cut) > self.store.hub.now or self.store.down:
             raise RendezvousConnectionError("No sentinel answers.")
         return self.store.guarded or self.store.misled or self.channel.replica is self.store.master

@@ -1,4 +1,4 @@
-"""What a verdict says besides its action: a delay of the next round is kept (L11), and an exclusion ends (L12)."""
+"""A verdict's delay of the next round (L11), its exclusion of a host (L12), and the failure that it judges (L9)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 DRIFT = 0.9
-"""The least share of a delay that passes by the fastest clock of a plan."""
+"""The least share of a delay, by the fastest clock of a plan."""
 
 
 def verdict(world: World, _incident: Incident, _history: History) -> Verdict:
-    """Return what the plan's policy says of a failure after which a restart is left."""
+    """Return the verdict of the plan's policy on a failure while restarts are left."""
     plan = world.plan
     if plan.exclude_for:
         return Verdict(Action.EXCLUDE_HOST, "its host failed", delay=plan.delay, exclude_for=plan.exclude_for)
@@ -24,7 +24,7 @@ def verdict(world: World, _incident: Incident, _history: History) -> Verdict:
 
 
 def check_round(world: World, entry: Entry, body: Round, before: Entry | None, earlier: Round | None) -> None:
-    """No round begins before the delay is over, or takes a host that is excluded while others suffice."""
+    """Check that no round begins before its delay is over, or takes an excluded host while others suffice."""
     if before is None:
         return
     halt = world.checker.histories.halt_before(entry)
@@ -48,7 +48,7 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
 
 
 def check_judged_failure(world: World, entry: Entry, earlier: Round, staying: Round) -> None:
-    """L9: what was judged in the round ``earlier`` is no consequence of what a member that stays has reported."""
+    """L9: the failure judged in the round ``earlier`` follows from no failure that a staying member has reported."""
     judged = world.checker.judged.get((entry.author, earlier.offer.id))
     if judged is None or not judged.follows_peer:
         return
@@ -62,7 +62,7 @@ def check_judged_failure(world: World, entry: Entry, earlier: Round, staying: Ro
 
 
 def _halted_at(world: World, entry: Entry) -> float | None:
-    """Return when the HALT before an entry was written; None if the run was resumed since."""
+    """Return the time of the HALT before an entry; None if the run was resumed since."""
     written = world.checker.histories.written
     while (before := written.get(entry.prev)) is not None:
         if isinstance(before.body, Halt):

@@ -1,4 +1,4 @@
-"""What an agent does to its workers, and their warden: core's own warden and worker group, as simulated ones."""
+"""The simulated worker group and warden of an agent, in place of core's own."""
 
 from __future__ import annotations
 
@@ -29,45 +29,45 @@ STUCK_AFTER = 15.0
 
 @dataclass(frozen=True, slots=True)
 class _WorkerEvent:
-    """Something happened to the workers."""
+    """An event of the workers."""
 
     worker: Worker
     event: object
 
 
 class SimWorkerGroup:
-    """The agent's worker group and its warden. The warden outlives the agent, until the last worker is gone."""
+    """The worker group and the warden, which outlives the agent until the last worker is gone."""
 
     run_uid = ""
     progress = ProgressTable()
-    """Nothing is read from output: what the ranks report is in :attr:`step`."""
+    """Empty: no output is read; the ranks' reports are in :attr:`step`."""
     workers = ()
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
         self.worker: Worker | None = None
         self.round = SimpleNamespace(locate=partial(questions.locate, agent))
-        """No monitor looks for hangs: a fault says that there is one (``questions``)."""
+        """No monitor looks for hangs: a fault reports them (``questions``)."""
         self.step: int | None = None
-        """What the rank has reported last."""
+        """The rank's last reported step."""
         self.offer = ""
-        """That of the newest round whose workers were started."""
+        """The offer of the newest round whose workers were started."""
         self.left_stuck = False
-        """Whether the agent ends because of a process that could not be killed, or ended beside one."""
+        """True if the agent ends because of, or beside, a process that cannot be killed."""
         self._over = False
         self._fences = 0
         self._fenced_at = 0.0
         self._fences_unseen = 0
-        """Fences that went off, and that the agent has not heard of."""
+        """Number of fences that the agent has not seen yet."""
         self._fencing = False
-        """Whether one kills, and has no answer yet."""
+        """True while a fence kills workers."""
         self._started_without: float | None = None
         """The node's last contact when it started workers that its fence stops at once."""
         self._stops_requested = self._stops_completed = self._stops_seen = 0
-        """Which stop the agent asked for last, which the warden answered last, and which answer the agent has heard."""
+        """Serials of the last stop that was requested, that was completed, and whose answer the agent has seen."""
         self._stops = 0
         self.stalled_until = 0.0
-        """Until when the warden stands still, and its workers do not."""
+        """Until this instant the warden is suspended, but not its workers."""
 
     # The worker group, as the supervisor uses it
 
@@ -82,9 +82,9 @@ class SimWorkerGroup:
             self.worker = Worker(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def _check_contact(self) -> None:
-        """S4: nobody starts workers that its fence stops at once, unless newer entries end that round anyway.
+        """S4: no node starts workers that its fence stops at once, unless newer entries end that round anyway.
 
-        Where reads can be stale, a node may lose contact between its row and the round; not so twice without contact.
+        With stale reads, a node may lose contact between its row and the round, but not twice without contact.
         """
         assert self.agent.supervisor is not None
         session, world = self.agent.supervisor._session, self.host.world
@@ -114,7 +114,7 @@ class SimWorkerGroup:
         return cast("NodeEvent", event.event)
 
     def notify(self, notice: Notice | None) -> tuple[int, ...] | None:
-        """Write the notice, *then* take in the reports."""
+        """Write the notice, *then* take the reports."""
         worker = self.worker
         if worker is None:
             return None
@@ -136,7 +136,7 @@ class SimWorkerGroup:
         self._stop(grace)
 
     def early_exit(self, failure: Incident | None) -> None:
-        """Return nothing: a node has one worker here, and has finished when that has exited with 0."""
+        """Return None: a node has one worker, and has finished once that has exited with 0."""
 
     def finish_round(self, failure: Incident | None = None) -> int:
         if self.worker is not None and self.worker.stuck:
@@ -145,27 +145,27 @@ class SimWorkerGroup:
         return 0
 
     def newest_step(self) -> int | None:
-        """Return what the rank has reported last."""
+        """Return the rank's last reported step."""
         return self.step
 
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
-        """Return something new each time: no decision depends on it, but each time the row is amended."""
+        """Return a new value each time, so that the row is amended; no decision depends on it."""
         return LocalWorkers(heartbeat=heartbeat, pids=(1,), steps=(self.step,), seconds=(0.0,), store=store)
 
     def error_record(self, incident: Incident | None) -> None:
-        """No worker here writes an error file."""
+        """Return None: no worker writes an error file."""
 
     def note_next_round(self) -> None:
-        """Nothing is measured here."""
+        """Do nothing: no time is measured."""
 
     # The warden
 
     def finish(self, seconds: float) -> Sequence[object]:
-        """Nothing is left of workers that have succeeded."""
+        """Return no events: successful workers leave no processes."""
         return ()
 
     def fence(self, seconds: float | None) -> None:
-        """Set the dead-man's switch (rule S4), by the host's clock."""
+        """Set the dead-man's switch (rule S4) by the host's clock."""
         self._fences += 1
         if seconds is not None:
             clock = self.host.clock
@@ -199,11 +199,11 @@ class SimWorkerGroup:
         """Do nothing: the simulated warden never sleeps."""
 
     def kill(self) -> None:
-        """Everything, now."""
+        """Kill all processes now."""
         self._stop(0.0)
 
     def close(self, timeout: float) -> None:
-        """Kill everything, and wait for the last process."""
+        """Kill all processes, and wait for the last one."""
         if self.worker is not None:
             self.left_stuck = self.left_stuck or self.worker.stuck
             self.worker.kill()
@@ -212,7 +212,7 @@ class SimWorkerGroup:
                 self.host.release_slot(self.agent)
 
     def on_agent_exit(self) -> None:
-        """Kill the workers, as a warden does when its agent is gone."""
+        """Kill the workers, as a warden does once its agent is gone."""
         if self.worker is not None and self.worker.stuck:
             self.host.world.hub.at(self.host.world.hub.now + 1.0, self.on_agent_exit)
         elif self.host.suspended:

@@ -1,7 +1,7 @@
-"""What agents start: the workers of one node in one round, and the training that they are only together.
+"""The workers of one node in one round, and the training that all nodes' workers form.
 
-A training is *whole* while every member's workers run. This is what must never be true of two
-rounds at once, and what must be true again soon after everything that happened.
+A training is *active* while every member's workers run. No two rounds may be active at once, and one must be active
+again soon after each fault.
 """
 
 from __future__ import annotations
@@ -21,80 +21,80 @@ if TYPE_CHECKING:
     from simulator.world import Host, World
 
 CLOSED = "Connection closed by peer"
-"""What a worker says that follows from the loss of a peer, where it says so."""
+"""The message of a worker whose failure follows from the loss of a peer."""
 STARTUP = 0.6
-"""Seconds until a worker is ready for its peers, at most."""
+"""The most seconds until a worker is ready for its peers."""
 CONNECTING = 12.0
-"""Seconds that a worker tries to reach its peers before it fails."""
+"""Seconds for which a worker tries to reach its peers."""
 COLLECTIVE_TIMEOUT = 60.0
-"""Seconds after which a collective that a peer does not answer fails by itself, where workers notice nothing sooner."""
+"""Seconds after which a collective fails whose peer does not answer, with an embedded store."""
 COLLECTIVE_TIMEOUT_WITH_STORE = 600.0
-"""The same where there is a store: nobody waits for that long."""
+"""Seconds after which it fails with any other store: longer than a plan."""
 FIRST_STEP = 0.8
-"""Seconds from then to the first report of progress."""
+"""Seconds from the start of training to the first report of progress."""
 
 
 class State(enum.Enum):
-    """Of one node's workers."""
+    """State of one node's workers."""
 
     STARTING = "starting"
     RUNNING = "running"
     DONE = "done"
     LEFT = "left"
-    """Stopped by itself, as it was told."""
+    """Stopped by itself, as planned."""
     FAILED = "failed"
     GONE = "gone"
 
 
 @dataclass(eq=False)
 class Training:
-    """One round as it really is. Who is asked to train together, and whether they do."""
+    """The actual training of one round."""
 
     world: World
     run: str
     round: Round
     workers: dict[str, Worker] = field(default_factory=dict)
     broken: bool = False
-    """Somebody stopped or failed: this round will never be whole again."""
+    """True once a worker has stopped or failed: the round never trains again."""
     connect_failed_at: float = 0.0
-    """When all were there and could not reach each other."""
+    """The time at which all workers were there and could not reach each other."""
     active_at: float | None = None
     ended_at: float | None = None
     saved_at: float | None = None
-    """When its script last saved a checkpoint."""
+    """The time of the last checkpoint."""
     step: int = 0
     stepped_at: float = 0.0
     _stepping: set[str] = field(default_factory=set)
-    """The nodes whose ranks have not returned from the step."""
+    """Nodes whose ranks are still in the current step."""
 
     @property
     def active(self) -> bool:
-        """Whether it trains right now."""
+        """True while it trains."""
         return self.active_at is not None and self.ended_at is None
 
     @property
     def partitioned(self) -> bool:
-        """Whether some of the members that are here do not reach others that they have to."""
+        """True if present members that need each other cannot reach each other."""
         return is_partitioned(self.round, {node_id: worker.host for node_id, worker in self.workers.items()})
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it cannot take a step, since a whole machine stands still; it is fenced when that goes on.
+        """True if it cannot take a step because a machine is suspended; it is fenced if that lasts.
 
-        A machine whose clock stood still with it cannot know how long that was: no fence by a clock holds there.
+        A machine whose clock was suspended too cannot know the duration: no fence by a clock holds there.
         """
         now, fence = self.world.hub.now, self.world.plan.fence_after
         return any(worker.host.suspended or now - worker.host.lost_time_at < fence for worker in self.workers.values())
 
     def on_worker_ready(self, worker: Worker) -> None:
-        """One node's workers wait for their peers."""
+        """Record that one node's workers wait for their peers."""
         if self.broken or worker.state is not State.STARTING:
             return
         worker.state = State.RUNNING
         self.try_start()
 
     def try_start(self) -> None:
-        """Begin, if all are there and reach each other."""
+        """Start training, if all workers are there and reach each other."""
         members = [member.node_id for member in self.round.members]
         here = [self.workers[i] for i in members if i in self.workers and self.workers[i].state is State.RUNNING]
         if self.broken or self.active_at is not None or len(here) < len(members):
@@ -119,7 +119,7 @@ class Training:
             self.take_step()
 
     def save(self) -> None:
-        """Save a checkpoint: all ranks do, or rank 0 does; a node notices what its own ranks save."""
+        """Save a checkpoint, on all ranks or on rank 0; a node notices those of its own ranks."""
         world, hub = self.world, self.world.hub
         if not self.active or world.saves == world.plan.last_save > 0:
             return
@@ -131,7 +131,7 @@ class Training:
         hub.at(hub.now + world.plan.saves, self.save)
 
     def take_step(self) -> None:
-        """Take a step: a collective of all, then each rank asks whether to stop."""
+        """Take a step: a collective of all ranks, then ``should_checkpoint()`` on each."""
         if not self.active:
             return
         hub, pace = self.world.hub, self.world.plan.pace
@@ -149,7 +149,7 @@ class Training:
             hub.at(hub.now + pace * (0.5 + hub.random.random()), self.take_step)
 
     def abort(self, why: str) -> None:
-        """Break the training: a member's workers are no more, and the rest cannot go on."""
+        """End the training: a member's workers are gone, and the others cannot go on."""
         if self.broken:
             return
         self.broken = True
@@ -164,7 +164,7 @@ class Training:
                 hub.at(hub.now + wait, worker.fail, f"{what}: {why}")
 
     def on_worker_done(self) -> None:
-        """Record that the first member has done its part: what the others still do, they do without it."""
+        """Record that the first member has finished; the others finish without it."""
         if self.active:
             self._end_training()
 
@@ -176,20 +176,20 @@ class Training:
 
 
 def _peer_failure_delay(world: World) -> float:
-    """Seconds from the end of a worker to its peers' failure; at once where they tell why."""
+    """Return the seconds from a worker's end to its peers' failure; few if they report the loss."""
     return (0.0005 if world.plan.peers_tell else 0.01) + 0.5 * world.hub.random.random()
 
 
 class Worker:
-    """One node's workers of one round, and their warden's part in their end."""
+    """One node's workers of one round (one rank a node), and the warden's part in their end."""
 
     def __init__(self, host: Host, node_id: str, training: Training, report: Callable[[Worker, object], None]) -> None:
         self.host, self.node_id, self.training, self.report = host, node_id, training, report
         self.state = State.STARTING
         self.stuck = False
-        """In the kernel: no signal ends it."""
+        """True while blocked in the kernel: no signal ends it."""
         self.unblocked_at = -1e9
-        """When it came back from there, and met the signals that had been sent."""
+        """The time at which the kernel released it."""
         self.started_at = host.clock.now()
         self.done_at: float | None = None
         self.loop = StepLoop(self)
@@ -202,12 +202,12 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether a process of it is there, be it one that has nothing left to do."""
+        """True while a process of it exists, even one that has finished."""
         return self.state is not State.GONE
 
     @property
     def steps(self) -> bool:
-        """Whether its rank is in its loop."""
+        """True while its rank is in its training loop."""
         return self.state is State.RUNNING and self.host.world.plan.pace > 0
 
     @property
@@ -216,32 +216,32 @@ class Worker:
         return self.training.round.number
 
     def report_event(self, event: NodeEvent) -> None:
-        """Let the agent know, unless it is too late for that."""
+        """Report an event to the agent, while it runs."""
         if self.state is State.RUNNING:
             self._report(event)
 
     def save(self) -> None:
-        """Let the agent notice a checkpoint."""
+        """Report a checkpoint to the agent."""
         self.report_event(Checkpointed(self.number, self.host.now()))
 
     def fail(self, message: str, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> None:
-        """Let a worker exit with 1."""
+        """Exit with 1."""
         self._end(WorkerFailed(self.incident(message, kind)), State.FAILED, message, (State.STARTING, State.RUNNING))
 
     def finish(self) -> None:
-        """Every worker exits with 0."""
+        """Exit with 0."""
         if self.loop.holding and self.state is State.RUNNING:
             self.host.world.hub.at(self.host.world.hub.now + 0.5, self.finish)
         elif not self.training.broken:
             self._end(WorkersDone(), State.DONE, "", (State.RUNNING,))
 
     def stop_as_planned(self, event: NodeEvent) -> None:
-        """Every worker exits with 0, because it was told to stop."""
+        """Exit with 0, as planned."""
         self.host.world.step[self.training.run] = self.loop.at
         self._end(event, State.LEFT, "", (State.RUNNING,))
 
     def kill(self) -> None:
-        """SIGKILL to every process, at once."""
+        """Kill every process by SIGKILL."""
         if self.alive and not self.stuck:
             unfinished = self.state in (State.STARTING, State.RUNNING)
             self.state = State.GONE
@@ -249,12 +249,12 @@ class Worker:
                 self.training.abort(f"{self.node_id} was stopped")
 
     def unblock(self) -> None:
-        """Bring a worker back from the kernel, if it was there."""
+        """Release a worker that is blocked in the kernel."""
         if self.stuck:
             self.stuck, self.unblocked_at = False, self.host.world.hub.now
 
     def incident(self, message: str, kind: IncidentKind) -> Incident:
-        """Return the incident that its failure is."""
+        """Return the incident of its failure."""
         after = max(0.0, self.host.clock.now() - self.started_at)
         return Incident(
             kind=kind,

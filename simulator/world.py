@@ -1,4 +1,4 @@
-"""The world of one plan: hosts with clocks, the store, what trains, and what is written down about it all."""
+"""The world of one plan: hosts with clocks, the store, the trainings, and the record of all of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 UID = "job-1"
 FENCING = 1.0
-"""Seconds within which a machine that has stood still for too long stops what it has no business to run any more."""
+"""Seconds within which a machine that was suspended stops workers that must not run any more."""
 
 
 class Host:
@@ -41,47 +41,47 @@ class Host:
         began = 1000.0 * number if world.plan.twins is None or number > 1 else 1000.0 + number * world.plan.twins
         self.clock = Clock(world.hub, began, rates[number] if number < len(rates) else 1.0)
         self.wall_offset = 0.0
-        """What its wall clock differs by; nothing may depend on it."""
+        """Offset of the wall clock; nothing may depend on it."""
         self.channel = Channel(world.store.master)
         self.boots = 1
         self.lag = 0.0
         self.isolated = False
-        """It reaches the store, and no other host."""
+        """True while it is partitioned from all other hosts, but not from the store."""
         self.isolated_at = self.isolated_until = 0.0
         self.severed: dict[int, float] = {}
-        """The numbers of other hosts that it does not reach, and that do not reach it; until when."""
+        """Numbers of hosts from which it is partitioned, and until when."""
         self.off = False
-        """It has no power, or has yet to be used again."""
+        """True if it has no power, or no agent was started there yet."""
         self.ports_taken = False
-        """No worker can listen anywhere."""
+        """True if no worker can open its port."""
         self.suspended = False
-        """The whole machine stands still."""
+        """True while the whole machine is suspended."""
         self.lost_time_at = -1e9
-        """When it last went on with a clock that had stood still."""
+        """The last time at which it resumed with a clock that had been suspended."""
         self.deferred: list[Callable[[], None]] = []
-        """What its own processes would have done meanwhile."""
+        """Calls of its processes that are deferred until it resumes."""
         self.agents: list[SimAgent] = []
         self.slots: dict[int, SimAgent] = {}
         self.faulty_until = 0.0
-        """When the last fault of this host ends, as far as is known."""
+        """The end of the last fault of this host, as far as known."""
 
     @property
     def boot_id(self) -> str:
-        """The stable host id: another one after each boot."""
+        """The stable host id, which changes with each boot."""
         return "twin-boot1" if self.shares_host_id else f"{self.name}-boot{self.boots}"
 
     @property
     def shares_host_id(self) -> bool:
-        """Whether another host has its host id, and neither sees the slots of the other."""
+        """True if another host has its host id, and neither sees the slots of the other."""
         return self.world.plan.twins is not None and self.number < 2 and self.boots == 1
 
     @property
     def address(self) -> str:
-        """Where other hosts reach it."""
+        """The host's address."""
         return f"10.0.0.{self.number + 1}"
 
     def now(self) -> float:
-        """Return what its agents take for the time."""
+        """Return the time by the host's clock."""
         return self.clock.now()
 
     @property
@@ -90,7 +90,7 @@ class Host:
         return [agent for agent in self.agents if not agent.over]
 
     def start(self, uid: str | None, *, before: SimAgent | None = None, command: Command | None = None) -> SimAgent:
-        """Somebody starts an agent, or ``before`` goes on as another node."""
+        """Start an agent, or ``before`` as another node."""
         slot = next(number for number in range(len(self.slots) + 1) if number not in self.slots)
         agent = SimAgent(self, f"{self.name}{len(self.agents) + 1}", slot, uid, self.visible_slots(slot), before)
         agent.command = command or agent.command
@@ -102,7 +102,7 @@ class Host:
         return agent
 
     def visible_slots(self, own: int) -> Slots:
-        """Return what an agent sees of the slots that are not its own."""
+        """Return the slots of other agents, as an agent sees them."""
         return Slots(int(self.clock.now() * 1e9), tuple(sorted(self.slots.keys() - {own})))
 
     def release_slot(self, agent: SimAgent) -> None:
@@ -112,7 +112,7 @@ class Host:
             agent.gone_at = self.world.hub.now
 
     def power_off(self) -> None:
-        """Everything that runs here is gone."""
+        """End all processes."""
         for agent in self.living:
             agent.kill()
         for agent in self.agents:
@@ -129,7 +129,7 @@ class Host:
         self.suspended = False
 
     def resume(self) -> None:
-        """Let the machine go on."""
+        """Resume the machine."""
         self.world.hub.at(self.world.hub.now + FENCING, self.world.checker.on_machine_resumed)
         self.suspended = False
         deferred, self.deferred = self.deferred, []
@@ -140,13 +140,13 @@ class Host:
 
 
 class World:
-    """All of it."""
+    """All hosts, the store, the trainings and the checker."""
 
     def __init__(self, plan: Plan, *, traced: bool = False) -> None:
         self.plan = plan
         self.hub = Hub(plan.noise)
         self.coverage: Counter[str] = Counter()
-        """How often each rule and each fault was."""
+        """Number of times that each rule and each fault was covered."""
         self.trace: list[tuple[float, str, str]] | None = [] if traced else None
         self.checker = Checker(self)
         self.store = SimStore(
@@ -169,44 +169,44 @@ class World:
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work
         self.saves = 0
-        """Checkpoints that the script has saved so far."""
+        """Number of checkpoints that the script has saved."""
         self.step: dict[str, int] = {}
-        """The step that each run has last saved, where its workers count any."""
+        """The last saved step of each run whose workers count steps."""
         self.same_ids = False
-        """Whether two agents that ask for an id at one head of the ledger get the same one."""
+        """True while agents that ask for an id at one head of the ledger get the same id."""
         self.overlaps = Overlaps(self) if plan.profile in ASSUMPTIONS else None
-        """For how long rounds have trained at once, where an assumption is broken."""
+        """Measures how long rounds train at once, where an assumption is broken."""
         self.split_at: float | None = None
-        """When a master was replaced that goes on answering some hosts; None while there is only one."""
+        """The time at which a master was replaced that still answers some hosts; None without one."""
         self.lost_data = False
-        """Whether the store ever came back without something that it had taken."""
+        """True once the store has lost anything."""
         self.snapshots: dict[Fault, Replica] = {}
-        """What the store will have gone back to after each fault that makes it forget."""
+        """Copies of the store for faults that restore an earlier state."""
         self.faulty_until = 0.0
-        """When the last fault of the store ends."""
+        """The end of the last fault of the store."""
         self._trainings: dict[tuple[str, int, str], Training] = {}
         self._agents: dict[str, SimAgent] = {}
         self.lineages: dict[str, Lineage] = {}
-        """By all ids that the roster has known them by."""
+        """Lineages by all their node ids."""
         self._addresses = {host.address: host for host in self.hosts}
         self._ids = 0
 
     @property
     def broken_host(self) -> Host | None:
-        """The one that never reaches the store again, if there is one."""
+        """The host that stays cut off from the store, if there is one."""
         return self.hosts[-1] if self.plan.broken not in (0, ISOLATED) else None
 
     def count(self, what: str) -> None:
-        """Count that a rule or a fault was reached."""
+        """Count a rule or a fault."""
         self.coverage[what] += 1
 
     def note(self, who: str, what: str) -> None:
-        """Write a line of the timeline."""
+        """Add a line to the timeline."""
         if self.trace is not None:
             self.trace.append((self.hub.now, who, what))
 
     def on_event(self, agent: SimAgent, event: Event) -> None:
-        """Record that an agent tells its observers something."""
+        """Record an event that an agent publishes."""
         self.coverage[f"says {event.name}"] += 1
         forged = self.checker.forgeries
         if event.name == "store_lost" and not (self.store.embedded or self.lost_data or forged.entries or forged.rows):
@@ -222,16 +222,16 @@ class World:
             self.note(agent.node_id, event.message)
 
     def new_id(self) -> str:
-        """Return an id that agents cannot tell from a random one."""
+        """Return an id that serves as a random one."""
         self._ids += 1
         return f"#{self._ids}"
 
     def new_entry_id(self) -> str:
-        """Return an entry id that agents cannot tell from a random one."""
+        """Return an entry id that serves as a random one."""
         return f"~{self.store.master.head}" if self.same_ids else self.new_id()
 
     def training(self, run: str, current: Round) -> Training:
-        """Return what the workers of a round take part in."""
+        """Return the training of a round."""
         key = (run, current.number, current.offer.id)
         if key not in self._trainings:
             self._trainings[key] = Training(self, run, current)
@@ -249,30 +249,30 @@ class World:
         return self._agents.get(node_id)
 
     def host_at(self, address: str) -> Host:
-        """Return the host that is reached there."""
+        """Return the host of an address."""
         return self._addresses[address]
 
     def newest_round(self, run: str) -> Round | None:
-        """Return the newest round of a run on the server that all nodes will ask in the end."""
+        """Return the newest round of a run on the server that all nodes use in the end."""
         return self.checker.histories.newest_round(self.store.master, run)
 
     def trainings(self) -> list[Training]:
-        """All that anybody ever started."""
+        """Return all trainings ever started."""
         return list(self._trainings.values())
 
     def record_checkpoint(self, seconds: float) -> None:
-        """Record the checkpoint that a training leaves that was whole for so long."""
+        """Record the work of a training that was active for so long."""
         self.work_left = max(0.5, self.work_left - seconds)
 
     def register(self, agent: SimAgent) -> None:
-        """Somebody new."""
+        """Add a new agent."""
         self._agents[agent.node_id] = agent
         self.lineages[agent.node_id] = agent.lineage
 
     def agents(self) -> list[SimAgent]:
-        """Everybody who ever ran, in order of hosts."""
+        """Return all agents ever started, in the order of hosts."""
         return [agent for host in self.hosts for agent in host.agents]
 
     def living(self) -> list[SimAgent]:
-        """Everybody who runs."""
+        """Return all agents that run."""
         return [agent for agent in self.agents() if not agent.over]
