@@ -53,7 +53,7 @@ def config_of(plan: Plan) -> RunConfig:
     timing = Timing(
         join_timeout=plan.join_timeout,
         fence_after=plan.fence_after,
-        last_call_timeout=plan.last_call,
+        last_call_timeout=plan.last_call_timeout,
         plan_timeout=plan.plan_timeout,
         resize_wait=plan.resize_wait,
     )
@@ -111,7 +111,7 @@ class SimAgent:
         self.interruption: Any = None
         """Ends the health checks early; None before they begin."""
         self.lookout: Any = None
-        self.command = programs.OWN if host.world.plan.programs else Command()
+        self.command = programs.OWN if host.world.plan.has_programs else Command()
         """The program of its workers, as other nodes read it."""
         self.verdicts_before: int | None = None
         """Number of verdicts when it had first read the ledger; None for an agent that reads it to join."""
@@ -232,13 +232,13 @@ class SimAgent:
             info=self.info,
             settings=settings,
             scheduler_uid=self.uid,
-            unnamed=plan.unnamed,
+            unnamed=plan.is_unnamed,
             offer=stores.offer(),
             former=self.former,
         )
         runtime = runtime_of(world, self.host.now, self._sleep)
         own = Connection(world.store, self.host.channel, self.process, hosting=self.hosting)
-        store = forgeries.connection(own, plan.token, self.host.now)
+        store = forgeries.connection(own, plan.has_token, self.host.now)
         found = health_checks.enter(self, store, applicant, runtime, self._arrive(store, applicant, runtime))
         if isinstance(found, tuple):
             return found
@@ -252,7 +252,7 @@ class SimAgent:
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
-            node_checks=lambda _config: ChosenChecks((health_checks.SLOW,) if plan.check else ()),
+            node_checks=lambda _config: ChosenChecks((health_checks.SLOW,) if plan.check_seconds else ()),
         )
         resources = SimpleNamespace(
             config=config,
@@ -296,8 +296,8 @@ class SimAgent:
 
     def _arrive(self, store: RendezvousBackend, applicant: Applicant, runtime: Runtime) -> Arrival | None:
         """Read the ledger, and import modules if a round is live, as an agent with a fork server does."""
-        world, most = self.host.world, self.host.world.plan.preload
-        if not (most or self.again or self.host.world.plan.check):
+        world, most = self.host.world, self.host.world.plan.import_seconds
+        if not (most or self.again or self.host.world.plan.check_seconds):
             return None
         arrival = arrive(store, applicant, runtime, again=self.again)
         self.verdicts_before = len(world.checker.verdicts)
@@ -316,8 +316,8 @@ class SimAgent:
         assert self.supervisor is not None
         if (current := self.supervisor._session.ledger.round) is not None:
             world.checker.judged[self.node_id, current.offer.id] = incident
-        if world.plan.thinking:
-            self._sleep(world.plan.thinking * world.hub.random.random())
+        if world.plan.policy_seconds:
+            self._sleep(world.plan.policy_seconds * world.hub.random.random())
         if history.max_restarts is None or history.restarts < history.max_restarts:
             return verdicts.verdict(world, incident, history)
         return Verdict(Action.GIVE_UP, "no restart is left")

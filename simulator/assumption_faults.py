@@ -214,7 +214,7 @@ def _rewind(world: World, host: Host, fault: Fault) -> bool:
 
 def _boot(host: Host) -> None:
     if not host.living:
-        host.start(UID if host.world.plan.uid else None)
+        host.start(UID if host.world.plan.has_uid else None)
 
 
 def heal(world: World) -> None:

@@ -62,8 +62,8 @@ def _fenced(rng: random.Random) -> dict[str, Any]:
         "min_nodes": 1,
         "max_nodes": rng.choice([1, 1, 2]),
         "fence_after": 15.0,
-        "peers_notice": False,
-        "spread": 0.0,
+        "peer_loss_noticed": False,
+        "finish_spread": 0.0,
     }
 
 
@@ -72,13 +72,13 @@ def _clocks(rng: random.Random) -> dict[str, Any]:
     return {
         **_fenced(rng),
         "fence_after": 40.0,
-        "rates": _rates(rng, [(0.7, 1.0), (0.5, 1.0), (1.0, 2.0), (0.5, 2.0)]),
+        "clock_rates": _rates(rng, [(0.7, 1.0), (0.5, 1.0), (1.0, 2.0), (0.5, 2.0)]),
     }
 
 
 def _drift(rng: random.Random) -> dict[str, Any]:
     """Draw clocks that differ by a fifth at most."""
-    return {**_fenced(rng), "fence_after": 40.0, "rates": _rates(rng, [(0.85, 1.0), (0.9, 1.1), (1.0, 1.15)])}
+    return {**_fenced(rng), "fence_after": 40.0, "clock_rates": _rates(rng, [(0.85, 1.0), (0.9, 1.1), (1.0, 1.15)])}
 
 
 def _rates(rng: random.Random, pairs: list[tuple[float, float]]) -> tuple[float, ...]:
@@ -93,12 +93,12 @@ def _while_faults_last(*kinds: str) -> Callable[[Plan], float]:
 
 def _fences(plan: Plan) -> float:
     """Return a bound: the time until hosts that lost time are fenced."""
-    return 0.8 * plan.fence_after / min(plan.rates) + KILL_SECONDS
+    return 0.8 * plan.fence_after / min(plan.clock_rates) + KILL_SECONDS
 
 
 def _clock_difference(plan: Plan) -> float:
     """Return the time from the end of the fastest clock's wait to the slowest clock's fence."""
-    return plan.fence_after * max(0.0, 0.8 / min(plan.rates) - 1 / max(plan.rates)) + KILL_SECONDS
+    return plan.fence_after * max(0.0, 0.8 / min(plan.clock_rates) - 1 / max(plan.clock_rates)) + KILL_SECONDS
 
 
 def _copies(rng: random.Random) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _copies(rng: random.Random) -> dict[str, Any]:
 
 def _moved(rng: random.Random) -> dict[str, Any]:
     misled = rng.random() < 0.5
-    return {**_fenced(rng), "may_forget": True, "stale_reads": misled, "misled": misled}
+    return {**_fenced(rng), "may_forget": True, "stale_reads": misled, "stale_sentinels": misled}
 
 
 def _many(rng: random.Random) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _marooned(rng: random.Random) -> dict[str, Any]:
 
 
 def _again(rng: random.Random) -> dict[str, Any]:
-    return {"min_nodes": 1, "uid": rng.random() < 0.5, "work": rng.uniform(3.0, 16.0)}
+    return {"min_nodes": 1, "has_uid": rng.random() < 0.5, "work_seconds": rng.uniform(3.0, 16.0)}
 
 
 ASSUMPTIONS: dict[str, Assumption] = {

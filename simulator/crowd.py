@@ -34,7 +34,7 @@ class Crowd:
     """The time of the last heartbeat of each silent node."""
 
     def __post_init__(self) -> None:
-        for number in range(self.world.plan.crowd):
+        for number in range(self.world.plan.idle_nodes):
             name = f"crowd-{number}"
             info = NodeInfo(
                 node_id=name,
@@ -66,7 +66,7 @@ class Crowd:
 
 def detection_seconds(world: World) -> float:
     """Return the seconds from a last heartbeat to its detection: L1's limit, and two heartbeat intervals."""
-    wait, look = TIMING.beat_interval, world.plan.look
+    wait, look = TIMING.beat_interval, world.plan.roster_seconds
     return DRIFT * (TIMING.lost_after + wait + 2 * (wait + look) + look) + 1.0
 
 

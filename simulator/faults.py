@@ -60,13 +60,13 @@ def heal(world: World) -> None:
         outages.reconnect(world, host)
         host.resume()
     if (broken := world.broken_host) is not None:
-        broken.channel.to_cut = outages.FOR_EVER if world.plan.broken in (1, 3) else 0.0
-        broken.channel.from_cut = outages.FOR_EVER if world.plan.broken in (2, 3) else 0.0
+        broken.channel.to_cut = outages.FOR_EVER if world.plan.lasting_fault in (1, 3) else 0.0
+        broken.channel.from_cut = outages.FOR_EVER if world.plan.lasting_fault in (2, 3) else 0.0
         broken.faulty_until = outages.FOR_EVER
         world.hub.at(world.hub.now + outages.KEEPALIVE, outages.reset_broken, world, broken)
         world.count("a host stays cut off")
     _reconnect(world)
-    if world.plan.broken == ISOLATED:
+    if world.plan.lasting_fault == ISOLATED:
         lonely = world.hosts[-1]
         lonely.faulty_until = outages.FOR_EVER
         _isolate(world, lonely, Fault(world.hub.now, "isolate", lonely.number, outages.FOR_EVER))
@@ -83,7 +83,7 @@ def start_missing_agents(world: World) -> None:
             and not host.living
             and not world.store.embedded
         ):
-            staying.append(host.start(UID if world.plan.uid else None))
+            staying.append(host.start(UID if world.plan.has_uid else None))
 
 
 # Agents and hosts ----------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def _start(world: World, host: Host, fault: Fault) -> bool:
         or (world.plan.embedded and world.store.down)
     ):
         return False
-    uid = UID if world.plan.uid else None
+    uid = UID if world.plan.has_uid else None
     host.start("job-2" if fault.value == 2.0 else uid, command=programs.STARTED.get(fault.value))
     return True
 

@@ -90,13 +90,13 @@ def _forge_entry(world: World, host: Host, fault: Fault) -> bool:
         ledger,
         bodies[int(fault.value) % 3],
         entry_id=f"forged {world.new_id()}",
-        author=leader.node_id if world.plan.token else "stranger",
+        author=leader.node_id if world.plan.has_token else "stranger",
         now=leader.host.now(),
         leader=ledger.leader,
     )
     world.checker.forgeries.entries.add(entry.id)
     data = encode_entry(entry)
-    if world.plan.token:
+    if world.plan.has_token:
         data = Seal(OTHER, JOB).entry(entry.index, data) if fault.value < 3 else data
     replica.add(entry.id, Payload.of(entry, data))
     return True
@@ -111,7 +111,7 @@ def _forge_row(world: World, host: Host, fault: Fault) -> bool:
     replica = world.store.master
     agents = [agent for agent in host.living if agent.node_id in replica.rows]
     row = row_of(replica, agents[0].node_id) if agents else None
-    if not world.plan.token or row is None:
+    if not world.plan.has_token or row is None:
         return False
     node_id = row.info.node_id
     forged = replace(row, unreachable=(FORGED,))

@@ -57,7 +57,7 @@ def enter(
 ) -> Joined | Closed | tuple[int, str]:
     """Check the node and join; return the agent's exit code and reason if it does not join."""
     world, plan = agent.host.world, agent.host.world.plan
-    if not plan.check or arrival is None:
+    if not plan.check_seconds or arrival is None:
         return join(store, applicant, runtime, arrival)
     agent.interruption = stop = runtime.event()
     agent.lookout = lookout = Lookout(store, applicant, runtime, arrival, tell=stop.set)
@@ -73,7 +73,10 @@ def enter(
     try:
         lookout.wait_until_entered(1.0)
         agent.lineage.host_end.heard_by(announce_here)
-        lasts, healthy = plan.check * world.hub.random.random(), world.hub.random.random() >= plan.sick
+        lasts, healthy = (
+            plan.check_seconds * world.hub.random.random(),
+            world.hub.random.random() >= plan.check_failure_rate,
+        )
         _ask_about(agent.host, world.hub.now + lasts * world.hub.random.choice([0.3, 1.0]), 5)
         stop.wait(lasts)
         if agent.signalled:
@@ -110,7 +113,7 @@ def note_drain(world: World, body: Drain) -> None:
 
 def expect_gone(world: World, lineage: Lineage, asked: str) -> None:
     """Schedule a check that a lineage leaves after it was asked to."""
-    if world.plan.check:
+    if world.plan.check_seconds:
         world.hub.at(world.hub.now + LEAVE_SECONDS, _check_gone, world, lineage, asked)
 
 

@@ -71,8 +71,8 @@ def newest(world: World) -> Entry | None:
 
 def expect_end(world: World, replica: Replica, halt: Entry) -> None:
     """Schedule a check that a HALT is followed by a round or the end of the run, under any leader."""
-    if world.plan.reign:
-        within = DRIFT * world.plan.fence_after + 2 * world.plan.reign  # there may be no leader at its end
+    if world.plan.leader_lifetime:
+        within = DRIFT * world.plan.fence_after + 2 * world.plan.leader_lifetime  # there may be no leader at its end
         world.hub.at(world.hub.now + within, check_end, world, replica, halt, f"{within:g} s after")
 
 

@@ -49,7 +49,7 @@ def stale_rows(world: World) -> list[str]:
 def _trains(world: World, training: Training, living: list[SimAgent]) -> bool:
     if training.active_at is None or world.hub.now - training.active_at < STABLE_SECONDS:
         return False
-    if world.plan.pace and world.hub.now - training.stepped_at > STABLE_SECONDS + world.plan.pace:
+    if world.plan.step_seconds and world.hub.now - training.stepped_at > STABLE_SECONDS + world.plan.step_seconds:
         return False  # a rank holds without end
     members = {member.node_id for member in training.round.members}
     here = {agent.node_id for agent in living}

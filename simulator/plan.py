@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 
 ISOLATED = 4
-"""The value of ``Plan.broken`` for a host that reaches the store, but no other host."""
+"""The value of ``Plan.lasting_fault`` for a host that reaches the store, but no other host."""
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +31,7 @@ class Plan:
     """The job, its environment, and the faults."""
 
     profile: str
-    noise: int
+    seed: int
     """Seed of choices that are too small to be listed: latencies, and the messages that a lossy channel loses."""
     hosts: int = 3
     min_nodes: int = 1
@@ -44,43 +44,43 @@ class Plan:
     replace_lost: bool = True
     join_timeout: float = 40.0
     fence_after: float = 60.0
-    last_call: float = 1.0
-    rates: tuple[float, ...] = ()
+    last_call_timeout: float = 1.0
+    clock_rates: tuple[float, ...] = ()
     """Rates of the hosts' clocks; 1.0 for hosts beyond the end."""
     latency: float = 0.002
     """Average seconds of a message."""
     timeout: float = 4.0
     """Timeout of a client of the store, in seconds."""
-    peers_notice: bool = True
+    peer_loss_noticed: bool = True
     """True if workers fail when a peer does; else they only block."""
-    work: float = 1000.0
+    work_seconds: float = 1000.0
     """Seconds of training until the script is done."""
-    spread: float = 0.0
+    finish_spread: float = 0.0
     """The most seconds between the first node that finishes and the last."""
-    thinking: float = 0.0
+    policy_seconds: float = 0.0
     """The most seconds that a failure policy takes."""
     delay: float = 0.0
     """Seconds by which the failure policies delay the round that follows a failure (L11)."""
     exclude_for: float = 0.0
     """Seconds for which they exclude the host of a failure (L12); 0 where they exclude none."""
-    uid: bool = True
+    has_uid: bool = True
     """True if the scheduler gives the run a uid."""
-    pace: float = 0.0
+    step_seconds: float = 0.0
     """Seconds of a step, for workers that take notices; 0 for others."""
     grace: float = 0.0
     """``--preemption_grace``."""
     plan_timeout: float = 300.0
     resize_wait: float = 0.0
     """``--rdzv_conf resize_wait``; 0 if waiting nodes get their places as soon as rule L4 allows."""
-    saves: float = 0.0
+    checkpoint_interval: float = 0.0
     """Seconds between checkpoints of a script that takes no notices, as its agents notice them; 0 if they do not."""
-    last_save: int = 0
+    last_checkpoint: int = 0
     """Number of checkpoints after which the script never saves again; 0 if it always does."""
-    preload: float = 0.0
+    import_seconds: float = 0.0
     """The most seconds for which a newcomer imports before it joins while a round is live."""
-    check: float = 0.0
+    check_seconds: float = 0.0
     """The most seconds of a node's health checks before it enters (L17); 0 for none."""
-    sick: float = 0.0
+    check_failure_rate: float = 0.0
     """The share of checks that fail."""
     may_forget: bool = False
     stale_reads: bool = False
@@ -89,38 +89,38 @@ class Plan:
     """True if a replaced master refuses writes; else sentinels are asked for the master."""
     embedded: bool = False
     """True if the store lives in host 0's first agent."""
-    quiet_at: float = 60.0
+    faults_end_at: float = 60.0
     """The time at which all faults end."""
     liveness: bool = True
     """True if the job is then watched until it reaches its final state; else the plan ends there."""
-    enough: bool = True
+    replace_agents: bool = True
     """True if missing agents are started at that time."""
-    broken: int = 0
+    lasting_fault: int = 0
     """The lasting fault of the last host: 1 the way to the store, 2 back, 3 both, 4 (ISOLATED) to other hosts."""
-    whole: int = 64
+    kept_entries: int = 64
     """Number of newest ledger entries that are never shrunk."""
-    limit: int = 0
+    value_limit: int = 0
     """The most bytes of an encoded value; 0 if values travel as objects."""
-    misled: bool = False
+    stale_sentinels: bool = False
     """True if the sentinels keep naming a replaced master."""
-    peers_tell: bool = False
+    peer_loss_reported: bool = False
     """True if a worker reports the loss of a peer, which separates the cause from its consequences."""
-    reign: float = 0.0
+    leader_lifetime: float = 0.0
     """Seconds after which each leader is killed; 0 for never."""
-    twins: float | None = None
+    twin_clock_offset: float | None = None
     """Seconds by which host 1's clock is ahead of host 0's, with the same host id; None if the ids differ."""
     vouching: str = ""
     """Source of vouchers for nodes that are gone: a "right" plugin, a "wrong" one (also for nodes that are cut off),
     "people", or "" for none."""
-    token: bool = False
+    has_token: bool = False
     """True if the job has a token, which seals all values; they are encoded then."""
-    programs: bool = False
+    has_programs: bool = False
     """True if nodes state their program, so that another one under the same job id is noticed."""
-    unnamed: bool = False
+    is_unnamed: bool = False
     """True if the job has no given id."""
-    crowd: int = 0
+    idle_nodes: int = 0
     """Number of nodes that only send heartbeats, besides the agents."""
-    look: float = 0.0
+    roster_seconds: float = 0.0
     """Seconds of a read of the whole roster, besides the latency."""
     faults: tuple[Fault, ...] = ()
 
@@ -136,7 +136,7 @@ class Plan:
         """Return the plan that :meth:`dump` wrote."""
         plain = json.loads(text)
         plain["faults"] = tuple(Fault(*fault) for fault in plain["faults"])
-        plain["rates"] = tuple(plain["rates"])
+        plain["clock_rates"] = tuple(plain["clock_rates"])
         plain["sizes"] = tuple(plain.get("sizes", ()))
         unknown = set(plain) - {item.name for item in fields(cls)}
         if unknown:

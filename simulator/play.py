@@ -48,7 +48,7 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
         hub.at(fault.at, faults.inject, world, fault)
     violations = world.checker.violations
     try:
-        hub.run(plan.quiet_at, lambda: bool(violations))
+        hub.run(plan.faults_end_at, lambda: bool(violations))
         if plan.liveness and not violations:
             _watch(world, lambda: bool(violations))
     except Livelock as exc:
@@ -67,7 +67,7 @@ def _watch(world: World, stopped: Callable[[], bool]) -> None:
     faults.heal(world)
     deadline, arrived = hub.now + liveness.deadline_seconds(world), False
     while not stopped() and hub.now < deadline:
-        if world.plan.enough and not world.checker.verdicts:
+        if world.plan.replace_agents and not world.checker.verdicts:
             faults.start_missing_agents(world)
         hub.run(hub.now + POLL_SECONDS, stopped)
         if churn := liveness.churn(world, *before):

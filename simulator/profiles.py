@@ -49,7 +49,7 @@ ALL = {
 
 
 def _reused(rng: random.Random) -> dict[str, Any]:
-    return {"uid": rng.random() < 0.5, "min_nodes": 1}
+    return {"has_uid": rng.random() < 0.5, "min_nodes": 1}
 
 
 def _embedded(_rng: random.Random) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _embedded(_rng: random.Random) -> dict[str, Any]:
 
 
 def _barren(_rng: random.Random) -> dict[str, Any]:
-    return {"work": 10_000.0, "latency": 0.0005, "min_nodes": 2, "max_nodes": 2}
+    return {"work_seconds": 10_000.0, "latency": 0.0005, "min_nodes": 2, "max_nodes": 2}
 
 
 def _flapping(_rng: random.Random) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _flapping(_rng: random.Random) -> dict[str, Any]:
 
 
 def _fenced(rng: random.Random) -> dict[str, Any]:
-    return {"min_nodes": 1, "max_nodes": rng.choice([1, 1, 2]), "fence_after": 15.0, "peers_notice": False}
+    return {"min_nodes": 1, "max_nodes": rng.choice([1, 1, 2]), "fence_after": 15.0, "peer_loss_noticed": False}
 
 
 def _suspended(_rng: random.Random) -> dict[str, Any]:
@@ -78,29 +78,46 @@ def _forgetful(_rng: random.Random) -> dict[str, Any]:
 
 def _graceful(rng: random.Random) -> dict[str, Any]:
     return {
-        "pace": rng.choice([0.2, 0.5]),
+        "step_seconds": rng.choice([0.2, 0.5]),
         "grace": rng.choice([0.0, 8.0, 12.0]),
         "plan_timeout": rng.choice([8.0, 12.0]),
-        "last_call": 0.0,
+        "last_call_timeout": 0.0,
         "min_nodes": rng.choice([1, 1, 1, 2]),
     }
 
 
 def _resizes(rng: random.Random) -> dict[str, Any]:
     wait, saves, last = rng.choice([(5.0, 0.0, 0), (8.0, 0.0, 0), (1.0, 20.0, 0), (1.0, 25.0, 0), (1.0, 20.0, 2)])
-    return {"resize_wait": wait, "saves": saves, "last_save": last, "min_nodes": 1, "work": 10_000.0, "thinking": 0.0}
+    return {
+        "resize_wait": wait,
+        "checkpoint_interval": saves,
+        "last_checkpoint": last,
+        "min_nodes": 1,
+        "work_seconds": 10_000.0,
+        "policy_seconds": 0.0,
+    }
 
 
 def _ending(rng: random.Random) -> dict[str, Any]:
-    return {"min_nodes": 1, "spread": rng.choice([5.0, 12.0]), "fence_after": 15.0, "work": rng.uniform(3.0, 16.0)}
+    return {
+        "min_nodes": 1,
+        "finish_spread": rng.choice([5.0, 12.0]),
+        "fence_after": 15.0,
+        "work_seconds": rng.uniform(3.0, 16.0),
+    }
 
 
 def _lonely(rng: random.Random) -> dict[str, Any]:
-    return {"thinking": 0.0, "max_restarts": rng.choice([0, 1, 3, 3])}
+    return {"policy_seconds": 0.0, "max_restarts": rng.choice([0, 1, 3, 3])}
 
 
 def _causes(rng: random.Random) -> dict[str, Any]:
-    return {"peers_tell": True, "peers_notice": True, "max_restarts": rng.choice([0, 0, 1]), "work": 10_000.0}
+    return {
+        "peer_loss_reported": True,
+        "peer_loss_noticed": True,
+        "max_restarts": rng.choice([0, 0, 1]),
+        "work_seconds": 10_000.0,
+    }
 
 
 def _split(rng: random.Random) -> dict[str, Any]:
@@ -115,8 +132,8 @@ def _split(rng: random.Random) -> dict[str, Any]:
 
 def _checks(rng: random.Random) -> dict[str, Any]:
     return {
-        "check": rng.choice([1.0, 6.0, 40.0]),
-        "sick": rng.choice([0.0, 0.1, 0.3]),
+        "check_seconds": rng.choice([1.0, 6.0, 40.0]),
+        "check_failure_rate": rng.choice([0.0, 0.1, 0.3]),
         "exclude_for": rng.choice([5.0, 15.0]),
         "min_nodes": 1,
         "latency": rng.choice([0.0005, 0.002, 0.02]),
@@ -124,12 +141,12 @@ def _checks(rng: random.Random) -> dict[str, Any]:
 
 
 def _sizes(rng: random.Random) -> dict[str, Any]:
-    return {"limit": rng.choice([640, 660, 700, 800]), "min_nodes": 1, "join_timeout": 20.0}
+    return {"value_limit": rng.choice([640, 660, 700, 800]), "min_nodes": 1, "join_timeout": 20.0}
 
 
 def _strides(rng: random.Random) -> dict[str, Any]:
     sizes = rng.choice([(2, 4), (1, 3), (2, 4, 6), (1, 2, 4), (3, 5)])
-    wait = {"resize_wait": 0.5, "saves": 8.0} if rng.random() < 0.2 else {}
+    wait = {"resize_wait": 0.5, "checkpoint_interval": 8.0} if rng.random() < 0.2 else {}
     return {
         "sizes": sizes,
         "min_nodes": sizes[0],
@@ -147,11 +164,17 @@ def _spares(rng: random.Random) -> dict[str, Any]:
 def _latecomers(rng: random.Random) -> dict[str, Any]:
     work, preload = rng.choice([2.0, 4.0, 8.0, 16.0]), rng.choice([3.0, 8.0, 20.0])
     uid = rng.random() < 0.5
-    return {"min_nodes": 1, "work": work, "preload": preload, "uid": uid, "max_restarts": rng.choice([0, 0, 1])}
+    return {
+        "min_nodes": 1,
+        "work_seconds": work,
+        "import_seconds": preload,
+        "has_uid": uid,
+        "max_restarts": rng.choice([0, 0, 1]),
+    }
 
 
 def _few(rng: random.Random) -> dict[str, Any]:
-    return {"enough": False, "join_timeout": rng.choice([10.0, 20.0])}
+    return {"replace_agents": False, "join_timeout": rng.choice([10.0, 20.0])}
 
 
 PROFILES: dict[str, Profile] = {
@@ -372,7 +395,7 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     most = rng.choice([hosts, hosts, max(1, hosts - 1)])
     plan = Plan(
         profile=profile,
-        noise=seed,
+        seed=seed,
         hosts=hosts,
         min_nodes=rng.choice([1, 1, max(1, most // 2), max(1, most - 1), most]),
         max_nodes=most,
@@ -380,24 +403,24 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
         replace_lost=rng.random() < 0.85,
         join_timeout=rng.choice([20.0, 40.0]),
         fence_after=rng.choice([15.0, 30.0]),
-        last_call=rng.choice([0.0, 1.0, 1.0]),
-        rates=tuple(round(rng.uniform(0.97, 1.03), 4) for _ in range(hosts)),
+        last_call_timeout=rng.choice([0.0, 1.0, 1.0]),
+        clock_rates=tuple(round(rng.uniform(0.97, 1.03), 4) for _ in range(hosts)),
         latency=rng.choice([0.0005, 0.002, 0.02, 0.1]),
         timeout=rng.choice([2.0, 4.0]),
-        peers_notice=rng.random() < 0.6,
-        work=round(rng.uniform(3, kind.length), 1) if rng.random() < kind.finishing else 10_000.0,
-        spread=rng.choice([0.0, 0.5, 5.0]),
-        thinking=rng.choice([0.0, 0.0, 0.0, 0.2, 2.0]),
-        uid=rng.random() < 0.8,
-        quiet_at=kind.length,
+        peer_loss_noticed=rng.random() < 0.6,
+        work_seconds=round(rng.uniform(3, kind.length), 1) if rng.random() < kind.finishing else 10_000.0,
+        finish_spread=rng.choice([0.0, 0.5, 5.0]),
+        policy_seconds=rng.choice([0.0, 0.0, 0.0, 0.2, 2.0]),
+        has_uid=rng.random() < 0.8,
+        faults_end_at=kind.length,
         liveness=liveness,
-        enough=True,
+        replace_agents=True,
         faults=(),
     )
     plan = replace(plan, **kind.job(rng))
     if plan.liveness and plan.hosts > max(2, plan.min_nodes) and not plan.embedded and rng.random() < 0.25:
-        plan = replace(plan, broken=rng.randint(1, 3) if profile != "lonely" else ISOLATED)
-    plan = replace(plan, whole=random.Random(f"whole {profile} {seed}").choice([4, 8, 64]))
+        plan = replace(plan, lasting_fault=rng.randint(1, 3) if profile != "lonely" else ISOLATED)
+    plan = replace(plan, kept_entries=random.Random(f"whole {profile} {seed}").choice([4, 8, 64]))
     if profile == "workers":
         policies = random.Random(f"policies {profile} {seed}")  # not of `rng`, of which other draws depend
         plan = replace(plan, delay=policies.choice([0.0, 0.0, 2.0, 7.0]), exclude_for=policies.choice([0.0, 0.0, 9.0]))

@@ -21,9 +21,9 @@ STARTED = {3.0: Command(name="other", arguments="1"), 4.0: Command(name="train",
 
 def differ(world: World, one: Command, other: Command) -> bool:
     """Return True if these are the programs of two jobs."""
-    if not world.plan.programs:
+    if not world.plan.has_programs:
         return False
-    return one.name != other.name or (world.plan.unnamed and one.arguments != other.arguments)
+    return one.name != other.name or (world.plan.is_unnamed and one.arguments != other.arguments)
 
 
 def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
@@ -31,7 +31,7 @@ def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
     opener = ledger.settings.command
     if differ(world, agent.command, opener):
         world.checker.fail("S6", f"{agent.node_id} runs {agent.command}, and joins a job that runs {opener}")
-    if not (world.plan.programs and world.plan.unnamed and world.plan.max_nodes == 1) or agent.again:
+    if not (world.plan.has_programs and world.plan.is_unnamed and world.plan.max_nodes == 1) or agent.again:
         return
     for other in world.living():
         if other is not agent and other.run == agent.run and healthy_agent(world, other.node_id) is not None:
@@ -50,7 +50,7 @@ def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:
 
 def check_undisturbed(world: World, entry: Entry) -> None:
     """S6: no decision on a run depends on nodes of other jobs."""
-    if not world.plan.programs:
+    if not world.plan.has_programs:
         return
     opener = world.checker.histories.commands.get(entry.run)
     for row in read_before(world, entry.id, entry.run):
@@ -61,6 +61,6 @@ def check_undisturbed(world: World, entry: Entry) -> None:
 
 def note_exit(world: World, agent: SimAgent, code: int) -> None:
     """Count refused nodes."""
-    if world.plan.programs and code == 76 and not agent.run:
+    if world.plan.has_programs and code == 76 and not agent.run:
         what = "another program, or one with other arguments," if agent.command != OWN else "a node"
         world.count(f"S6 {what} is refused")

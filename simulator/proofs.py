@@ -144,7 +144,7 @@ class Proofs:
     @property
     def deceptive(self) -> bool:
         """Return True if a proof can be wrong in this plan."""
-        return self.world.plan.twins is not None or self.world.plan.vouching in ("wrong", "people")
+        return self.world.plan.twin_clock_offset is not None or self.world.plan.vouching in ("wrong", "people")
 
     def on_heartbeat(self, node_id: str) -> None:
         """Record that a heartbeat has arrived."""

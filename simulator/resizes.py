@@ -30,7 +30,7 @@ def check_resize(world: World, replica: Replica, entry: Entry) -> None:
     """Check a HALT that makes room for waiting nodes."""
     plan, author = world.plan, world.agent(entry.author)
     current = world.checker.histories.newest_round(replica, entry.run)
-    if not plan.resize_wait or plan.pace or current is None or author is None or author.supervisor is None:
+    if not plan.resize_wait or plan.step_seconds or current is None or author is None or author.supervisor is None:
         return
     session, now = author.supervisor._session, author.host.now()
     round_at, watch = session.ledger.round_at, session.watch

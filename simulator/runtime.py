@@ -39,17 +39,17 @@ def runtime_of(world: World, now: Callable[[], float], sleep: Callable[[float], 
         event=cast("Any", partial(engine.Event, hub)),
         ask=cast("Any", partial(engine.Future, hub)),
         codec=codec_of(world.plan),
-        whole=world.plan.whole,
+        whole=world.plan.kept_entries,
     )
 
 
 def codec_of(plan: Plan) -> Codec:
     """Return core's codec if values are sealed, which needs bytes; else one that passes objects."""
-    if plan.token:
+    if plan.has_token:
         return CODEC
-    if plan.limit:
-        encode_entry = partial(_encoded, partial(codec.encode_entry, most=plan.limit), codec.decode_entry)
-        encode_row = partial(_encoded, partial(codec.encode_row, most=plan.limit), codec.decode_row)
+    if plan.value_limit:
+        encode_entry = partial(_encoded, partial(codec.encode_entry, most=plan.value_limit), codec.decode_entry)
+        encode_row = partial(_encoded, partial(codec.encode_row, most=plan.value_limit), codec.decode_row)
         return Codec(encode_entry, _unwrap, encode_row, _unwrap, can_fail=False)
     return UNENCODED
 

@@ -14,21 +14,21 @@ def leaders_job(rng: random.Random) -> dict[str, Any]:
         "min_nodes": 1,
         "max_nodes": rng.choice([1, 1, 2]),
         "fence_after": rng.choice([20.0, 30.0]),
-        "reign": rng.choice([12.0, 14.0, 18.0]),
+        "leader_lifetime": rng.choice([12.0, 14.0, 18.0]),
         "latency": rng.choice([0.0005, 0.002, 0.02]),
-        "peers_notice": False,
+        "peer_loss_noticed": False,
         "replace_lost": True,
-        "thinking": 0.0,
+        "policy_seconds": 0.0,
     }
 
 
 def leaders(rng: random.Random, plan: Plan) -> list[Fault]:
     """Draw faults: all members are cut off, and soon after the HALT the first leader is killed."""
     cut_at, at = round(rng.uniform(5.0, 7.0), 3), rng.uniform(19.0, 26.0)
-    found = [Fault(cut_at, "members", 0, plan.quiet_at)]
-    while at < plan.quiet_at:
+    found = [Fault(cut_at, "members", 0, plan.faults_end_at)]
+    while at < plan.faults_end_at:
         found.append(Fault(round(at, 3), "leader", 0, rng.choice([0.01, 0.3]), rng.choice([0.5, 2.0])))
-        at += plan.reign
+        at += plan.leader_lifetime
     return found
 
 
@@ -42,9 +42,9 @@ def slots_job(rng: random.Random) -> dict[str, Any]:
     return {
         "min_nodes": 1,
         "max_nodes": rng.choice([1, 1, 2, 3]),
-        "twins": rng.choice([None, 0.5, -300.0, 300.0]),
+        "twin_clock_offset": rng.choice([None, 0.5, -300.0, 300.0]),
         "latency": rng.choice([0.0005, 0.002, 0.02]),
-        "peers_notice": rng.random() < 0.3,
+        "peer_loss_noticed": rng.random() < 0.3,
         "replace_lost": True,
     }
 
@@ -57,16 +57,18 @@ def vouched_job(rng: random.Random) -> dict[str, Any]:
         "fence_after": rng.choice([30.0, 40.0]),
         "vouching": rng.choice(["people", "people", "right", "wrong"]),
         "latency": rng.choice([0.0005, 0.002, 0.02]),
-        "peers_notice": False,
+        "peer_loss_noticed": False,
         "replace_lost": True,
-        "thinking": 0.0,
+        "policy_seconds": 0.0,
     }
 
 
 def vouched(rng: random.Random, plan: Plan) -> list[Fault]:
     """Draw faults: members are cut off, lose power or do not read entries; people vouch for all or some of them."""
     at = round(rng.uniform(5.0, 8.0), 3)
-    what, span, value = rng.choice([("members", plan.quiet_at, 0.0), ("lose-members", 0.0, 0.0), ("deaf", 16.0, 7.5)])
+    what, span, value = rng.choice(
+        [("members", plan.faults_end_at, 0.0), ("lose-members", 0.0, 0.0), ("deaf", 16.0, 7.5)]
+    )
     found = [Fault(at, what, 0, span, value)]
     if plan.vouching == "people":
         after = 7.0 if what == "deaf" else 2.0
@@ -84,7 +86,7 @@ def departed_job(rng: random.Random) -> dict[str, Any]:
         "fence_after": 30.0,
         "join_timeout": 40.0,
         "latency": rng.choice([0.0005, 0.002, 0.02]),
-        "thinking": 0.0,
+        "policy_seconds": 0.0,
     }
 
 
@@ -109,7 +111,7 @@ def returned_job(rng: random.Random) -> dict[str, Any]:
         "replace_lost": True,
         "fence_after": 30.0,
         "latency": rng.choice([0.0005, 0.002, 0.02]),
-        "thinking": 0.0,
+        "policy_seconds": 0.0,
     }
 
 
@@ -118,7 +120,7 @@ def returned(rng: random.Random, plan: Plan) -> list[Fault]:
     killed = rng.uniform(7.0, 9.0)
     again = killed + rng.uniform(0.5, 9.0)
     back = again + rng.choice([rng.uniform(0.5, 8.0), rng.uniform(8.0, 25.0)])
-    uid = 2.0 if plan.uid else 0.0
+    uid = 2.0 if plan.has_uid else 0.0
     found = [
         *(Fault(killed, "power", host) for host in range(plan.hosts)),
         *(Fault(again + rng.uniform(0.0, 1.0), "start", host, 0.0, uid) for host in range(plan.hosts)),
@@ -132,7 +134,7 @@ def returned(rng: random.Random, plan: Plan) -> list[Fault]:
 def strangers_job(rng: random.Random) -> dict[str, Any]:
     """Draw a job with forged writes, mostly with a token. A forged entry can end a job without one."""
     return {
-        "token": rng.random() < 0.7,
+        "has_token": rng.random() < 0.7,
         "liveness": False,
         "min_nodes": 1,
         "latency": rng.choice([0.0005, 0.002, 0.02]),
@@ -142,12 +144,12 @@ def strangers_job(rng: random.Random) -> dict[str, Any]:
 def programs_job(rng: random.Random) -> dict[str, Any]:
     """Draw a job under whose id other programs are started."""
     return {
-        "programs": True,
-        "unnamed": rng.random() < 0.5,
-        "uid": rng.random() < 0.2,
+        "has_programs": True,
+        "is_unnamed": rng.random() < 0.5,
+        "has_uid": rng.random() < 0.2,
         "min_nodes": 1,
         "max_nodes": rng.choice([1, 2, 3]),
-        "preload": rng.choice([0.0, 0.0, 8.0]),
+        "import_seconds": rng.choice([0.0, 0.0, 8.0]),
         "latency": rng.choice([0.0005, 0.002, 0.02]),
     }
 
@@ -155,16 +157,16 @@ def programs_job(rng: random.Random) -> dict[str, Any]:
 def crowd_job(rng: random.Random) -> dict[str, Any]:
     """Draw a job with many waiting nodes and slow reads of the roster."""
     return {
-        "crowd": rng.choice([100, 100, 300, 1000]),
-        "look": rng.choice([0.05, 0.6, 1.3, 3.3]),
+        "idle_nodes": rng.choice([100, 100, 300, 1000]),
+        "roster_seconds": rng.choice([0.05, 0.6, 1.3, 3.3]),
         "latency": rng.choice([0.0005, 0.002, 0.02]),
         "timeout": 8.0,
         "min_nodes": 1,
-        "thinking": 0.0,
+        "policy_seconds": 0.0,
     }
 
 
 def crowd(rng: random.Random, plan: Plan) -> list[Fault]:
     """Draw faults: some of the waiting nodes fall silent, one after another."""
     times = [round(rng.uniform(8.0, 18.0), 3) for _ in range(3)]
-    return [Fault(at, "hush", 0, 0.0, float(rng.randrange(plan.crowd))) for at in times]
+    return [Fault(at, "hush", 0, 0.0, float(rng.randrange(plan.idle_nodes))) for at in times]

@@ -11,20 +11,20 @@ from simulator.play import play
 MOST_PLAYS = 600
 """The most plans that are tried."""
 DEFAULTS: dict[str, object] = {
-    "rates": (),
-    "thinking": 0.0,
-    "spread": 0.0,
+    "clock_rates": (),
+    "policy_seconds": 0.0,
+    "finish_spread": 0.0,
     "latency": 0.002,
     "timeout": 4.0,
-    "peers_notice": True,
-    "work": 10_000.0,
-    "last_call": 1.0,
-    "uid": True,
+    "peer_loss_noticed": True,
+    "work_seconds": 10_000.0,
+    "last_call_timeout": 1.0,
+    "has_uid": True,
     "max_restarts": 3,
     "replace_lost": True,
     "min_nodes": 1,
-    "noise": 0,
-    "whole": 64,
+    "seed": 0,
+    "kept_entries": 64,
 }
 """Values of a plan that a reader need not look at."""
 
@@ -57,8 +57,8 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, faults=faults[:first] + faults[first + size :])
         size //= 2
     last = max((fault.host for fault in faults), default=0)
-    if plan.broken:
-        yield replace(plan, broken=0)
+    if plan.lasting_fault:
+        yield replace(plan, lasting_fault=0)
     elif last + 1 < plan.hosts:
         yield replace(
             plan, hosts=last + 1, max_nodes=min(plan.max_nodes, last + 1), min_nodes=min(plan.min_nodes, last + 1)

@@ -54,7 +54,7 @@ class SimStore:
         self.hub, self.latency, self.timeout, self.count = hub, latency, timeout, count
         self.master = Replica(appended, shrunk)
         self.down = False
-        self.embedded = self.may_forget = self.stale_reads = self.guarded = self.misled = False
+        self.embedded = self.may_forget = self.stale_reads = self.guarded = self.stale_sentinels = False
         self.connections: dict[Connection, None] = {}
         self.rosters: dict[str, list[RosterRow]] = {}
         """The whole roster, as each agent last read it over any of its connections."""
@@ -341,7 +341,7 @@ class Connection(RendezvousBackend):
         """Return True if the sentinels name this connection's server; one that refuses writes needs none."""
         if max(self.channel.to_cut, self.channel.from_cut) > self.store.hub.now or self.store.down:
             raise RendezvousConnectionError("No sentinel answers.")
-        return self.store.guarded or self.store.misled or self.channel.replica is self.store.master
+        return self.store.guarded or self.store.stale_sentinels or self.channel.replica is self.store.master
 
     def _request(self, name: str, *args: Any) -> Any:
         if self.broken:

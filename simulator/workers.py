@@ -109,32 +109,32 @@ class Training:
         left = self.world.work_left
         for worker in here:
             hub.at(hub.now + FIRST_STEP, worker.report_event, Progressed(self.round.number))
-            hub.at(hub.now + left + self.world.plan.spread * random.random(), worker.finish)
-        if self.world.plan.saves:
+            hub.at(hub.now + left + self.world.plan.finish_spread * random.random(), worker.finish)
+        if self.world.plan.checkpoint_interval:
             for worker in here:
                 worker.report_event(Checkpointed(self.round.number, worker.host.now(), saved=False))
-            hub.at(hub.now + self.world.plan.saves, self.save)
-        if self.world.plan.pace:
+            hub.at(hub.now + self.world.plan.checkpoint_interval, self.save)
+        if self.world.plan.step_seconds:
             self.step = self.world.step.setdefault(self.run, 0)
             self.take_step()
 
     def save(self) -> None:
         """Save a checkpoint, on all ranks or on rank 0; a node notices those of its own ranks."""
         world, hub = self.world, self.world.hub
-        if not self.active or world.saves == world.plan.last_save > 0:
+        if not self.active or world.saves == world.plan.last_checkpoint > 0:
             return
         world.saves, self.saved_at = world.saves + 1, hub.now
-        members = self.round.members if world.plan.noise % 2 else self.round.members[:1]
+        members = self.round.members if world.plan.seed % 2 else self.round.members[:1]
         for member in members:
             worker = self.workers[member.node_id]
             hub.at(hub.now + 0.3 * hub.random.random(), worker.save)
-        hub.at(hub.now + world.plan.saves, self.save)
+        hub.at(hub.now + world.plan.checkpoint_interval, self.save)
 
     def take_step(self) -> None:
         """Take a step: a collective of all ranks, then ``should_checkpoint()`` on each."""
         if not self.active:
             return
-        hub, pace = self.world.hub, self.world.plan.pace
+        hub, pace = self.world.hub, self.world.plan.step_seconds
         self.step, self.stepped_at = self.step + 1, hub.now
         for worker in self.workers.values():
             if worker.steps:
@@ -145,7 +145,7 @@ class Training:
         """Record that a rank goes on to the next step."""
         self._stepping.discard(worker.node_id)
         if not self._stepping:
-            hub, pace = self.world.hub, self.world.plan.pace
+            hub, pace = self.world.hub, self.world.plan.step_seconds
             hub.at(hub.now + pace * (0.5 + hub.random.random()), self.take_step)
 
     def abort(self, why: str) -> None:
@@ -159,8 +159,8 @@ class Training:
         for worker in self.workers.values():
             if worker.state in (State.STARTING, State.RUNNING):
                 blocked = COLLECTIVE_TIMEOUT if world.plan.embedded else COLLECTIVE_TIMEOUT_WITH_STORE
-                wait = _peer_failure_delay(world) if world.plan.peers_notice else blocked
-                what = CLOSED if world.plan.peers_tell else "a peer is gone"
+                wait = _peer_failure_delay(world) if world.plan.peer_loss_noticed else blocked
+                what = CLOSED if world.plan.peer_loss_reported else "a peer is gone"
                 hub.at(hub.now + wait, worker.fail, f"{what}: {why}")
 
     def on_worker_done(self) -> None:
@@ -177,7 +177,7 @@ class Training:
 
 def _peer_failure_delay(world: World) -> float:
     """Return the seconds from a worker's end to its peers' failure; few if they report the loss."""
-    return (0.0005 if world.plan.peers_tell else 0.01) + 0.5 * world.hub.random.random()
+    return (0.0005 if world.plan.peer_loss_reported else 0.01) + 0.5 * world.hub.random.random()
 
 
 class Worker:
@@ -195,7 +195,7 @@ class Worker:
         self.loop = StepLoop(self)
         world = host.world
         training.workers[node_id] = self
-        if training.broken and world.plan.peers_notice:
+        if training.broken and world.plan.peer_loss_noticed:
             world.hub.at(world.hub.now + CONNECTING, self.fail, "cannot reach its peers")
         world.hub.at(world.hub.now + STARTUP * world.hub.random.random(), self._ready)
         world.hub.at(world.hub.now + CONNECTING, self._fail_without_peers)
@@ -208,7 +208,7 @@ class Worker:
     @property
     def steps(self) -> bool:
         """True while its rank is in its training loop."""
-        return self.state is State.RUNNING and self.host.world.plan.pace > 0
+        return self.state is State.RUNNING and self.host.world.plan.step_seconds > 0
 
     @property
     def number(self) -> int:

@@ -37,8 +37,12 @@ class Host:
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
         self.name = chr(ord("a") + number)
-        rates = world.plan.rates
-        began = 1000.0 * number if world.plan.twins is None or number > 1 else 1000.0 + number * world.plan.twins
+        rates = world.plan.clock_rates
+        began = (
+            1000.0 * number
+            if world.plan.twin_clock_offset is None or number > 1
+            else 1000.0 + number * world.plan.twin_clock_offset
+        )
         self.clock = Clock(world.hub, began, rates[number] if number < len(rates) else 1.0)
         self.wall_offset = 0.0
         """Offset of the wall clock; nothing may depend on it."""
@@ -73,7 +77,7 @@ class Host:
     @property
     def shares_host_id(self) -> bool:
         """True if another host has its host id, and neither sees the slots of the other."""
-        return self.world.plan.twins is not None and self.number < 2 and self.boots == 1
+        return self.world.plan.twin_clock_offset is not None and self.number < 2 and self.boots == 1
 
     @property
     def address(self) -> str:
@@ -144,7 +148,7 @@ class World:
 
     def __init__(self, plan: Plan, *, traced: bool = False) -> None:
         self.plan = plan
-        self.hub = Hub(plan.noise)
+        self.hub = Hub(plan.seed)
         self.coverage: Counter[str] = Counter()
         """Number of times that each rule and each fault was covered."""
         self.trace: list[tuple[float, str, str]] | None = [] if traced else None
@@ -162,12 +166,16 @@ class World:
         self.store.on_row_sent = lambda value: slot_rules.check_row(self, value.value)
         self.store.on_overload = lambda what: self.checker.fail("fault 31", what)
         self.store.embedded, self.store.may_forget = plan.embedded, plan.may_forget
-        self.store.stale_reads, self.store.guarded, self.store.misled = plan.stale_reads, plan.guarded, plan.misled
+        self.store.stale_reads, self.store.guarded, self.store.stale_sentinels = (
+            plan.stale_reads,
+            plan.guarded,
+            plan.stale_sentinels,
+        )
         self.crowd = Crowd(self)
-        self.store.crowd = self.crowd if plan.crowd else None
-        self.store.roster_delay = plan.look
+        self.store.crowd = self.crowd if plan.idle_nodes else None
+        self.store.roster_delay = plan.roster_seconds
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
-        self.work_left = plan.work
+        self.work_left = plan.work_seconds
         self.saves = 0
         """Number of checkpoints that the script has saved."""
         self.step: dict[str, int] = {}
@@ -194,7 +202,7 @@ class World:
     @property
     def broken_host(self) -> Host | None:
         """The host that stays cut off from the store, if there is one."""
-        return self.hosts[-1] if self.plan.broken not in (0, ISOLATED) else None
+        return self.hosts[-1] if self.plan.lasting_fault not in (0, ISOLATED) else None
 
     def count(self, what: str) -> None:
         """Count a rule or a fault."""

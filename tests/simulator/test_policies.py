@@ -51,13 +51,13 @@ def entries(
     starts = [*crash, *(Fault(0.1 + host / 10, "start", host) for host in range(3))]
     plan = Plan(
         profile="workers",
-        noise=1,
+        seed=1,
         min_nodes=1,
         max_restarts=100,
-        work=1e6,
-        quiet_at=seconds,
+        work_seconds=1e6,
+        faults_end_at=seconds,
         liveness=False,
-        peers_tell=True,
+        peer_loss_reported=True,
         faults=tuple(sorted([*starts, *(Fault(at, "fail", host) for at, host in fails)])),
     )
     world = World(plan)

@@ -121,7 +121,7 @@ def test_a_violated_plan_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     small = shrinker.shrink(replace(plan, hosts=5, faults=tuple(sorted([*plan.faults, crash]))))
     assert [fault.kind for fault in small.faults] == ["start", "crash"]
     assert small.hosts == 2
-    assert small.rates == ()
+    assert small.clock_rates == ()
 
 
 def test_a_clock_drifts_and_stands_still() -> None:
