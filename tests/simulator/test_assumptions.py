@@ -25,7 +25,7 @@ def total() -> Iterator[Consequence]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("profile", ASSUMPTIONS)
-def test_what_does_not_stand_on_a_broken_assumption_holds(profile: str, seed: int, total: Consequence) -> None:
+def test_other_invariants_hold_under_a_broken_assumption(profile: str, seed: int, total: Consequence) -> None:
     found = measure.measure(profile, range(seed * PLANS, (seed + 1) * PLANS))
     assert not found.violations, "\n".join(
         f"{violation}\n  look at it: python -m simulator --shrink --profile {violation}"

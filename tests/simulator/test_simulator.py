@@ -162,7 +162,7 @@ def _digests(hash_seed: str, first: str = "") -> str:
 
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
-def test_what_was_found_once_is_not_found_again(path: Path) -> None:
+def test_a_plan_that_found_a_defect_is_not_violated(path: Path) -> None:
     outcome = play(Plan.load(path.read_text()), traced=True)
     assert outcome.violation is None, "\n".join(outcome.trace)
 
