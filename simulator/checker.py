@@ -309,7 +309,7 @@ class Checker:
         self.world.note(who, f"starts workers of round {current.number}, restart count {restart_count}")
         sealed = self.histories.rounds.get(current.offer.id)
         if sealed is None:
-            self.fail("I11", f"{who} starts round {current.number}, which nobody ever wrote")
+            self.fail("I11", f"{who} starts round {current.number}, which no node has written")
         elif not self.histories.was_written(current):
             self.fail("I2", f"{who} starts another round {current.number} than was written")
         if node.newest is not None and self._follows(agent.run, node.newest, current):
@@ -327,7 +327,7 @@ class Checker:
         # Two histories of a run may have a round of one number each; a place serves one round all the same.
         key = f"{current.offer.id} {current.members}" if self.world.lost_data else f"{agent.run} {current.number}"
         if self._agreed.setdefault(key, (current.members, current.offer)) != (current.members, current.offer):
-            self.fail("I2", f"{who} has other members of round {current.number} than somebody else")
+            self.fail("I2", f"{who} has other members of round {current.number} than another node")
         rank = [member.node_id for member in current.members].index(who)
         if self._ranks.setdefault((key, rank), who) != who:
             self.fail("I1", f"rank {rank} of round {current.number} belongs to two nodes")

@@ -84,7 +84,7 @@ def _silence_node(world: World, host: Host, fault: Fault) -> bool:
 def _check_found(world: World, name: str) -> None:
     if name in world.crowd.rows and not world.checker.verdicts:
         nodes, silence = len(world.crowd.rows), detection_seconds(world)
-        why = f"{name} has been silent for {silence:.1f} s among {nodes}, and nobody has found it"
+        why = f"{name} has been silent for {silence:.1f} s among {nodes}, and no leader has found it"
         world.checker.fail("L1", why)
 
 

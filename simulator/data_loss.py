@@ -83,7 +83,7 @@ def check_overlap_known(world: World, one: Training, other: Training) -> None:
             both = f"rounds {one.round.number} of {one.run} and {other.round.number} of {other.run}"
             world.checker.fail("S4", f"{both} train at once, and {node_id} must know of it")
             return
-    world.count("S3 two rounds train, and nobody can know of it yet")
+    world.count("S3 two rounds train, and no node can know of it yet")
     world.hub.at(world.hub.now + POLL_SECONDS, check_overlap_known, world, one, other)
 
 
@@ -93,7 +93,7 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
     if not world.lost_data:
         checker.fail("S3", f"{entry.author} resumes a run, and the store has lost nothing")
     if not checker.histories.was_written(body.round):
-        checker.fail("S3", f"{entry.author} resumes round {body.round.number}, which nobody ever wrote")
+        checker.fail("S3", f"{entry.author} resumes round {body.round.number}, which no node has written")
     if entry.epoch != body.epoch + 1:
         checker.fail("S3", f"epoch {entry.epoch} follows epoch {body.epoch}")
     if before is None:
@@ -141,4 +141,4 @@ def check_first(world: World, replica: Replica, entry: Entry) -> None:
         ledger = agent.state.ledger
         mine = ledger.round is not None and ledger.closed is None and not agent.state.run_replaced
         if mine and agent.host.channel.replica is replica and has_contact(world, agent.host):
-            world.checker.fail("S3", f"{entry.author} buries the run that {agent.node_id} is in")
+            world.checker.fail("S3", f"{entry.author} opens a run over that of {agent.node_id}")

@@ -1,4 +1,4 @@
-"""Defects to plant: a function, a piece of it that occurs there once, and what stands there instead."""
+"""Defects to plant: a function, a piece of it that occurs there once, and its replacement."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from simulator.proof_defects import PROOF_DEFECTS
 from simulator.store_defects import STORE_DEFECTS
 
 DEFECTS: tuple[Defect, ...] = (
-    # Who decides
-    Defect("everybody decides", "StoreReader._look", "state.ledger.leader == state.node_id", "True", "agents"),
+    # Leadership
+    Defect("every node decides", "StoreReader._look", "state.ledger.leader == state.node_id", "True", "agents"),
     Defect(
         "a successor keeps the term", "compose", "head.term + isinstance(body, entries.Leader)", "head.term", "agents"
     ),
     Defect(
-        "nobody succeeds a silent leader",
+        "no node succeeds a silent leader",
         "takeover_at",
         "signs.heartbeat_changed_at + ledger.settings.timing.lost_after",
         "signs.heartbeat_changed_at + 10_000.0",
@@ -44,7 +44,7 @@ DEFECTS: tuple[Defect, ...] = (
         "network",
     ),
     Defect("an unclosed run is opened anew", "_Joining._open", "abandoned and ledger is not None", "False", "reused"),
-    # Sealing
+    # Rounds
     Defect("below the minimum", "_decide_halted", "len(nodes) >= view.agreement.min_nodes", "nodes", "agents"),
     Defect(
         "the first round below the minimum", "_decide_forming", "len(came) >= agreement.min_nodes", "came", "agents"
@@ -107,7 +107,7 @@ DEFECTS: tuple[Defect, ...] = (
         "workers",
     ),
     Defect(
-        "who has not read of the newest leader is given a slot",
+        "a node that has not read of the newest leader is given a slot",
         "LeaderView.waiting_nodes",
         "node.row.head >= ledger.head.anchors.leader",
         "True",
@@ -123,7 +123,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect("success is not noticed", "_decide_live", "len(finished) == len(ids)", "False", "workers"),
     Defect(
-        "somebody joins at the end",
+        "a node joins at the end",
         "_decide_live",
         "view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids)",
         "view.has_room(current) and view.watch.gone.isdisjoint(ids)",
@@ -138,7 +138,7 @@ DEFECTS: tuple[Defect, ...] = (
         3000,
     ),
     Defect(
-        "nobody waits for company",
+        "no node waits for others",
         "seconds_until_resize",
         "max(0.0, (longest if case.restarts_often else case.resize_wait) - case.waited)",
         "0.0",
@@ -154,8 +154,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("a waiting node is put off for ever", "MAX_WAIT_FACTOR", "30.0", "30_000.0", "resizes", first=430),
     Defect("rounds that never get anywhere go on", "MAX_BARREN_ROUNDS", "10", "10_000", "barren"),
     Defect("a flapping host is given a slot for ever", "MAX_LOSSES", "3", "3000", "flapping", first=110),
-    Defect("nobody gives up waiting", "_decide_halted", "view.timing.join_timeout", "10_000.0", "few"),
-    # Books
+    Defect("no node gives up waiting", "_decide_halted", "view.timing.join_timeout", "10_000.0", "few"),
+    # Counters
     Defect(
         "failures are for free", "counters_after_restart", "counters.restarts + spends", "counters.restarts", "workers"
     ),
@@ -183,16 +183,16 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("the budget has no end", "SimAgent._judge", "history.restarts < history.max_restarts", "True", "workers"),
     Defect("a delay is over at once", "_delayed_until", "view.ledger.halted_at + verdict.delay", "0.0", "workers"),
     Defect(
-        "a delay is only for those who stay",
+        "a delay is only for members that stay",
         "_decide_failure",
         "verdict.action is Action.RESTART and not verdict.delay and whole and find_unreachable(view, current) is None",
         "verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None",
         "workers",
     ),
     Defect("an exclusion never ends", "Counters.excluded_at", "until is None or age < until", "True", "workers"),
-    # Who is lost
+    # Lost nodes
     Defect(
-        "nobody is ever lost",
+        "no node is ever lost",
         "is_lost",
         "now >= silence_deadline(watch, node, timing)",
         "node_id in watch.gone",
@@ -221,7 +221,7 @@ DEFECTS: tuple[Defect, ...] = (
         "agents",
     ),
     Defect(
-        "a look at slots shows who comes later to be gone",
+        "a look at slots shows later nodes to be gone",
         "_find_gone_on_host",
         "0 < row.info.slots.at < freed[row.info.slot]",
         "freed[row.info.slot]",
@@ -235,10 +235,10 @@ DEFECTS: tuple[Defect, ...] = (
         "agents",
         first=1000,
     ),
-    Defect("nobody looks at slots again", "Supervisor._tick", "self._look()", "self._slots", "agents", first=1000),
+    Defect("no agent looks at slots again", "Supervisor._tick", "self._look()", "self._slots", "agents", first=1000),
     Defect("the dead keep their rows", "LeaderDriver._prune", "store.remove(node_id)", "pass", "agents"),
     Defect(
-        "who stops by itself is not missed",
+        "a member that stops by itself is not missed",
         "_departure_halt",
         "stopped and node.row.incident is None",
         "False",
@@ -272,7 +272,7 @@ DEFECTS: tuple[Defect, ...] = (
         "workers",
     ),
     Defect(
-        "who is left out starts, too",
+        "a node that is left out starts, too",
         "_wanted_round",
         "current if state.ledger.is_member(state.info.node_id) else None",
         "current",
@@ -377,10 +377,10 @@ DEFECTS: tuple[Defect, ...] = (
         "False",
         "split",
     ),
-    # Stopping together
+    # Graceful stops
     Defect("the step of a plan is one too low", "continue_plan", "max(steps) + 1", "max(steps)", "graceful"),
     Defect(
-        "who leaves since the plan goes unsaid",
+        "a node that leaves since the plan is not reported",
         "continue_plan",
         "any(map(view.is_leaving, current.group_ranks))",
         "False",
@@ -403,7 +403,7 @@ DEFECTS: tuple[Defect, ...] = (
         "graceful",
     ),
     Defect(
-        "who has stopped as planned is missed",
+        "a member that has stopped as planned is missed",
         "_departure_halt",
         "view.ledger.plan is not None and graceful_stop.has_stepped_down(current, node)",
         "False",
@@ -452,7 +452,7 @@ DEFECTS: tuple[Defect, ...] = (
         1000,
     ),
     Defect(
-        "who leaves is given a slot again",
+        "a leaving node is given a slot again",
         "_sort_members",
         "leaving = [node_id for node_id in ids if view.is_leaving(node_id)]",
         "leaving: list[str] = []",
@@ -543,7 +543,7 @@ DEFECTS: tuple[Defect, ...] = (
         "raise RendezvousStateError(exc.message) from exc",
         "sizes",
     ),
-    # Coming in
+    # Joining
     Defect("any uid joins", "admit", "same or uid is None", "True", "reused"),
     Defect(
         "a living run is abandoned",

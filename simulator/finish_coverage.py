@@ -71,4 +71,4 @@ def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, l
             continue
         could = max(seen.arrived_at, allowed_at, watch.gap_at)
         if first > now - could > last + ENOUGH and row.info.host_id not in entry.counters.bad_hosts(entry.age):
-            world.count("L7 nobody joins after the first has finished")
+            world.count("L7 no node joins after the first has finished")

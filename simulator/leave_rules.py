@@ -32,7 +32,7 @@ def check_join(world: World, replica: Replica, entry: Entry) -> None:
     members = {member.node_id for member in current.members}
     for row in read_before(world, entry.id, entry.run):
         if row.info.node_id in members and row.phase is Phase.FINISHED and row.round == current.number:
-            world.checker.fail("L7", f"somebody joins, although {row.info.node_id} has finished")
+            world.checker.fail("L7", f"a node joins, although {row.info.node_id} has finished")
 
 
 def check_slots(world: World, entry: Entry, body: Round) -> None:
@@ -51,7 +51,7 @@ def check_leaving(world: World, entry: Entry, body: StopAt, current: Round, plan
     if leaving and planned is HaltReason.RESIZE:
         world.count("STOP_AT a node leaves since the PLAN")
     if body.leaving != (bool(leaving) or planned is not HaltReason.RESIZE):
-        said = "somebody leaves" if body.leaving else "all stay"
+        said = "a node leaves" if body.leaving else "all stay"
         world.checker.fail("PLAN", f"entry {entry.index} says that {said}; planned: {planned}, leaving: {leaving}")
 
 

@@ -35,7 +35,7 @@ def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
         return
     for other in world.living():
         if other is not agent and other.run == agent.run and healthy_agent(world, other.node_id) is not None:
-            why = f"{agent.node_id} joins a job for one node that nobody has named, and {other.node_id} is its node"
+            why = f"{agent.node_id} joins a job for one node without a name, and {other.node_id} is its node"
             world.checker.fail("S6", why)
 
 

@@ -1,11 +1,11 @@
-"""Defects in what one node believes of others: how long a HALT has stood, who is gone, and who has written what."""
+"""Defects in a node's knowledge of others: the age of a HALT, nodes that are gone, and the authors of entries."""
 
 from __future__ import annotations
 
 from simulator.defect import Defect
 
 PROOF_DEFECTS: tuple[Defect, ...] = (
-    # How long a HALT has stood
+    # The age of a HALT
     Defect(
         "the age of a HALT begins anew with each leader",
         "Ledger.halted_at",
@@ -20,7 +20,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "round(elapsed, 6)",
         "leaders",
     ),
-    # Whether a round is over
+    # The end of a round
     Defect("a RESUME does not say that its round is over", "compose_resume", "mine.over", "None", "departed"),
     Defect("no leader says that a round is over", "_record_over", "view.now >= due", "False", "departed"),
     Defect(
@@ -30,7 +30,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "None",
         "departed",
     ),
-    # Where the ranks are
+    # Questions about ranks
     Defect(
         "a question is asked while one is open",
         "ask_or_report",
@@ -45,7 +45,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "after(halt=None, plan=None, stop_at=None, over=None, suspected=None, hang=None)",
         "questions",
     ),
-    # Who is gone
+    # Gone nodes
     Defect(
         "a proof counts while the heartbeat goes on",
         "silence_deadline",
@@ -68,9 +68,9 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)\nhost.left(agent)",
         "slots",
     ),
-    # Who vouches
+    # Vouchers
     Defect(
-        "who is vouched for is gone although its heartbeat goes on",
+        "a node with a voucher is gone although its heartbeat goes on",
         "is_proved_gone",
         "node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)",
         "node.node_id in watch.gone",
@@ -79,20 +79,20 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         first=640,
     ),
     Defect(
-        "no plugin is asked who is gone",
+        "no plugin is asked for gone nodes",
         "LeaderDriver.turn",
         "self._ask_who_is_gone(silent)",
         "pass",
         "vouched",
     ),
     Defect(
-        "nobody hears who was released",
+        "no leader reads which nodes were released",
         "observe",
         "(watch.gone | vouched_for) & in_order.keys()",
         "watch.gone & in_order.keys()",
         "vouched",
     ),
-    # Who has written what
+    # Authors
     Defect(
         "the author of an entry does not matter", "advance", "_check_author(entry, head.leader)", "pass", "strangers"
     ),
@@ -110,7 +110,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "before = row, row.value[97:]",
         "strangers",
     ),
-    # Whose job it is
+    # Programs
     Defect(
         "another program joins",
         "_command_refusal",
@@ -139,7 +139,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "False",
         "programs",
     ),
-    # Who is silent among many
+    # A silent node among many
     Defect(
         "a gap is as short where a look takes long",
         "contact_gap",

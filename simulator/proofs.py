@@ -182,7 +182,7 @@ class Proofs:
         cut_off = max(channel.to_cut, channel.from_cut) > self.world.hub.now
         if agent.gone_at is None and not (cut_off and self.world.plan.vouching == "wrong"):
             return False
-        self.world.count("S4 somebody vouches for a node" + (" that lives" if agent.gone_at is None else ""))
+        self.world.count("S4 a voucher for a node" + (" that lives" if agent.gone_at is None else ""))
         self._vouched.add(node_id)
         self._readers.setdefault(reader, _RosterView()).shown.add(node_id)
         return True
@@ -194,9 +194,7 @@ class Proofs:
         gone = all((agent := self.world.agent(node_id)) is not None and agent.gone_at is not None for node_id in ids)
         if gone and (self.world.plan.vouching == "right" or self._released >= {*ids}):
             hub = self.world.hub
-            hub.at(
-                hub.now + VOUCH_SECONDS, leaders.check_end, self.world, replica, halt, "though somebody vouches, after"
-            )
+            hub.at(hub.now + VOUCH_SECONDS, leaders.check_end, self.world, replica, halt, "despite a voucher, after")
 
     def on_release(self, agents: Sequence[SimAgent]) -> None:
         """Record vouchers for these nodes, also while a HALT is in effect."""

@@ -49,7 +49,7 @@ def _check_blame(world: World, host_id: str, earlier: Round | None) -> None:
     if len(hosts) >= 3 and len(troubled) <= 1 and world.hub.now - world.faulty_until > UNDISTURBED_SECONDS:
         blamed = [host for host in hosts if host.boot_id == host_id]
         if blamed and blamed != troubled:
-            who = ", ".join(host.name for host in troubled) or "nobody"
+            who = ", ".join(host.name for host in troubled) or "no host"
             world.checker.fail("L5", f"{blamed[0].name} is left out, and {who} is in trouble")
 
 

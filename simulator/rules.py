@@ -86,10 +86,10 @@ def check_closed(world: World, replica: Replica, entry: Entry, body: Closed) -> 
     if body.exit_code == ExitCode.TOO_FEW_NODES:
         world.count("L6 too few nodes for too long")
         if not any(sign in body.why for sign in ("missing: ", "never came")):
-            world.checker.fail("P3", f"the verdict does not say who is missing: {body.why}")
+            world.checker.fail("P3", f"the verdict names no missing node: {body.why}")
         here = _healthy_nodes(world, entry.run)
         if len(here) >= world.plan.min_nodes:
-            world.checker.fail("P1", f"too few nodes, it is said, but {', '.join(here)} are healthy")
+            world.checker.fail("P1", f"the verdict has too few nodes, but {', '.join(here)} are healthy")
     if "The value for" in body.why:
         world.count("a run ends because an entry is too large")
     if "without progress" in body.why:

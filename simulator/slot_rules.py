@@ -33,7 +33,7 @@ def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> Non
     if len(body.members) < world.plan.max_nodes:
         for row in read_before(world, entry.id, entry.run):
             if row.info.node_id not in known and _is_behind(row, entry):
-                world.count("S7 who has not seen the newest OPEN or LEADER is not given a slot")
+                world.count("S7 a node that has not read the newest OPEN or LEADER gets no slot")
     if earlier is not None and (proofs := _proofs(world, entry, earlier)):
         for what in proofs:
             world.count(f"S8 {what} shows that a round is over")
@@ -57,7 +57,7 @@ def _check_gone(world: World, entry: Entry, earlier: Round | None) -> None:
         if agent is None or agent.gone_at is None or node_id in shown or node_id not in rows:
             continue
         if _is_seen(world, entry, agent, agent.gone_at, rows.keys()):
-            world.checker.fail("S8", f"{node_id} is gone from its slot, and nobody of its host shows it")
+            world.checker.fail("S8", f"{node_id} is gone from its slot, and no node of its host shows it")
 
 
 def _is_seen(world: World, entry: Entry, agent: SimAgent, gone_at: float, listed: Collection[str]) -> bool:

@@ -1,11 +1,11 @@
-"""Defects in what is done about a store that forgets, peers that do not reach each other, and old entries."""
+"""Defects in the handling of a store that loses data, of unreachable peers, and of old entries."""
 
 from __future__ import annotations
 
 from simulator.defect import Defect
 
 STORE_DEFECTS: tuple[Defect, ...] = (
-    # A store that forgets
+    # A store that loses data
     Defect(
         "a newcomer's OPEN buries a run",
         "settle",
@@ -72,9 +72,9 @@ STORE_DEFECTS: tuple[Defect, ...] = (
         "forgetful",
         1000,
     ),
-    # Peers that do not reach each other
-    Defect("nobody probes", "Supervisor._step", "failed is not None", "False", "lonely"),
-    Defect("nobody is left out", "find_unreachable", "worst[-1] if worst[0] else None", "None", "lonely"),
+    # Unreachable peers
+    Defect("no node probes", "Supervisor._step", "failed is not None", "False", "lonely"),
+    Defect("no node is left out", "find_unreachable", "worst[-1] if worst[0] else None", "None", "lonely"),
     Defect("the one with fewest broken connections is left out", "find_unreachable", "max", "min", "lonely", 1000),
     Defect(
         "a node that is not reached ends the job",
@@ -84,7 +84,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
         "lonely",
     ),
     Defect(
-        "who was left out is back at once",
+        "a node that was left out is back at once",
         "_excluded_hosts",
         "out[unreachable] = None",
         "pass",
@@ -129,7 +129,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
         "network",
         1000,
     ),
-    # What the rules assume
+    # Assumptions of the rules
     Defect(
         "what a store has taken and does not show is sent as fast as it answers",
         "LeaderDriver._append",
@@ -145,7 +145,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
         "stale",
     ),
     Defect(
-        "a node waits for ever for an entry that nobody puts back",
+        "a node waits forever for an entry that no node puts back",
         "StoreReader._is_lost",
         "timing.lost_after if newest else timing.fence_after",
         "timing.lost_after if newest else 1e9",

@@ -225,7 +225,7 @@ class World:
         if event.name == "workers_done":
             self.checker.on_workers_done(agent)
         if event.name == "signal" and "other nodes have finished" in event.message:
-            self.count("L7 who is told to leave may finish as others have")
+            self.count("L7 a node that is told to leave may finish as others have")
         if self.trace is not None:
             self.note(agent.node_id, event.message)
 
