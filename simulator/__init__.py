@@ -13,7 +13,7 @@ and rules of ``docs/protocol.md`` are checked against. The modules, from the fou
   measures how long rounds then train at once, and ``measure`` reports the outcome of many plans.
 * ``checker`` has the invariants and calls the checks of rules: ``rules``, ``leave_rules``, ``slot_rules``,
   ``round_sizes``, ``resizes``, ``graceful_stops``, ``reachability``, ``leaders``, ``proofs``, ``verdicts``,
-  ``questions``, ``departures``, ``forgeries``, ``programs``, ``crowd``, ``health_checks`` and ``data_loss``.
+  ``questions``, ``departures``, ``forgeries``, ``programs``, ``idle_nodes``, ``health_checks`` and ``data_loss``.
   ``histories`` records all entries, ``health`` defines a healthy node, ``liveness`` the state that a job must reach.
   ``amendments`` and ``finish_coverage`` only count covered cases. ``entry_text`` describes an entry.
 * ``play`` runs a plan, ``shrinker`` reduces a failing one, ``campaign`` runs thousands on all cores;

@@ -68,17 +68,21 @@ DEFECTS: tuple[Defect, ...] = (
         "Agreement.largest_size",
         "self.sizes[bisect_right(self.sizes, nodes) - 1] if self.sizes else min(nodes, self.max_nodes)",
         "min(nodes, self.max_nodes)",
-        "strides",
+        "node_counts",
     ),
     Defect(
         "a resize for nodes that get no place",
         "LeaderView.places",
         "max(0, self.agreement.largest_size(size + len(self.newcomers())) - size)",
         "min(self.agreement.max_nodes - size, len(self.newcomers()))",
-        "strides",
+        "node_counts",
     ),
     Defect(
-        "a returning node waits", "LeaderView.waiting_nodes", "node.row.info.host_id not in known", "False", "strides"
+        "a returning node waits",
+        "LeaderView.waiting_nodes",
+        "node.row.info.host_id not in known",
+        "False",
+        "node_counts",
     ),
     Defect(
         "no fence", "_decide_halted", "view.now < fence and not _is_round_over(view, old)", "False", "network", first=85
@@ -152,7 +156,7 @@ DEFECTS: tuple[Defect, ...] = (
         "resizes",
     ),
     Defect("a waiting node is put off for ever", "MAX_WAIT_FACTOR", "30.0", "30_000.0", "resizes", first=430),
-    Defect("rounds that never get anywhere go on", "MAX_BARREN_ROUNDS", "10", "10_000", "barren"),
+    Defect("rounds that never get anywhere go on", "MAX_BARREN_ROUNDS", "10", "10_000", "no_progress"),
     Defect("a flapping host is given a slot for ever", "MAX_LOSSES", "3", "3000", "flapping", first=110),
     Defect("no node gives up waiting", "_decide_halted", "view.timing.join_timeout", "10_000.0", "few"),
     # Counters
@@ -343,7 +347,7 @@ DEFECTS: tuple[Defect, ...] = (
         "StoreReader._read_on",
         "self._have_contact(store, ledger)",
         "None",
-        "forgetful",
+        "data_loss",
         200,
     ),
     Defect(
@@ -359,7 +363,7 @@ DEFECTS: tuple[Defect, ...] = (
         "StoreReader._restore",
         "self._have_contact(store, found[1])",
         "None",
-        "forgetful",
+        "data_loss",
         first=4_054_179,
     ),
     Defect(

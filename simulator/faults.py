@@ -9,7 +9,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_core.incidents import IncidentKind
-from simulator import assumption_faults, crowd, forgeries, health_checks, leaders, outages, programs, proofs, questions
+from simulator import (
+    assumption_faults,
+    forgeries,
+    health_checks,
+    idle_nodes,
+    leaders,
+    outages,
+    programs,
+    proofs,
+    questions,
+)
 from simulator.plan import ISOLATED, Fault
 from simulator.world import UID
 
@@ -303,7 +313,7 @@ KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {
     **outages.KINDS,
     **assumption_faults.KINDS,
     **health_checks.KINDS,
-    **crowd.KINDS,
+    **idle_nodes.KINDS,
     **leaders.KINDS,
     **proofs.KINDS,
     **questions.KINDS,

@@ -36,6 +36,8 @@ class Profile:
     """Draws the fields in which its jobs differ from the default."""
     script: Callable[[random.Random, Plan], list[Fault]] = field(default=lambda _rng, _plan: [])
     """Draws the faults that all its plans have, besides random ones."""
+    first_name: str = ""
+    """The profile's name before a rename; it is part of the seed of random numbers, so plans stay as they were."""
 
 
 AGENTS = {"crash": 6, "power": 3, "freeze": 4, "suspend": 3, "leave": 3, "start": 8, "busy": 2, "wall": 1, "fail": 3}
@@ -56,7 +58,7 @@ def _embedded(_rng: random.Random) -> dict[str, Any]:
     return {"embedded": True}
 
 
-def _barren(_rng: random.Random) -> dict[str, Any]:
+def _no_progress(_rng: random.Random) -> dict[str, Any]:
     return {"work_seconds": 10_000.0, "latency": 0.0005, "min_nodes": 2, "max_nodes": 2}
 
 
@@ -72,7 +74,7 @@ def _suspended(_rng: random.Random) -> dict[str, Any]:
     return {"min_nodes": 1, "max_nodes": 1, "fence_after": 15.0, "latency": 0.0005}
 
 
-def _forgetful(_rng: random.Random) -> dict[str, Any]:
+def _data_loss(_rng: random.Random) -> dict[str, Any]:
     return {"may_forget": True}
 
 
@@ -107,7 +109,7 @@ def _ending(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _lonely(rng: random.Random) -> dict[str, Any]:
+def _isolated(rng: random.Random) -> dict[str, Any]:
     return {"policy_seconds": 0.0, "max_restarts": rng.choice([0, 1, 3, 3])}
 
 
@@ -144,7 +146,7 @@ def _sizes(rng: random.Random) -> dict[str, Any]:
     return {"value_limit": rng.choice([640, 660, 700, 800]), "min_nodes": 1, "join_timeout": 20.0}
 
 
-def _strides(rng: random.Random) -> dict[str, Any]:
+def _node_counts(rng: random.Random) -> dict[str, Any]:
     sizes = rng.choice([(2, 4), (1, 3), (2, 4, 6), (1, 2, 4), (3, 5)])
     wait = {"resize_wait": 0.5, "checkpoint_interval": 8.0} if rng.random() < 0.2 else {}
     return {
@@ -188,19 +190,23 @@ PROFILES: dict[str, Profile] = {
     "embedded": Profile({**AGENTS, "power": 1, "crash": 2, "slow": 2, "cut": 2}, job=_embedded),
     "latecomers": Profile({"start": 18, "fail": 3, "crash": 3, "power": 1, "leave": 2, "cut": 1}, job=_latecomers),
     "few": Profile({"crash": 5, "power": 3, "leave": 4, "start": 1, "fail": 2, "cut": 1}, job=_few),
-    "forgetful": Profile(
+    "data_loss": Profile(
         {"wipe": 3, "rollback": 4, "masters": 4, "fail": 5, "crash": 3, "start": 3, "cut": 2, "lossy": 1},
-        job=_forgetful,
+        job=_data_loss,
+        first_name="forgetful",
     ),
-    "lonely": Profile(
+    "isolated": Profile(
         {"isolate": 8, "sever": 3, "fail": 2, "crash": 1, "start": 2, "cut": 1},
         length=70.0,
         most=3,
         hosts=(2, 3, 3, 4, 4, 5),
         finishing=0.1,
-        job=_lonely,
+        job=_isolated,
+        first_name="lonely",
     ),
-    "barren": Profile({"ports": 4, "crash": 1, "start": 1}, length=40.0, hosts=(3, 4), job=_barren),
+    "no_progress": Profile(
+        {"ports": 4, "crash": 1, "start": 1}, length=40.0, hosts=(3, 4), job=_no_progress, first_name="barren"
+    ),
     "flapping": Profile({"crash": 5, "start": 6}, length=45.0, most=16, hosts=(3, 4), job=_flapping),
     "graceful": Profile(
         {"start": 9, "leave": 6, "drain": 4, "crash": 2, "fail": 2, "freeze": 2, "cut": 1, "lossy": 1, "suspend": 1},
@@ -227,13 +233,14 @@ PROFILES: dict[str, Profile] = {
         hosts=(4, 6, 9, 12),
         job=_sizes,
     ),
-    "strides": Profile(
+    "node_counts": Profile(
         {"start": 9, "crash": 5, "power": 3, "leave": 4, "drain": 2, "fail": 3, "freeze": 1, "cut": 2, "isolate": 1},
         length=40.0,
         most=10,
         hosts=(3, 5, 6, 7),
         finishing=0.1,
-        job=_strides,
+        job=_node_counts,
+        first_name="strides",
     ),
     "spares": Profile(
         {"start": 9, "crash": 6, "power": 3, "leave": 2, "freeze": 1, "cut": 1},
@@ -308,11 +315,12 @@ PROFILES: dict[str, Profile] = {
         job=scripted_profiles.returned_job,
         script=scripted_profiles.returned,
     ),
-    "strangers": Profile(
+    "forgeries": Profile(
         {"forge-entry": 3, "forge-row": 4, "start": 4, "fail": 2, "crash": 1, "freeze": 1, "cut": 1, "leave": 1},
         length=30.0,
         most=4,
-        job=scripted_profiles.strangers_job,
+        job=scripted_profiles.forgeries_job,
+        first_name="strangers",
     ),
     "programs": Profile(
         {"start": 18, "fail": 2, "crash": 2, "cut": 1, "leave": 1},
@@ -329,14 +337,15 @@ PROFILES: dict[str, Profile] = {
         finishing=0.1,
         job=_checks,
     ),
-    "crowd": Profile(
+    "idle_nodes": Profile(
         {"wall": 1, "start": 2},
         length=42.0,
         most=3,
         hosts=(2, 3),
         finishing=0.0,
-        job=scripted_profiles.crowd_job,
-        script=scripted_profiles.crowd,
+        job=scripted_profiles.idle_nodes_job,
+        script=scripted_profiles.idle_nodes,
+        first_name="crowd",
     ),
 }
 """All profiles; a campaign leaves out those that break an assumption."""
@@ -352,13 +361,13 @@ ORDER = (
     "embedded",
     "few",
     "network",
-    "forgetful",
+    "data_loss",
     "fleet",
     "fenced",
-    "lonely",
-    "forgetful",
+    "isolated",
+    "data_loss",
     "ending",
-    "barren",
+    "no_progress",
     "flapping",
     "graceful",
     "sizes",
@@ -370,14 +379,14 @@ ORDER = (
     "vouched",
     "departed",
     "returned",
-    "strangers",
+    "forgeries",
     "programs",
-    "crowd",
+    "idle_nodes",
     "suspended",
     "graceful",
     "questions",
     "resizes",
-    "strides",
+    "node_counts",
     "spares",
     "checks",
 )
@@ -390,7 +399,8 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     Without ``liveness`` the plan ends with its faults and has more of them: only safety is checked.
     """
     kind = PROFILES[profile]
-    rng = random.Random(f"{profile} {seed}")
+    name = kind.first_name or profile
+    rng = random.Random(f"{name} {seed}")
     hosts = rng.choice(kind.hosts)
     most = rng.choice([hosts, hosts, max(1, hosts - 1)])
     plan = Plan(
@@ -419,10 +429,10 @@ def draw(seed: int, profile: str, liveness: bool = True) -> Plan:
     )
     plan = replace(plan, **kind.job(rng))
     if plan.liveness and plan.hosts > max(2, plan.min_nodes) and not plan.embedded and rng.random() < 0.25:
-        plan = replace(plan, lasting_fault=rng.randint(1, 3) if profile != "lonely" else ISOLATED)
-    plan = replace(plan, kept_entries=random.Random(f"whole {profile} {seed}").choice([4, 8, 64]))
+        plan = replace(plan, lasting_fault=rng.randint(1, 3) if profile != "isolated" else ISOLATED)
+    plan = replace(plan, kept_entries=random.Random(f"whole {name} {seed}").choice([4, 8, 64]))
     if profile == "workers":
-        policies = random.Random(f"policies {profile} {seed}")  # not of `rng`, of which other draws depend
+        policies = random.Random(f"policies {name} {seed}")  # not of `rng`, of which other draws depend
         plan = replace(plan, delay=policies.choice([0.0, 0.0, 2.0, 7.0]), exclude_for=policies.choice([0.0, 0.0, 9.0]))
     drawn = [*_draw_starts(rng, plan), *_draw_faults(rng, plan, kind)]
     return replace(plan, faults=tuple(sorted([*drawn, *kind.script(rng, plan)])))
@@ -506,7 +516,7 @@ def _draw_numbers(rng: random.Random, kind: str, plan: Plan) -> tuple[float, flo
             return long, rng.choice([0.1, 0.5, 2.0])
         case "lossy":
             return span, rng.choice([0.1, 0.3, 0.7])
-        case "isolate" | "sever" if plan.profile == "lonely":
+        case "isolate" | "sever" if plan.profile == "isolated":
             return rng.choice([short, long, 60.0]), float(rng.randrange(1, 3)) if kind == "sever" else 0.0
         case "notice":
             return rng.choice([2.0, 30.0, 120.0]), 0.0

@@ -94,21 +94,21 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     ),
     # Authors
     Defect(
-        "the author of an entry does not matter", "advance", "_check_author(entry, head.leader)", "pass", "strangers"
+        "the author of an entry does not matter", "advance", "_check_author(entry, head.leader)", "pass", "forgeries"
     ),
     Defect(
         "a seal of another job fits",
         "Seal._opened",
         "hmac.compare_digest(sealed, self._sealed(place, value))",
         "sealed.startswith(SEAL_PREFIX)",
-        "strangers",
+        "forgeries",
     ),
     Defect(
         "a row without a seal is believed",
         "SealedBackend._opened",
         "return RosterRow.unreadable(row.node_id, str(exc))",
         "before = row, row.value[97:]",
-        "strangers",
+        "forgeries",
     ),
     # Programs
     Defect(
@@ -145,7 +145,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "contact_gap",
         "1.5 * look",
         "0.0",
-        "crowd",
+        "idle_nodes",
         100,
     ),
 )

@@ -131,7 +131,7 @@ def returned(rng: random.Random, plan: Plan) -> list[Fault]:
     return [Fault(round(one.at, 3), one.kind, one.host, round(one.span, 3), round(one.value, 3)) for one in found]
 
 
-def strangers_job(rng: random.Random) -> dict[str, Any]:
+def forgeries_job(rng: random.Random) -> dict[str, Any]:
     """Draw a job with forged writes, mostly with a token. A forged entry can end a job without one."""
     return {
         "has_token": rng.random() < 0.7,
@@ -154,7 +154,7 @@ def programs_job(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def crowd_job(rng: random.Random) -> dict[str, Any]:
+def idle_nodes_job(rng: random.Random) -> dict[str, Any]:
     """Draw a job with many waiting nodes and slow reads of the roster."""
     return {
         "idle_nodes": rng.choice([100, 100, 300, 1000]),
@@ -166,7 +166,7 @@ def crowd_job(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def crowd(rng: random.Random, plan: Plan) -> list[Fault]:
+def idle_nodes(rng: random.Random, plan: Plan) -> list[Fault]:
     """Draw faults: some of the waiting nodes fall silent, one after another."""
     times = [round(rng.uniform(8.0, 18.0), 3) for _ in range(3)]
     return [Fault(at, "hush", 0, 0.0, float(rng.randrange(plan.idle_nodes))) for at in times]

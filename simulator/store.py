@@ -25,7 +25,7 @@ from simulator.engine import Hub, Process, Task
 from simulator.replica import Replica
 
 if TYPE_CHECKING:
-    from simulator.crowd import Crowd
+    from simulator.idle_nodes import IdleNodes
 
 MOST_CALLS = 400
 """Calls of one host in one second from which on the store counts as overloaded (fault 31)."""
@@ -66,7 +66,7 @@ class SimStore:
         self.on_overload: Callable[[str], None] = lambda what: None
         self.on_row_sent: Callable[[Any], None] = lambda value: None
         """Called with each row that a node is about to write."""
-        self.crowd: Crowd | None = None
+        self.idle_nodes: IdleNodes | None = None
         """Nodes that only send heartbeats, on all servers."""
         self.roster_delay = 0.0
         """Seconds of a read of the whole roster, besides the latency."""
@@ -219,10 +219,10 @@ class Call:
 
     def reply(self, value: object) -> None:
         """Send the store's reply."""
-        if (crowd := self.store.crowd) is not None and self.name == "roster" and self.args[0] is None:
-            value = [*cast("list[RosterRow]", value), *crowd.roster()]
-        elif crowd is not None and self.name == "remove":
-            crowd.remove(self.args[0])
+        if (idle_nodes := self.store.idle_nodes) is not None and self.name == "roster" and self.args[0] is None:
+            value = [*cast("list[RosterRow]", value), *idle_nodes.roster()]
+        elif idle_nodes is not None and self.name == "remove":
+            idle_nodes.remove(self.args[0])
         hub, channel = self.store.hub, self.channel
         began = channel.reads_blocked_until if self.name == "read" else 0.0
         arrival = max(hub.now, channel.from_cut, began) + self.store.transit_time(channel)

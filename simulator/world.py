@@ -12,8 +12,8 @@ from simulator.agent import SimAgent
 from simulator.assumptions import ASSUMPTIONS
 from simulator.channel import Channel
 from simulator.checker import Checker
-from simulator.crowd import Crowd
 from simulator.engine import Clock, Hub
+from simulator.idle_nodes import IdleNodes
 from simulator.overlaps import Overlaps
 from simulator.plan import ISOLATED, Fault, Plan
 from simulator.replica import Replica
@@ -171,8 +171,8 @@ class World:
             plan.guarded,
             plan.stale_sentinels,
         )
-        self.crowd = Crowd(self)
-        self.store.crowd = self.crowd if plan.idle_nodes else None
+        self.idle_nodes = IdleNodes(self)
+        self.store.idle_nodes = self.idle_nodes if plan.idle_nodes else None
         self.store.roster_delay = plan.roster_seconds
         self.hosts = [Host(self, number) for number in range(plan.hosts)]
         self.work_left = plan.work_seconds

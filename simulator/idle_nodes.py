@@ -24,7 +24,7 @@ TIMING = Timing()
 
 
 @dataclass
-class Crowd:
+class IdleNodes:
     """The rows of these nodes on the server."""
 
     world: World
@@ -72,18 +72,18 @@ def detection_seconds(world: World) -> float:
 
 def _silence_node(world: World, host: Host, fault: Fault) -> bool:
     """Stop the heartbeats of one node, by ``value``."""
-    names = list(world.crowd.rows)
+    names = list(world.idle_nodes.rows)
     if not names:
         return False
     name = names[int(fault.value) % len(names)]
-    world.crowd.silent.setdefault(name, world.hub.now)
+    world.idle_nodes.silent.setdefault(name, world.hub.now)
     world.hub.at(world.hub.now + detection_seconds(world), _check_found, world, name)
     return True
 
 
 def _check_found(world: World, name: str) -> None:
-    if name in world.crowd.rows and not world.checker.verdicts:
-        nodes, silence = len(world.crowd.rows), detection_seconds(world)
+    if name in world.idle_nodes.rows and not world.checker.verdicts:
+        nodes, silence = len(world.idle_nodes.rows), detection_seconds(world)
         why = f"{name} has been silent for {silence:.1f} s among {nodes}, and no leader has found it"
         world.checker.fail("L1", why)
 
