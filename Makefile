@@ -33,8 +33,8 @@ DEMO_READY := $(VENV)/.demo_ready
 DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file hangs health kubernetes metrics notices operate policies progress redis slurm testing torch torchrun warmstart) $(addprefix examples/,plugin checkpointing)
 # The demo, over each of its backends, needs these, torch, and the data of scikit-learn.
 DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch warmstart)
-# What mypy reads, and the tests of `make check`: each module of core, and the simulator.
-TYPED := core plugins examples tests benchmarks docs
+# The folders that mypy reads.
+TYPED := core plugins examples simulator tests benchmarks docs
 STORES := $(patsubst %,plugins/%/tests,c10d etcd file redis) $(patsubst %,tests/test_%.py,etcd late_stores lost_history \
     outages redis_jobs replaced_master silent_stores)
 PARITY := tests/parity plugins/torchrun/tests $(patsubst %,tests/test_%.py,error_file etcd_torchrun exec foreign_handlers \

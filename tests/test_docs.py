@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from simulation.assumptions import ASSUMPTIONS
-from simulation.lots import PROFILES
+from simulator.assumptions import ASSUMPTIONS
+from simulator.profiles import PROFILES
 
 from elastic_core.protocol import entries
 from elastic_core.protocol.roster import NodeRow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from simulation import campaign
-from simulation.campaign import Result
+from simulator import campaign
+from simulator.campaign import Result
 
 Played = Callable[[int, int], Result]
 
@@ -15,11 +15,11 @@ Played = Callable[[int, int], Result]
 def played() -> Iterator[Played]:
     """Plays so many plans from a number on; the same ones only once."""
     known: dict[tuple[int, int], Result] = {}
-    with campaign.pool() as players:
+    with campaign.pool() as processes:
 
         def play(first: int, count: int) -> Result:
             if (first, count) not in known:
-                known[first, count] = campaign.run(first, count, players)
+                known[first, count] = campaign.run(first, count, processes)
             return known[first, count]
 
         yield play

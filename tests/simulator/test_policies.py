@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from simulation import faults, verdicts
-from simulation.plan import Fault, Plan
-from simulation.world import World
+from simulator import faults, verdicts
+from simulator.plan import Fault, Plan
+from simulator.world import World
 
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Closed, Entry, Halt, Leader, Round
@@ -51,24 +51,24 @@ def entries(
     starts = [*crash, *(Fault(0.1 + host / 10, "start", host) for host in range(3))]
     plan = Plan(
         profile="workers",
-        noise=1,
+        seed=1,
         min_nodes=1,
         max_restarts=100,
-        work=1e6,
-        quiet_at=seconds,
+        work_seconds=1e6,
+        faults_end_at=seconds,
         liveness=False,
-        peers_tell=True,
+        peer_loss_reported=True,
         faults=tuple(sorted([*starts, *(Fault(at, "fail", host) for at, host in fails)])),
     )
     world = World(plan)
     for fault in plan.faults:
-        world.hub.at(fault.at, faults.carry_out, world, fault)
+        world.hub.at(fault.at, faults.inject, world, fault)
     try:
-        world.hub.run(seconds, lambda: bool(world.truth.violations))
+        world.hub.run(seconds, lambda: bool(world.checker.violations))
     finally:
         world.hub.close()
-    assert not world.truth.violations
-    return sorted(world.truth.histories.written.values(), key=lambda entry: entry.index)
+    assert not world.checker.violations
+    return sorted(world.checker.histories.written.values(), key=lambda entry: entry.index)
 
 
 def bodies(found: list[Entry], kind: type[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HARNESS = Path(__file__).parents[1] / "harness"
+ROOT = Path(__file__).parents[2]
 PLAY = """
 import sys, threading, time
 
@@ -27,8 +27,8 @@ for name in ("monotonic", "time", "sleep"):
 guard(threading.Thread, "start")
 guard(threading.Condition, "wait")
 
-from simulation.lots import PROFILES, draw
-from simulation.play import play
+from simulator.profiles import PROFILES, draw
+from simulator.play import play
 
 for profile in PROFILES:
     for seed, safety in ((1, False), (122, True)):
@@ -44,7 +44,7 @@ print(len(PROFILES))
 
 
 def test_a_simulated_run_starts_no_real_thread_and_reads_no_real_clock() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(HARNESS)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", PLAY], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 40

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from simulation.breaches import KINDS as BREACHES
-from simulation.campaign import Result
-from simulation.defect import Defect
-from simulation.defects import DEFECTS
-from simulation.faults import KINDS
-from simulation.plan import Plan
-from simulation.play import play
+from simulator.assumption_faults import KINDS as BREACHES
+from simulator.campaign import Result
+from simulator.defect import Defect
+from simulator.defects import DEFECTS
+from simulator.faults import KINDS
+from simulator.plan import Plan
+from simulator.play import play
 
 HERE = Path(__file__).parent
-HARNESS = HERE.parent / "harness"
+ROOT = HERE.parents[1]
 FOUND = sorted((HERE / "found").glob("*.json"))
 
 Played = Callable[[int, int], Result]
@@ -86,28 +86,28 @@ REACHED = (
     "S3 RESUME of a round that is over",
     "S3 RESUME over what was put back",
     "S3 a node of a run that was lost joins another",
-    "S3 two rounds train, and nobody can know of it yet",
+    "S3 two rounds train, and no node can know of it yet",
     "S7 an older amendment comes after a newer one",
     "S7 an amendment that the store lost is sent again",
     "S7 a row that the store lost is entered anew",
-    "S7 who has not seen the newest OPEN or LEADER is not given a slot",
+    "S7 a node that has not read the newest OPEN or LEADER gets no slot",
     "S8 agents of one host have a slot each",
     "S8 a newer agent on its slot shows that a round is over",
     "S8 a node is lost that a row of its host shows to be gone",
     "S8 a slot that has become free shows that a round is over",
     "S8 a slot that was free shows that a round is over",
-    "S4 somebody vouches for a node",
-    "S4 somebody vouches for a node that lives",
+    "S4 a voucher for a node",
+    "S4 a voucher for a node that lives",
     "S8 a node that was out of touch is taken for gone, and lives",
     "S8 a round trains on that is taken for over",
     "L11 a round is delayed",
     "L12 a host is admitted again",
     "L7 a node that has finished heartbeats until CLOSED",
-    "L7 nobody joins after the first has finished",
+    "L7 no node joins after the first has finished",
     "L7 a failure starts those again that had finished",
     "L7 a failure lets others join again",
     "L7 a node that has finished is lost, and the others finish",
-    "L7 who is told to leave may finish as others have",
+    "L7 a node that is told to leave may finish as others have",
     "L13 a young round is resized",
     "L13 a node has waited for others",
     "L13 a round is resized right after a checkpoint",
@@ -128,7 +128,7 @@ def test_no_plan_is_violated(block: tuple[int, int], played: Played) -> None:
     result = played(*block)
     assert result.plans == block[1]
     assert not result.violations, "\n".join(
-        f"{violation}\n  look at it: PYTHONPATH=tests/harness python -m simulation --number {number} --shrink"
+        f"{violation}\n  look at it: python -m simulator --number {number} --shrink"
         for number, violation in result.violations[:5]
     )
 
@@ -138,7 +138,7 @@ def test_no_plan_is_violated(block: tuple[int, int], played: Played) -> None:
 def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
     reached: Counter[str] = Counter()
     for first in range(0, 16_000, 1000):
-        reached += played(first, 1000).reached
+        reached += played(first, 1000).coverage
     wanted = [*REACHED, *(f"fault {kind}" for kind in KINDS if kind not in BREACHES)]
     assert [what for what in wanted if not reached[what]] == []
 
@@ -146,22 +146,23 @@ def test_every_rule_and_every_fault_is_reached(played: Played) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_plan_leads_to_one_course_of_events_whatever_the_hash_seed_and_however_dataclasses_are_made() -> None:
-    digests = [_digests("1"), _digests("2", "from simulation.thawing import thaw\nthaw()\n")]
+    mutable = "from simulator.mutable_dataclasses import use_mutable_dataclasses as use\nuse()\n"
+    digests = [_digests("1"), _digests("2", mutable)]
     assert digests[0] == digests[1]
     assert len(set(digests[0].split())) == 64, "every plan has a course of its own"
 
 
 def _digests(hash_seed: str, first: str = "") -> str:
     script = (
-        f"{first}from simulation import campaign, lots, play\n"
+        f"{first}from simulator import campaign, profiles, play\n"
         "for number in range(64):\n"
-        "    print(play.play(lots.draw(*campaign.numbered(number)), traced=True).digest)\n"
+        "    print(play.play(profiles.draw(*campaign.parameters_of(number)), traced=True).digest)\n"
     )
     return _python("-c", script, PYTHONHASHSEED=hash_seed).stdout
 
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
-def test_what_was_found_once_is_not_found_again(path: Path) -> None:
+def test_a_plan_that_found_a_defect_is_not_violated(path: Path) -> None:
     outcome = play(Plan.load(path.read_text()), traced=True)
     assert outcome.violation is None, "\n".join(outcome.trace)
 
@@ -171,11 +172,11 @@ def test_what_was_found_once_is_not_found_again(path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:
-    result = _python("-m", "simulation.plant", defect.name)
+    result = _python("-m", "simulator.plant", defect.name)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def _python(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Another interpreter, since each can break core in one way only, and has one hash seed."""
-    environment = {**os.environ, "PYTHONPATH": str(HARNESS), **env}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     return subprocess.run([sys.executable, *args], env=environment, capture_output=True, text=True, check=False)

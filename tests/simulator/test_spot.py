@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulation.spot import INTERVALS, TRACES
-from simulation.spot_job import Change, Job, Strategy, at_once, load, node_seconds, rule, unknown, wait_a_minute
-from simulation.spot_leader import LedJob
+from simulator.spot import INTERVALS, TRACES
+from simulator.spot_job import Change, Job, Strategy, at_once, load, node_seconds, rule, unknown, wait_a_minute
+from simulator.spot_leader import LedJob
 
 STRATEGIES = (at_once, wait_a_minute, unknown, rule)
 
@@ -32,7 +32,7 @@ def test_the_leader_decides_as_the_rule_says(name: str, known: bool) -> None:
     assert led.useful == pytest.approx(by_rule.useful, rel=0.01)
 
 
-def test_what_the_traces_hold() -> None:
+def test_the_traces_have_the_expected_changes() -> None:
     p3, g4dn = (load(name) for name in TRACES)
     assert (len({change.at for change in p3 if change.removed}), sum(len(change.removed) for change in p3)) == (79, 167)
     assert p3[-1].at / 3600 == pytest.approx(11.4, abs=0.05)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from simulation.plan import Plan
+from simulator.plan import Plan
 
-HARNESS = Path(__file__).parent.parent / "harness"
+ROOT = Path(__file__).parents[2]
 DEFECT = "a HALT is not obeyed"
 RULE = "S1"
 """Which it breaks: what the leader decides, all do."""
@@ -24,9 +24,9 @@ import contextlib
 import sys
 import types
 
-from simulation import campaign, plant
-from simulation.__main__ import main
-from simulation.defects import DEFECTS
+from simulator import campaign, plant
+from simulator.__main__ import main
+from simulator.defects import DEFECTS
 
 name = sys.argv.pop(1)
 plant.plant(next(defect for defect in DEFECTS if defect.name == name))
@@ -34,11 +34,11 @@ here = types.SimpleNamespace(map=map)  # other processes would not have the defe
 campaign.pool = lambda jobs: contextlib.nullcontext(here)
 sys.exit(main())
 """
-"""``python -m simulation`` with a defect, whose name is the first argument."""
+"""``python -m simulator`` with a defect, whose name is the first argument."""
 
 
 @dataclass(frozen=True)
-class Line:
+class Channel:
     """One of the timeline."""
 
     at: float
@@ -92,7 +92,7 @@ def test_a_timeline_is_in_the_order_of_virtual_time(shown: str) -> None:
 def test_a_timeline_has_every_fault_when_and_where_it_happens(shown: str) -> None:
     plan = _plan(shown)
     faults = [line for line in _timeline(shown) if line.what.startswith("FAULT: ")]
-    expected = [Line(fault.at, "abcdefghijkl"[fault.host], f"FAULT: {fault}") for fault in plan.faults]
+    expected = [Channel(fault.at, "abcdefghijkl"[fault.host], f"FAULT: {fault}") for fault in plan.faults]
     assert faults == expected
     assert expected[0].what == f"FAULT: start host {plan.faults[0].host}", "somebody has to be there first"
 
@@ -128,15 +128,15 @@ def _plan(shown: str) -> Plan:
     return Plan.load(shown[: shown.index("\n}\n") + 3])
 
 
-def _timeline(shown: str) -> list[Line]:
+def _timeline(shown: str) -> list[Channel]:
     """Every line between the plan and the last one."""
     lines = shown[shown.index("\n}\n") + 3 :].strip("\n").split("\n")[:-2]
     found = [re.fullmatch(r" *(\d+\.\d{3})  (\S+) +(\S.*)", line) for line in lines]
     assert all(found), "\n".join(lines)
-    return [Line(float(match[1]), match[2], match[3]) for match in found if match is not None]
+    return [Channel(float(match[1]), match[2], match[3]) for match in found if match is not None]
 
 
-def _first(lines: list[Line], pattern: str) -> Line:
+def _first(lines: list[Channel], pattern: str) -> Channel:
     found = next((line for line in lines if re.match(pattern, line.what)), None)
     assert found is not None, f"nothing like {pattern!r} in:\n" + "\n".join(map(str, lines))
     return found
@@ -144,7 +144,7 @@ def _first(lines: list[Line], pattern: str) -> Line:
 
 def _planted(*args: str) -> str:
     """What the command line prints of the plan that it finds to be violated; another interpreter, as core is broken."""
-    environment = {**os.environ, "PYTHONPATH": str(HARNESS)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMMAND_LINE, DEFECT, *args]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (1, ""), result.stdout + result.stderr

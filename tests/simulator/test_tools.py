@@ -8,15 +8,15 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from simulation import engine, shrinking
-from simulation.assumptions import ASSUMPTIONS
-from simulation.defect import Defect, plant_in_source
-from simulation.defects import DEFECTS
-from simulation.engine import Clock, Hub, Process
-from simulation.lots import ORDER, PROFILES, draw
-from simulation.plan import Fault, Plan
-from simulation.play import Outcome, play
-from simulation.truth import Violation
+from simulator import engine, shrinker
+from simulator.assumptions import ASSUMPTIONS
+from simulator.checker import Violation
+from simulator.defect import Defect, plant_in_source
+from simulator.defects import DEFECTS
+from simulator.engine import Clock, Hub, Process
+from simulator.plan import Fault, Plan
+from simulator.play import Outcome, play
+from simulator.profiles import ORDER, PROFILES, draw
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -67,7 +67,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in MODULES.items():
         (tmp_path / "somewhere" / name).write_text(dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("simulation.defect.PACKAGES", ("somewhere",))
+    monkeypatch.setattr("simulator.defect.PACKAGES", ("somewhere",))
 
 
 @pytest.mark.usefixtures("modules")
@@ -115,13 +115,13 @@ def test_a_violated_plan_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
         found = "start" in kinds and "crash" in kinds[kinds.index("start") :]
         return replace(play(Plan("agents", 0)), violation=Violation("I1", 3.0, "it was") if found else None)
 
-    monkeypatch.setattr(shrinking, "play", violated)
+    monkeypatch.setattr(shrinker, "play", violated)
     crash = Fault(7.123, "crash", 1, 0.3)
     plan = draw(3, "everything")
-    small = shrinking.shrink(replace(plan, hosts=5, faults=tuple(sorted([*plan.faults, crash]))))
+    small = shrinker.shrink(replace(plan, hosts=5, faults=tuple(sorted([*plan.faults, crash]))))
     assert [fault.kind for fault in small.faults] == ["start", "crash"]
     assert small.hosts == 2
-    assert small.rates == ()
+    assert small.clock_rates == ()
 
 
 def test_a_clock_drifts_and_stands_still() -> None:
@@ -163,7 +163,7 @@ def test_a_frozen_process_goes_on_when_it_is_thawed() -> None:
     hub.start(process, body)
     hub.at(1.0, setattr, process, "frozen", True)
     hub.at(2.0, condition.notify)
-    hub.at(5.0, process.thaw, hub)
+    hub.at(5.0, process.resume, hub)
     hub.run(10.0, lambda: False)
     assert woken == [5.0]
     hub.close()

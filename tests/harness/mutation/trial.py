@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 
-from simulation import campaign, lots
-from simulation.plan import Plan
-from simulation.play import play
+from simulator import campaign, profiles
+from simulator.plan import Plan
+from simulator.play import play
 
 from mutation.operators import Mutant
 
@@ -53,14 +53,14 @@ def plans(count: int) -> Iterator[tuple[str, Plan]]:
     for path in sorted(FOUND.glob("*.json")) if count else ():
         yield f"found plan {path.stem}", Plan.load(path.read_text())
     for number in range(count):
-        yield f"plan {number}", lots.draw(*campaign.numbered(number))
+        yield f"plan {number}", profiles.draw(*campaign.parameters_of(number))
 
 
 def noticed_by_plans(count: int, tell: Callable[[str], None]) -> str | None:
     """Return the name of the first plan that is violated, or raises, and what came of it; None without one.
 
     Args:
-        count: Plans of a campaign to play.
+        count: StopPlans of a campaign to play.
         tell: Is told the name of each plan before it is played.
     """
     gc.disable()  # as a campaign does
