@@ -201,6 +201,8 @@ FIELDS = {
     "initialized": "`round`, `workers`, `took_s`; after an interruption also those of `recovered`, and `initialized_s`",
     "job_closed": "`success`, `exit_code`, `requeue`, `restarts`, `nodes_lost`, `run_s`, `interrupted_s`",
     "rescue_failed": "`step`, where it is known",
+    "starter_ready": "`pid`, `took_s`",
+    "starter_grown": "`pid`, `took_s`, `learned`, `refused`",
 }
 """Of events whose fields are not literal."""
 
