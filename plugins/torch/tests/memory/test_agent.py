@@ -220,6 +220,25 @@ def test_a_snapshot_whose_description_does_not_fit_does_not_stay(
     assert files(tmp_path) == []
 
 
+def test_a_snapshot_whose_folder_cannot_be_synced_does_not_stay(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A JSON file without its snapshot would tell other nodes that the snapshot is there."""
+    memory.snapshot("train/0/0", 2, 7)
+    [it] = snapshots(memory.held, "train")
+    real = os.fsync
+
+    def sync(fd: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    result = write(replace(REQUEST, targets=(Target(str(tmp_path)),)), it, "n", threading.Event())
+    assert result == Written(it, why=f"{tmp_path}: Input/output error")
+    assert files(tmp_path) == []
+
+
 def test_a_snapshot_that_says_to_be_longer_than_its_file_is_none(memory: Memory) -> None:
     for number, start in enumerate((1 << 16, 1 << 63)):
         text = b'[2, 7, "all", []]'
