@@ -325,6 +325,7 @@ DEFECTS: tuple[Defect, ...] = (
         "self._warden.is_over(event) or True",
         "suspended",
         1500,
+        first=5000,
     ),
     Defect(
         "what a replaced server lets one read is contact",

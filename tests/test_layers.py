@@ -71,7 +71,7 @@ OTHER_NAMES = {
 """What the layout of a package quotes that is no module of it, in lower case and without a dot."""
 MOST_LINES = 410  # of a module: "about 400" in CONTRIBUTING.md
 LONG = {
-    "elastic_core/warden/process.py": (432, "an event loop and all its effects"),
+    "elastic_core/warden/process.py": (436, "an event loop and all its effects"),
     "elastic_core/agent/workers.py": (593, "the workers of one round share their state; what is pure is elsewhere"),
     "elastic_core/incidents.py": (450, "the vocabulary of failures"),
     "elastic_policies/known_failures.py": (500, "a table"),
@@ -82,7 +82,7 @@ LONG = {
     ),
     "elastic_core/protocol/leader.py": (450, "the leader's decision in one file, to be read from top to bottom"),
     "elastic_rdzv_etcd/backend.py": (430, "one method for each operation of a backend"),
-    "elastic_torch/state/train_state.py": (490, "one public class with its documentation"),
+    "elastic_torch/state/train_state.py": (495, "one public class with its documentation"),
 }
 """The modules that are longer, each with the most lines that it may have, and the reason."""
 

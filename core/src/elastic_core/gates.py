@@ -44,8 +44,8 @@ class JoinGate:
         config: The run.
         publish: Publishes an event of this node. Any thread may call it.
         patience: The seconds after which the job needs this node no more; infinite where ``closed`` tells that.
-        closed: Set once this node does not join in any case: after a signal, ``elastic drain``, a notice that its host
-            ends, or the end of its run. A check then ends its work and returns.
+        closed: Set once no check is wanted: all have returned, or this node does not join, after a signal, ``elastic
+            drain``, a notice that its host ends, or the end of its run. A check then ends its work and returns.
     """
 
     config: RunConfig

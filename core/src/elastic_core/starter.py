@@ -9,12 +9,14 @@ None if the run is to have none. Without a starter, each worker is a new interpr
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -55,39 +57,44 @@ class Starter:
 
     def request(self) -> dict[str, Any]:
         """Return what the warden is told of it: JSON, with the directories in which its process finds its modules."""
-        packages = dict.fromkeys((__name__.partition(".")[0], re.split("[.:]", self.entry)[0]))
-        modules = [import_module(name) for name in packages]
-        roots = [
-            os.path.dirname(path) for found in modules for path in getattr(found, "__path__", (str(found.__file__),))
-        ]
+        packages = dict.fromkeys(re.split("[.:]", name)[0] for name in (__name__, self.entry, self.store) if name)
+        specs = [found for name in packages if (found := find_spec(name)) is not None]
+        paths = [path for found in specs for path in found.submodule_search_locations or [str(found.origin)]]
         names = ("entry", "python", "program", "env", "imports", "order", "growth")
-        return {**{name: getattr(self, name) for name in names}, "roots": roots}
+        return {**{name: getattr(self, name) for name in names}, "roots": [os.path.dirname(path) for path in paths]}
 
 
 Find: TypeAlias = "Callable[[RunConfig, Mapping[str, str]], Starter | None]"
 
 
-def find_starter() -> Find | None:
-    """Return the function of the first starter that is installed; None without one.
+def find_starter(config: RunConfig, environ: Mapping[str, str]) -> Starter | None:
+    """Return the starter of a run: the first that a file names, and whose function returns one; None without one.
 
     Raises:
-        Exception: What it is named by is no ``module:function``, or the import of its module has raised.
+        PluginError: A file names no function, or the function has raised; the message has its path.
     """
-    name = next(_installed(), None)
-    if name is None:
-        return None
-    module, _, function = name.partition(":")
-    found: Find = getattr(import_module(module), function)
-    return found
-
-
-def _installed() -> Iterator[str]:
-    for directory in sys.path:
+    for path, name in installed():
+        module, _, function = name.partition(":")
         try:
-            files = sorted(os.listdir(os.path.join(directory, FOLDER)))
+            find: Find = getattr(import_module(module), function)
+            if (found := find(config, environ)) is not None:
+                json.dumps(found.request())  # as the warden gets it
+                return found
+        except Exception as exc:
+            from elastic_core.errors import PluginError, in_one_line
+
+            raise PluginError(f"The starter {name!r} of {path} fails: {in_one_line(exc)}") from exc
+    return None
+
+
+def installed() -> Iterator[tuple[str, str]]:
+    """Yield the path of each file that names a starter, in the order of ``sys.path``, and what is in it."""
+    for directory in sys.path:
+        folder = os.path.join(directory, FOLDER)
+        try:
+            files = sorted(os.listdir(folder))
         except OSError:
             continue
-        for file in files:
-            if file.endswith(".txt"):
-                with open(os.path.join(directory, FOLDER, file), encoding="utf-8") as text:
-                    yield text.read().strip()
+        for path in (os.path.join(folder, file) for file in files if file.endswith(".txt")):
+            with open(path, encoding="utf-8") as text:
+                yield path, text.read().strip()

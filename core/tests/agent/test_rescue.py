@@ -56,6 +56,7 @@ class Loop:
     """An agent's loop that ends as told."""
 
     closed: Closed | None = None
+    signalled_at: float | None = None
 
     def __init__(
         self, end: Callable[[], Ending], *, others: bool = False, closing: Callable[[], None] = lambda: None

@@ -119,6 +119,8 @@ def test_a_handler_of_others_gets_every_key_and_core_its_own_two() -> None:
     assert conf.timing == Timing(fence_after=9)
     waits = parse("join_timeout=7", backend="mine", options=RendezvousOptions(handler=True))
     assert (waits.backend, waits.timing) == ({"join_timeout": "7"}, Timing(join_timeout=7))
+    endless = parse("join_timeout=-1", backend="mine", options=RendezvousOptions(handler=True))
+    assert (endless.backend, endless.timing) == ({"join_timeout": "-1"}, Timing())
 
 
 HANDLER, ALONE, ANY = RendezvousOptions(handler=True), RendezvousOptions(single_node=True), RendezvousOptions()

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from wardens import PATIENCE, Listener
 
+import elastic_core
+from elastic_core.agent.starters import begin, problem
+from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.run import RunConfig
+from elastic_core.errors import PluginError
+from elastic_core.events import Level
 from elastic_core.starter import FOLDER, Starter, find_starter
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import become_subreaper
@@ -55,7 +64,23 @@ def run(control, usual):
         if channel.closed:
             os._exit(0)
 """
-PROGRAM = "import os, sys; print(os.environ['GREETING'], os.environ['RANK'], 'elastic_core' in sys.modules)"
+MADE = """
+from elastic_core.starter import Starter
+
+def starter(config, environ):
+    return Starter(entry="strangers_starter:run", python=(), program=(), env=environ, imports=())
+
+def none(config, environ):
+    return None
+
+def broken(config, environ):
+    return Starter(entry="strangers_starter:run", python=(), program=(), env={}, imports=(), order={"a": object()})
+"""
+PROGRAM = """
+import os, sys
+left = [name for name in os.environ if "ELASTIC_START" in name]
+print(os.environ["GREETING"], os.environ["RANK"], "elastic_core" in sys.modules, left)
+"""
 
 
 @pytest.fixture
@@ -69,16 +94,33 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("strangers_starter", None)
 
 
-def test_the_first_file_on_the_path_names_the_starter(site: Path) -> None:
-    found = find_starter()
+CONFIG = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
+
+
+def test_the_first_file_whose_function_returns_a_starter_names_it(site: Path) -> None:
+    with (site / "strangers_starter.py").open("a") as module:
+        module.write(MADE)
+    (site / FOLDER / "earlier.txt").write_text("strangers_starter:none\n")
+    (site / FOLDER / "stranger.txt").write_text("strangers_starter:starter\n")
+    found = find_starter(CONFIG, {"A": "1"})
     assert found is not None
-    assert found.__module__ == "strangers_starter"
+    assert (found.entry, found.env) == ("strangers_starter:run", {"A": "1"})
+    assert found.request()["roots"] == [str(Path(elastic_core.__file__).parents[1]), str(site)]
 
 
-def test_a_file_that_names_no_function_is_an_error_of_its_import(site: Path) -> None:
-    (site / FOLDER / "stranger.txt").write_text("no_such_module:run\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        find_starter()
+@pytest.mark.parametrize("named", ["no_such_module:run", "strangers_starter:nothing", "strangers_starter:broken"])
+def test_a_file_that_names_no_starter_is_reported_with_its_path(site: Path, named: str) -> None:
+    with (site / "strangers_starter.py").open("a") as module:
+        module.write(MADE)
+    (path := site / FOLDER / "stranger.txt").write_text(f"{named}\n")
+    with pytest.raises(PluginError, match=re.escape(f"The starter {named!r} of {path} fails: ")):
+        find_starter(CONFIG, {})
+    warden: Any = SimpleNamespace(begin_starter=lambda starter: None)
+    begin(warden, CONFIG, {})
+    event = problem(warden, CONFIG)
+    assert event is not None
+    assert (event.name, event.level) == ("no_starter", Level.WARNING)
+    assert str(path) in event.message
 
 
 def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Path, tmp_path: Path) -> None:
@@ -105,7 +147,7 @@ def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Pat
         started = listener.wait(Spawned)
         assert (started.warm, started.unlearned) == (True, 3), listener.heard
         assert listener.wait(Exited).returncode == 0
-        assert (tmp_path / "out").read_text() == "hello 7 False\n"
+        assert (tmp_path / "out").read_text() == "hello 7 False []\n"
         assert listener.all_of(StartedFresh) == []
         listener.warden.serve(1, "builtins:print", {})
         assert listener.wait(ServiceEnded) == ServiceEnded(1, 0)

@@ -20,7 +20,8 @@ def config(kind: ProgramKind = ProgramKind.SCRIPT, nproc_per_node: int = 1, **se
 
 
 def test_core_finds_it_by_its_file() -> None:
-    assert find_starter() is starter
+    assert find_starter(config(), {"A": "1"}) == starter(config(), {"A": "1"})
+    assert find_starter(config(warm_start=False), {}) is None
 
 
 @pytest.mark.parametrize(

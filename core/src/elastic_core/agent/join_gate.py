@@ -6,7 +6,7 @@ import os
 from concurrent.futures import wait
 
 from elastic_core.agent.interruption import Interruption
-from elastic_core.errors import ElasticError, UnhealthyNodeError, in_one_line
+from elastic_core.errors import UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.gates import CHECK_MAX_SECONDS, JoinCheck, JoinGate
 from elastic_core.threads import asked
@@ -56,7 +56,7 @@ def _call(check: JoinCheck, gate: JoinGate, interruption: Interruption) -> None:
         os.close(reading)
     if (problem := answer.exception()) is None:
         return
-    if isinstance(problem, ElasticError):
+    if isinstance(problem, UnhealthyNodeError):
         raise problem
     fields = {"plugin": check.plugin, "hook": "elastic_before_join"}
     message = f"a check of the plugin {check.plugin!r} raised, and keeps no node out: {in_one_line(problem)}"

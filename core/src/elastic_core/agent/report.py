@@ -93,9 +93,8 @@ def joining(config: RunConfig, info: NodeInfo) -> Event:
 
 def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
     """Return the event of a live round that the node joins once its starter is ready."""
-    message = (
-        f"round {arrival.round} of run {arrival.run} is under way: joining it after the import of {', '.join(modules)}"
-    )
+    imports = ", ".join(modules) or "modules"
+    message = f"round {arrival.round} of run {arrival.run} is under way: joining it after the import of {imports}"
     return Event("under_way", message, fields={"run": arrival.run, "round": arrival.round})
 
 

@@ -6,6 +6,7 @@ library that wrote them: its plugin implements ``elastic_rescue``.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from elastic_core.agent.event_loop import EventLoop, SignalReceived
+from elastic_core.agent.interruption import repeats_request
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Resources
 from elastic_core.events import Event, Level
@@ -26,11 +28,15 @@ from elastic_core.threads import asked
 _T = TypeVar("_T")
 ABORT_SECONDS = 5.0  # for the work to return, once it was told to stop
 _OVERDUE = object()  # an event: the work has taken too long
-NOT_WRITTEN = "no plugin of this agent writes it to disk; install here, too, what the script keeps its state with"
+NOT_WRITTEN = "no plugin of this agent writes it to disk. Install the library with which the script keeps its state"
 
 
 class Agent(Protocol):
-    """The loop of one node, with or without a ledger."""
+    """The loop of one node."""
+
+    @property
+    def signalled_at(self) -> float | None:
+        """When it received its first signal; None for none."""
 
     @property
     def closed(self) -> Closed | None:
@@ -53,16 +59,24 @@ class EndingAgentMemory(LeftMemory):
     Attributes:
         signals: The signals that end the writing.
         agent_loop: It may have received a signal that the agent has not taken.
+        signalled_at: When the agent received its first signal, by the monotonic clock; the same request may repeat it.
     """
 
     signals: Iterable[int] = ()
     agent_loop: EventLoop | None = field(default=None, repr=False)
+    signalled_at: float | None = None
+
+    def _ends(self, event: object) -> bool:
+        """Return True for a signal that is a request of its own."""
+        since = math.inf if self.signalled_at is None else time.monotonic() - self.signalled_at
+        return isinstance(event, SignalReceived) and not repeats_request(event.signum, since)
 
     def run(self, work: Callable[[threading.Event], _T], patience: float) -> tuple[_T, str]:
         """Run the work on a thread, and tell it to stop after a signal or ``patience`` seconds."""
         stop = threading.Event()
         with closing(EventLoop(self.signals)) as loop:  # a new one: the defect that ended the agent may be in its loop
-            early = [] if self.agent_loop is None else self.agent_loop.untaken_signals()
+            untaken = [] if self.agent_loop is None else self.agent_loop.untaken_signals()
+            early = [*filter(self._ends, untaken)]
             why = "" if not early else f"the agent received {signal_name(early[0].signum)}"
             if early:
                 stop.set()
@@ -75,7 +89,7 @@ class EndingAgentMemory(LeftMemory):
                         raise TimeoutError(f"{why}, and the disk does not answer")
                     if event is _OVERDUE:
                         why = f"writing has taken {patience:.0f} s"
-                    elif isinstance(event, SignalReceived) and not why:
+                    elif isinstance(event, SignalReceived) and self._ends(event) and not why:
                         why = f"the agent received {signal_name(event.signum)}"
                     else:
                         continue
@@ -101,7 +115,7 @@ def run(agent: Agent, resources: Resources) -> Ending:
     finally:
         try:
             if resources.fd_store.held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
-                _rescue(resources)
+                _rescue(resources, agent.signalled_at)
         except Exception as error:  # must not replace the agent's own ending or exception
             _publish_lost(resources, f"writing it failed with {error!r}")
 
@@ -125,9 +139,9 @@ def is_needed(
     return failed or (ending is not None and ending.exit_code == ExitCode.STORE_LOST) or not leaves_others()
 
 
-def _rescue(resources: Resources) -> None:
-    fd_store, loop = resources.fd_store, resources.loop
-    left = EndingAgentMemory(fd_store.held, str(resources.info), resources.publish, resources.signals, loop)
+def _rescue(resources: Resources, signalled_at: float | None) -> None:
+    of_node = (resources.fd_store.held, str(resources.info), resources.publish)
+    left = EndingAgentMemory(*of_node, resources.signals, resources.loop, signalled_at)
     plugins = resources.plugins.implementations("elastic_rescue")
     if not plugins:
         _publish_lost(resources, NOT_WRITTEN)

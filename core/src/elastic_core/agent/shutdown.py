@@ -39,7 +39,7 @@ class Departure:
     step: Callable[[NodeEvent], None]
     say: Callable[[str, str], None]
     received: int | None = None  # the first signal that was received, which the workers get too
-    _signalled_at: float | None = None  # when this agent itself received its first one
+    signalled_at: float | None = None  # when this agent itself received its first one
     _finishing: bool = False  # whether the workers here may finish, as those of other nodes have
 
     def on_signal(self, signum: int, *, to_warden: bool = False) -> None:
@@ -50,14 +50,14 @@ class Departure:
         if signum not in self.resources.signals:
             return
         name, now = signal_name(signum), self.runtime.now()
-        if not to_warden and self._signalled_at is not None:
-            if not repeats_request(signum, now - self._signalled_at):
+        if not to_warden and self.signalled_at is not None:
+            if not repeats_request(signum, now - self.signalled_at):
                 self.say("signal", f"received {name} again: killing the workers")
                 kill_workers(self.resources, now)
                 self.step(Leaving.signalled(signum, name))
             return
         if not to_warden:
-            self._signalled_at = now
+            self.signalled_at = now
         if self.received is None:
             self.received = signum
             if to_warden:

@@ -118,7 +118,7 @@ def connect_and_run(
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))
-    if warden.starter is None and (problem := starters.problem(config, os.environ)) is not None:
+    if warden.starter is None and (problem := starters.problem(warden, config)) is not None:
         plugins.publish(problem)
     made = first_connection(config, plugins)
     config = replace(config, rdzv_id=made.job_id or config.rdzv_id)

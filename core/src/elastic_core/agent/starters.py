@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from elastic_core.config.environment import inheritable
-from elastic_core.starter import find_starter
+from elastic_core.errors import PluginError
+from elastic_core.starter import find_starter, installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,31 +27,26 @@ PATIENCE = 60.0  # seconds that a new node waits for its starter before it joins
 
 
 def begin(warden: Warden, config: RunConfig, environ: Mapping[str, str]) -> None:
-    """Begin the starter of a run, if a plugin brings one that takes it; the agent does without one that raises."""
+    """Begin the starter of a run, if a plugin brings one that takes it; the agent does without one that fails."""
+    starter = None
     try:
-        find = find_starter()
-        warden.begin_starter(None if find is None else find(config, inheritable(environ)))
-    except Exception:  # a plugin's; :func:`problem` finds it again
-        warden.begin_starter(None)
+        warden.starter_problem, starter = None, find_starter(config, inheritable(environ))
+    except PluginError as exc:
+        warden.starter_problem = exc
+    warden.begin_starter(starter)
 
 
-def problem(config: RunConfig, environ: Mapping[str, str]) -> Event | None:
+def problem(warden: Warden, config: RunConfig) -> Event | None:
     """Return the event that workers start as new interpreters although they need not; call it without a starter."""
     from elastic_core.config.program import ProgramKind
     from elastic_core.distributions import brought
-    from elastic_core.errors import how_to_install, in_one_line
+    from elastic_core.errors import how_to_install
     from elastic_core.events import Event, Level
 
-    if config.program.kind is ProgramKind.EXECUTABLE:
+    if (failed := warden.starter_problem) is not None:
+        return Event("no_starter", f"each worker starts as a new interpreter. {failed.message}", Level.WARNING)
+    if config.program.kind is ProgramKind.EXECUTABLE or any(installed()):
         return None
-    try:
-        if (find := find_starter()) is not None:
-            find(config, inheritable(environ))
-            return None
-    except Exception as exc:
-        why = f"the process that forks workers cannot be used: {in_one_line(exc)}"
-        message = f"each worker starts as a new interpreter, since {why}"
-        return Event("no_starter", message, Level.WARNING)
     message = "each worker starts as a new interpreter and imports everything by itself; forked workers start faster"
     hint = how_to_install(next(iter(brought("starters").values())))
     return Event("no_starter", f"{message}.\n{hint}")

@@ -105,6 +105,11 @@ class Supervisor:
         """The verdict on the job; None if there is none."""
         return self._state.ledger.closed
 
+    @property
+    def signalled_at(self) -> float | None:
+        """When this agent received its first signal; None for none."""
+        return self._departure.signalled_at
+
     def leaves_others(self) -> bool:
         """Return whether other members of the newest round stay in the job; False if the store is silent."""
         current = self._state.ledger.round

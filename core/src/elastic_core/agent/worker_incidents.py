@@ -87,7 +87,6 @@ def worker_incident(
         follows_peer=cause.follows_peer,
         detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
         log=worker.streams.stderr_path or "",
-        step=worker.step,
         where=cause.where,
     )
 

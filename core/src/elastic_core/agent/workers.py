@@ -320,7 +320,10 @@ class WorkerGroup:
     def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
         """Return the first local worker that has left early, if that explains the round's failure."""
         early = early_exit_incident(self.info, self.workers, failure, self._round.started_at)
-        return None if early is None else self._publish_failure(early)
+        if early is None or early.rank is None:
+            return None
+        step, counts_on = self.progress.step(early.rank)
+        return self._publish_failure(replace(early, step=step, counts_on=counts_on))
 
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""
@@ -405,7 +408,7 @@ class WorkerGroup:
         """Publish that the workers of a round wait for the starter, if none has started. For any thread."""
         if not self._round.over and {w.pid for w in self.workers if w.assignment.round == number} == {None}:
             names = ", ".join(self.warden.starter.imports if self.warden.starter else ())
-            message = f"the workers wait for the import of {names} ({self._after():.0f} s so far)"
+            message = f"the workers wait for the import of {names or 'modules'} ({self._after():.0f} s so far)"
             self.publish(Event("importing", message))
 
     def _say_started(self, number: int) -> None:

@@ -75,7 +75,8 @@ def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousC
             raise no_ledger(backend)
         read = {key: _seconds(key, pairs[key]) for key in ("fence_after",) if key in pairs}
         with suppress(UsageError, KeyError):  # the handler's own key of this name may have other values
-            read["join_timeout"] = _seconds("join_timeout", pairs["join_timeout"])
+            if (value := _seconds("join_timeout", pairs["join_timeout"])) > 0:
+                read["join_timeout"] = value
         return RendezvousConf(
             backend={key: value for key, value in pairs.items() if key != ORDER}, timing=Timing(**read)
         )

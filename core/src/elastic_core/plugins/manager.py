@@ -138,7 +138,10 @@ class Plugins:
                 if self.rendezvous_options().handler:
                     return made
                 return protect(made, self._described[self._backend_name], params.token, params.run_id)
-        raise PluginError(f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend.")
+        raise PluginError(
+            f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend.",
+            hint="For a rendezvous handler, name its class in the entry point instead.",
+        )
 
     def _ask_backend(self, hook: str, **facts: object) -> Iterator[Any]:
         name = self._backend_name

@@ -236,9 +236,9 @@ class RendezvousBackend(ABC):
 
         What it answers is contact up to then at most (rule S4); by default this is infinite. A server may go on
         answering after another one has replaced it (asynchronous replication with failover). A backend of such a store
-        returns when it last began to ask those that know, about this connection and with success; ``-math.inf`` if it
-        never has. Asked with ``max_age``, after each heartbeat, and without a success for so many seconds, it begins to
-        ask again, on a thread of its own: this method returns at once. Its :meth:`enter` raises
+        returns when it last began to ask the monitors of the server, about this connection and with success;
+        ``-math.inf`` if it never has. Elastic passes ``max_age`` after each heartbeat: if the last success is older,
+        the backend asks again, on a thread of its own. This method returns at once. :meth:`enter` raises
         RendezvousConnectionError unless the server is confirmed right then.
         """
         return math.inf
@@ -255,7 +255,7 @@ class FoundJob:
     """A connection to the store; None to make one with ``backend`` and ``endpoint``."""
 
 
-TRAITS = ("embedded", "hosting", "may_forget", "workers_store", "warnings")
+TRAITS = ("embedded", "hosting", "may_forget", "workers_store", "job_id", "warnings")
 """The attributes by which a backend describes its store."""
 
 

@@ -64,6 +64,10 @@ class GuardedBackend(RendezvousBackend):
                 "A backend may raise only RendezvousConnectionError and RendezvousStateError.",
             ) from exc
 
+    @property
+    def waiting(self) -> str:
+        return self.inner.waiting
+
     def connect(self) -> GuardedBackend:
         with self._calling("connect"):
             return GuardedBackend(self.inner.connect(), self.described, self.now)

@@ -24,6 +24,7 @@ from elastic_core.warden.channel import Channel, Message
 from elastic_core.warden.linux import Process, descendants, kill, session_of
 
 if TYPE_CHECKING:
+    from elastic_core.errors import PluginError
     from elastic_core.starter import Starter
     from elastic_core.warden.messages import Fenced, StopCompleted, WardenEvent
 
@@ -48,6 +49,7 @@ class Warden:
         self._fences = 0
         self._died = False
         self.starter: Starter | None = None  # as it was begun
+        self.starter_problem: PluginError | None = None  # why the one that is installed was not begun
         # One descriptor for the agent's loop: readable when the socket is, or has room for pending messages.
         self._ready = select.epoll()
         self._ready.register(channel, select.EPOLLIN)
@@ -144,11 +146,11 @@ class Warden:
         Before it is used, another one may replace it; the same one changes nothing, and None ends what there is.
         It begins in the agent's directory.
         """
-        if starter is None:
-            self.starter = None
-            return
+        if starter is not None:
+            self._send({"do": "starter", **starter.request()})
+        elif self.starter is not None:
+            self._send({"do": "end_starter"})
         self.starter = starter
-        self._send({"do": "starter", **starter.request()})
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None

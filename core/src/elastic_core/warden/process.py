@@ -130,6 +130,8 @@ class WardenProcess:
                 self._slot = descriptors.pop()  # this process never closes it
             case "starter":
                 self._add_child(self._starter.start(message))
+            case "end_starter":
+                self._starter.end()
             case "serve":
                 child = Child(Kind.SERVICE, message, descriptors[:])
                 descriptors.clear()

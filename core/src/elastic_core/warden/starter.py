@@ -97,6 +97,13 @@ class StarterClient:
         self.refusal = ""
         return self._start()
 
+    def end(self) -> None:
+        """End the starter: all workers start fresh from now on."""
+        self.kill(self.process)
+        self._close_channel()
+        self.process, self._ready, self._settings = None, False, {}
+        self.refusal = "there is no process that forks workers"
+
     def receive(self) -> None:
         """Handle the messages of the starter."""
         if self._channel is None:
@@ -104,12 +111,14 @@ class StarterClient:
         self._channel.flush()
         for message, _ in self._channel.receive():
             match message:
-                case {"event": "ready", "text": text, "fields": more}:
+                case {"event": "ready", "text": str(text), "fields": dict(more)}:
                     self._ready, self._early_deaths = True, 0
                     assert self.process is not None
                     self._send_event("starter_ready", pid=self.process.pid, text=text, more=more)
                 case {"event": "failed", "reason": reason}:
                     self._fail(reason)
+                case _:
+                    self._fail(f"it sent {message!r}")
         if self._channel.closed:
             self._close_channel()  # its death will be noticed
 
@@ -120,7 +129,7 @@ class StarterClient:
             return
         for message, _ in channel.receive():
             match message:
-                case {"event": "ready", "text": text, "fields": more}:
+                case {"event": "ready", "text": str(text), "fields": dict(more)}:
                     if not self._ready:  # the old one has replaced a dead one, and still imports
                         self.kill(self.process)
                     self._close_channel()  # the old one ends once it has done what was requested
@@ -250,7 +259,7 @@ class StarterClient:
         was_ready, self._ready = self._ready, False
         self._early_deaths += not was_ready
         if self._early_deaths > 1:
-            imported = ", ".join(self._settings["imports"])
+            imported = ", ".join(self._settings["imports"]) or "what it needs"
             self._fail(f"it died twice while it imported {imported} (it {describe_exit(returncode)})")
             return None
         self._send_event("starter_died", how=describe_exit(returncode))
@@ -269,6 +278,7 @@ class StarterClient:
     def _drop_successor(self, reason: str) -> None:
         if reason != NOTHING_NEW:
             self._settings["growth"] = []  # the next one would fail too
+        if reason != NOTHING_NEW or self._grown == 1:  # a node that joins a live round waits for the first one
             self._send_event("starter_stayed", reason=reason)
         if self._successor is not None:
             close_all(self._successor.descriptors)

@@ -71,6 +71,8 @@ class HealthChecks:
             message = f"this node does not enter the job yet ({names}): its checks run again in {self._retry:g} s"
             self._publish(Event("node_check_again", message, Level.WARNING, {"pause_s": self._retry}))
             self._gate.wait(self._retry)
+            if self._gate.closed.is_set():
+                return
 
     def _failed_checks(self) -> dict[str, Finding]:
         """Run each check once; return the findings of the failed checks, by their names, none if the gate is closed."""

@@ -119,7 +119,9 @@ class CommandServer:
             client.settimeout(IDLE_MAX_SECONDS)
             state, workers = "", None
             with suppress(Exception):  # in the middle of a change
-                state, workers = self._describe(), describe_workers(self._course.round)
+                state = self._describe()
+            with suppress(Exception):
+                workers = describe_workers(self._course.round)
             _send(client, {"store": self._connect is not None, "state": state, "workers": workers})
             if self._connect is None or not requests.readline(REQUEST_MAX_BYTES):
                 return

@@ -171,12 +171,17 @@ def _retire(place: str, file: JobFile) -> None:
         os.unlink(name + SOCKET_SUFFIX)
     with suppress(OSError):
         used_at = os.path.getmtime(name + SUFFIX)
-        os.unlink(name + SUFFIX)
-        for last in (LAST, LAST_LOGS) if file.logs else (LAST,):
+        for last in (LAST_LOGS, LAST) if file.logs else (LAST,):
             path = f"{place}/{last}"
-            if not (os.path.exists(path) and os.path.getmtime(path) > used_at):
+            if os.path.exists(path) and os.path.getmtime(path) > used_at:
+                continue
+            try:
                 _write(place, file, last)
                 os.utime(path, (used_at, used_at))
+            except OSError:  # a full disk: the file as it is needs no room
+                os.rename(name + SUFFIX, path)
+                return
+        os.unlink(name + SUFFIX)
 
 
 def _remove_old(place: str, name: str) -> None:

@@ -105,9 +105,11 @@ def _describe_ended(name: str | None) -> str:
     last = read_last()
     if last is None or not (last.run == name or last.job.startswith(name or "")):
         return ""
-    if not last.end:
+    if not last.ended:
         return printable(f"The agent of the last one, job {last.job!r}, was killed.")
     ago = describe_duration(max(0.0, time.time() - last.ended))
+    if not last.end:
+        return printable(f"The last one, job {last.job!r}, ended with an error {ago} ago, which its own output names.")
     return printable(f"The last one, job {last.job!r}, ended {ago} ago: {last.end}.")
 
 

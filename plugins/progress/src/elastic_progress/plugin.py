@@ -10,6 +10,7 @@ from elastic_progress.expressions import compile_expressions
 from elastic_progress.flags import CHECKPOINT_PATTERN, NAN_STOP, PROGRESS_PATTERN
 from elastic_progress.loss_watch import LossWatch
 from elastic_progress.reader import ProgressReader
+from elastic_progress.time_to_save import saved_event, time_to_save
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
@@ -67,8 +68,6 @@ class ProgressMonitor:
 
     def _judge_time_to_save(self, stop: PlannedStop) -> Event | None:
         """Return the event about the state of the round, after all checkpoints of it were reported."""
-        from elastic_progress.time_to_save import saved_event, time_to_save  # few rounds need it
-
         return None if self._round is None else saved_event(time_to_save(self._round.number, stop))
 
     def _report_checkpoint(self, checkpoint: Checkpoint, age: float) -> None:

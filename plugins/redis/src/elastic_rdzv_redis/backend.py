@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -124,7 +125,8 @@ class RedisBackend(RendezvousBackend):
         due = max_age is not None and time.monotonic() - self._confirmed_at >= max_age
         if due and (self._confirming is None or not self._confirming.is_alive()):
             self._confirming = threading.Thread(target=self._confirm, name="elastic-redis-sentinels", daemon=True)
-            self._confirming.start()
+            with suppress(RuntimeError):  # no thread can be started; the next heartbeat tries again
+                self._confirming.start()
         return self._confirmed_at
 
     def _confirm(self) -> None:

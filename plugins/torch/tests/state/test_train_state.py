@@ -603,3 +603,20 @@ def test_a_worker_knows_its_place_under_either_launcher() -> None:
     torchs = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1", "LOCAL_RANK": "2"}
     assert Place.found(torchs) == Place("job", 1, 2)
     assert Place.found({}) == Place("", 0, 0)
+
+
+@pytest.mark.usefixtures("agent")
+def test_before_a_break_out_of_the_epochs_commit_keeps_the_last_step(tmp_path: Path) -> None:
+    with Disk(tmp_path, interval=6) as disk:
+        training = Training(disk=disk)
+        for _ in training.state.epochs(3):
+            for (x,) in training.state.batches(training.loader):
+                training.model(x).square().mean().backward()
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+            training.state.commit()
+            break
+        assert training.state.step == 6, "no further step is counted"
+        disk.wait()
+        assert (newest := disk.newest()) is not None
+        assert newest.step == 6

@@ -45,7 +45,8 @@ from elastic_warmstart.source_files import Sources
 
 _IMPORT_FILES = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
-MOST_REFUSED = 5  # at most so many modules that it must not import are reported
+MOST_REFUSED = 5  # of the modules that it must not import, with the reason for each
+MOST_REFUSED_NAMES = 20
 IDLE_SECONDS = 0.2  # without a request, after which the fork server records sources and collapses its memory
 Requests: TypeAlias = "list[tuple[Message, list[int]]]"  # each with its descriptors
 COERCED = "LC_CTYPE"  # a variable that the interpreter itself may set when it starts (PEP 538)
@@ -217,7 +218,11 @@ class _ForkServer:
             channel.send({"event": "failed", "reason": reason})
             os._exit(1)
         seconds = round(time.monotonic() - start, 6)
-        fields = {"took_s": seconds, "learned": len(learned.imported), "refused": ", ".join(learned.refused)}
+        fields = {
+            "took_s": seconds,
+            "learned": len(learned.imported),
+            "refused": ", ".join(itertools.islice(learned.refused, MOST_REFUSED_NAMES)),
+        }
         self.stay(describe_growth(modules, seconds, learned), fields, [])
 
     def _prepare(self, request: Message, given: dict[str, int]) -> str | None:

@@ -41,7 +41,11 @@ def _be_the_starter() -> None:
         ours = {"elastic_core", module.partition(".")[0]}
         for name in [name for name in sys.modules if name.partition(".")[0] in ours and name not in usual]:
             del sys.modules[name]
+        os.environ.pop("ELASTIC_STARTER_ROOM", None)
+        starter = os.getpid()
         enter(int(os.environ.pop("ELASTIC_CONTROL_FD")), usual)
+        if os.getpid() == starter:
+            os._exit(1)
     except KeyboardInterrupt:  # in a worker whose program has not begun; no traceback
         import signal
 

@@ -313,6 +313,9 @@ class TrainState:
     def commit(self) -> None:
         """Count a step, and keep the state after it. Training waits until the state has been copied.
 
+        After an epoch's last batch, whose step is counted, it keeps that step now: before a ``break`` out of the loop
+        over epochs, or before work that takes long.
+
         Where all ranks are to stop after it, it is kept in memory, and on disk too unless all nodes stay and others
         only join them; ``stopping`` is True from here on, and what was saved is written when this returns.
 
@@ -321,7 +324,10 @@ class TrainState:
             UsageError: Another state of this worker has the same name. Or, in the first step of all, ranks differ in
                 what is declared to be the same; in later ones that is a warning.
         """
-        self._end_step()
+        if self._unkept:  # the step is counted
+            self._keep()
+        else:
+            self._end_step()
 
     def _end_step(self, *, is_last: bool = False) -> None:
         """Count a step, and keep the state after it; the loop over epochs keeps an epoch's last one."""

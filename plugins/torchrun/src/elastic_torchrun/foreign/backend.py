@@ -69,6 +69,8 @@ class HandlerBackend(LocalBackend):
             return store.head == prev.index and self._id(prev.index) == prev.id and self._node.take(decode_entry(data))
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
+        if roster:
+            self._node.check()
         found = super().wait(cursor, roster=roster, timeout=timeout)
         if roster and self._node.error is not None:
             raise self._node.error

@@ -30,7 +30,7 @@ COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after t
 FAILED_COUNT_INTERVAL_SECONDS = 5.0  # at least, between two failed questions: the handler may warn of each
 FRUITLESS_ROUND_MIN_SECONDS = 10.0
 """For a round that was made for waiting nodes, and has as many nodes as the round before; each time twice as long."""
-MOST_DOUBLINGS = 6
+MOST_DOUBLINGS = 4  # 160 s: less than the time for which torch's handlers wait for a round
 SHUTDOWN_MAX_SECONDS = 10.0  # for the handler's ``shutdown``
 JOIN_MAX_SECONDS = 0.5  # for the end of the thread if no shutdown is due
 OFFER_MAX_SECONDS = 5.0  # for this node's next offer of a workers' store, which the agent makes in milliseconds
@@ -104,6 +104,7 @@ class HandlerNode(MemoryStore):
                 self.changed.notify_all()
                 return self._seal()
             case Halt(reason=HaltReason.NODE_LEFT) as halt if self._waiting and not (self._own and self._own.leaving):
+                # A planned stop, with the workers' grace; no node has left.
                 why = f"{self._waiting} node(s) wait to join"
                 entry = replace(entry, body=replace(halt, reason=HaltReason.RESIZE, why=why))
             case Closed(success=True) as closed if self._missing:
