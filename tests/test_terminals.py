@@ -151,4 +151,4 @@ def test_the_status_of_a_job_has_colours(stage: Stage, file_rendezvous: list[str
     command = [sys.executable, "-m", "elastic_core", "status", *file_rendezvous]
     with Terminal(command, stage.folder, stage.environment({"TERM": "xterm-256color"}), SIZE) as terminal:
         assert terminal.exit_code() == 0
-    assert "is \x1b[32mrunning\x1b[0m: the first round" in terminal.text
+    assert "is \x1b[32mrunning\x1b[0m\r\n" in terminal.text
