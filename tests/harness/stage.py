@@ -23,15 +23,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 WORKERS = Path(__file__).parents[1] / "workers"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MARK = "ELASTIC_TEST_MARK"
-COLD = {"PET_WARM_START": "0"}
+HAS_WARM_START = find_spec("elastic_warmstart") is not None
+COLD = {"PET_WARM_START": "0"} if HAS_WARM_START else {}
 """Agents start workers fresh unless a test says otherwise: most of what tests run needs no torch."""
-WARM = {"PET_WARM_START": "1"}
+WARM = {"PET_WARM_START": "1"} if HAS_WARM_START else {}
 FIRST_FAILURE_ENDS = {"PET_MAX_RESTARTS": "0"}
 """So it is in agents that tests start, unless a test says otherwise: most failures in tests are meant to be seen."""
 PATIENCE = 60.0
