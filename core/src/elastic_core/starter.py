@@ -83,7 +83,7 @@ def find_starter(config: RunConfig, environ: Mapping[str, str]) -> Starter | Non
         except Exception as exc:
             from elastic_core.errors import PluginError, in_one_line
 
-            raise PluginError(f"The starter {name!r} of {path} fails: {in_one_line(exc)}") from exc
+            raise PluginError(f"The file {path} names {name!r}, which fails: {in_one_line(exc)}") from exc
     return None
 
 

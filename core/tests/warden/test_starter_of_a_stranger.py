@@ -113,7 +113,7 @@ def test_a_file_that_names_no_starter_is_reported_with_its_path(site: Path, name
     with (site / "strangers_starter.py").open("a") as module:
         module.write(MADE)
     (path := site / FOLDER / "stranger.txt").write_text(f"{named}\n")
-    with pytest.raises(PluginError, match=re.escape(f"The starter {named!r} of {path} fails: ")):
+    with pytest.raises(PluginError, match=re.escape(f"The file {path} names {named!r}, which fails: ")):
         find_starter(CONFIG, {})
     warden: Any = SimpleNamespace(begin_starter=lambda starter: None)
     begin(warden, CONFIG, {})
