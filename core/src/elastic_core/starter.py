@@ -88,7 +88,7 @@ def find_starter(config: RunConfig, environ: Mapping[str, str]) -> Starter | Non
 
 
 def installed() -> Iterator[tuple[str, str]]:
-    """Yield the path of each file that names a starter, in the order of ``sys.path``, and what is in it."""
+    """Yield the path of each file that names a starter, in the order of ``sys.path``, and its text."""
     for directory in sys.path:
         folder = os.path.join(directory, FOLDER)
         try:

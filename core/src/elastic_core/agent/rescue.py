@@ -67,7 +67,7 @@ class EndingAgentMemory(LeftMemory):
     signalled_at: float | None = None
 
     def _ends(self, event: object) -> bool:
-        """Return True for a signal that is a request of its own."""
+        """Return True for a signal that does not repeat the first one."""
         since = math.inf if self.signalled_at is None else time.monotonic() - self.signalled_at
         return isinstance(event, SignalReceived) and not repeats_request(event.signum, since)
 

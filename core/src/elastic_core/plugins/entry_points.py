@@ -29,7 +29,7 @@ class Group(str, enum.Enum):
     AUTOLOAD = "elastic.autoload"  # observers, checks, policies: on once installed, off with ``--no_plugin``
     WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
     HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
-    ADAPTERS = "elastic.adapters"  # make backends of what is none (:class:`Adapter`); imported when one is needed
+    ADAPTERS = "elastic.adapters"  # make backends of other objects (:class:`Adapter`); imported when one is needed
     FLAGS = "elastic.flags"  # flags of ``elastic run``, under the name of the plugin that reads them
     COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
     JOBS = "elastic.jobs"  # find a running job for commands that name no store; imported by these
@@ -62,7 +62,7 @@ _FLAGS: Mapping[Group, str] = {
 
 
 class Adapter(Protocol):
-    """Makes backends of what is none, such as rendezvous handlers of others."""
+    """Makes a backend of another object, such as a rendezvous handler."""
 
     def backend(self, name: str) -> object | None:
         """Return the backend of a name that no installed backend has, or that was registered in this process."""

@@ -234,7 +234,7 @@ class RendezvousBackend(ABC):
     def confirmed_at(self, max_age: float | None = None) -> float:
         """Return up to when, by the monotonic clock, this connection's server is known not to have been replaced.
 
-        What it answers is contact up to then at most (rule S4); by default this is infinite. A server may go on
+        Its answers count as contact up to that time at most (rule S4); the default is infinite. A server may go on
         answering after another one has replaced it (asynchronous replication with failover). A backend of such a store
         returns when it last began to ask the monitors of the server, about this connection and with success;
         ``-math.inf`` if it never has. Elastic passes ``max_age`` after each heartbeat: if the last success is older,
