@@ -81,7 +81,7 @@ def test_a_newcomer_waits_until_lost_entries_are_put_back_but_not_for_ever(missi
 
     store, clock = Losing(memory), Runtime(now=lambda: now, sleep=sleep)
     store.missing = missing
-    applicant = Applicant(info=info("b"), settings=quick(), offer=PLACE)
+    applicant = Applicant(info=info("b"), settings=quick(lost_after=0.6), offer=PLACE)
     if missing == 2:
         found = join(store, applicant, clock)
         assert isinstance(found, Joined)

@@ -52,7 +52,8 @@ PORTS = itertools.count(29500)
 
 
 def quick(min_nodes: int = 2, max_nodes: int = 2, **more: float) -> Settings:
-    more = {"beat_interval": 0.05, "lost_after": 0.6, "last_call_timeout": 0.1, "join_timeout": 15.0, **more}
+    """Return settings with short times but a long ``lost_after``: a pause of the machine loses no node."""
+    more = {"beat_interval": 0.05, "lost_after": 60.0, "last_call_timeout": 0.1, "join_timeout": 15.0, **more}
     return settings(min_nodes, max_nodes, **more)  # type: ignore[arg-type]  # the rest are durations
 
 
@@ -279,7 +280,7 @@ def test_restarts_are_counted_for_the_job_and_every_node_gets_the_root_cause(fle
 
 @pytest.mark.parametrize("victim", ["a", "b"], ids=["the leader", "a follower"])
 def test_a_lost_node_is_left_out_and_spends_no_restart(fleet: Fleet, victim: str) -> None:
-    nodes = dict(zip("ab", pair(fleet, quick(min_nodes=1)), strict=True))
+    nodes = dict(zip("ab", pair(fleet, quick(min_nodes=1, lost_after=0.6)), strict=True))
     nodes[victim].kill()
     survivor = "b" if victim == "a" else "a"
     nodes[survivor].until(in_round(2, survivor))
@@ -288,7 +289,7 @@ def test_a_lost_node_is_left_out_and_spends_no_restart(fleet: Fleet, victim: str
 
 def test_a_leader_lost_together_with_a_failure_is_replaced_within_the_suspicion_delay(fleet: Fleet) -> None:
     """L2: heartbeats would take a minute here; the unanswered incident takes about a second."""
-    a, b = pair(fleet, quick(min_nodes=1, lost_after=60.0))
+    a, b = pair(fleet, quick(min_nodes=1))
     a.kill()
     b.tell(WorkerFailed(incident("b")))
     b.until(alone)
@@ -303,7 +304,7 @@ def test_a_node_joins_a_running_job_and_survivors_come_first(fleet: Fleet) -> No
 
 
 def test_a_leaving_leader_names_its_successor_and_the_job_goes_on(fleet: Fleet) -> None:
-    a, b = pair(fleet, quick(min_nodes=1, lost_after=60.0))
+    a, b = pair(fleet, quick(min_nodes=1))
     a.tell(Leaving("received SIGTERM", 143))
     b.until(in_round(2, "b"))
     assert b.state.ledger.leader == "b"
@@ -311,7 +312,7 @@ def test_a_leaving_leader_names_its_successor_and_the_job_goes_on(fleet: Fleet) 
 
 
 def test_below_the_minimum_the_job_waits_for_a_replacement_and_says_for_whom(fleet: Fleet) -> None:
-    a, b = pair(fleet, quick())
+    a, b = pair(fleet, quick(lost_after=0.6))
     b.kill()
     a.until(lambda n: n.state.ledger.halt is not None)
     halt = a.state.ledger.halt
@@ -388,7 +389,7 @@ def test_a_planted_ledger_entry_leaves_healthy_workers_alone(fleet: Fleet) -> No
 
 
 def test_a_row_that_the_store_lost_is_sent_again(fleet: Fleet) -> None:
-    a, b = pair(fleet, quick(lost_after=60.0))
+    a, b = pair(fleet, quick())
     b.store.remove("b")
     deadline = time.monotonic() + PATIENCE
     while not any(row.node_id == "b" and row.revision > 0 for row in a.store.roster()):

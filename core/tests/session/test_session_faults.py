@@ -177,7 +177,7 @@ def test_a_connection_that_breaks_right_after_the_join_is_made_again(bench: Benc
 
 
 def test_who_cannot_read_the_ledger_any_more_stops_heartbeating_and_is_replaced(bench: Bench) -> None:
-    a, b = bench.pair()
+    a, b = bench.pair(lost_after=0.6)
     bench.faults["b"].garbled = True
     a.tell(WorkerFailed(incident("a")))
     b.until(lambda n: n.state.store_lost)
@@ -220,7 +220,7 @@ def test_a_store_that_refuses_some_things_is_told_of_once_until_it_does_all_agai
     def told(name: str) -> int:
         return sum(event.name == name for event in b.said)
 
-    a, b = bench.pair(lost_after=60.0)
+    a, b = bench.pair()
     line = bench.faults["b"]
     setattr(line, what, True)
     a.tell(WorkerFailed(incident("a")))  # which ends b's wait
@@ -237,7 +237,7 @@ def test_a_store_that_cannot_be_read_on_is_told_of_once_until_it_can(bench: Benc
     def told(name: str) -> list[str]:
         return [event.message for event in b.said if event.name == name]
 
-    a, b = bench.pair(lost_after=60.0)
+    a, b = bench.pair()
     bench.faults["b"].missing = (3,)
     a.tell(WorkerFailed(incident("a")))
     b.until(lambda n: bool(told("store_unreachable")))
@@ -261,7 +261,7 @@ def test_a_newest_entry_that_nobody_has_written_ends_the_nodes_part_and_not_its_
 
 def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_part(bench: Bench) -> None:
     """Every entry stands on the first, so who cannot read on from where it is can never do so."""
-    a, b = bench.pair(min_nodes=1, beat_interval=0.1, lost_after=60.0, fence_after=1.0)
+    a, b = bench.pair(min_nodes=1, beat_interval=0.1, fence_after=1.0)
     bench.faults["b"].missing = (1, 3)
     a.tell(WorkerFailed(incident("a")))
     a.until(lambda n: n.state.ledger.head.index == 3)
@@ -467,7 +467,7 @@ def test_a_new_leader_knows_until_when_it_was_cut_off_itself(bench: Bench) -> No
 
 
 def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Bench) -> None:
-    a, b = bench.pair(lost_after=60.0)
+    a, b = bench.pair()
     with b.changed:  # its loop stands still, as while it drains a dead worker's output
         b.tell(WorkerFailed(incident("b")))
         a.tell(WorkerFailed(incident("a")))
@@ -479,7 +479,7 @@ def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Ben
 
 
 def test_a_leaving_leader_hands_over_although_its_own_entries_come_between(bench: Bench) -> None:
-    a, b = bench.pair(min_nodes=1, lost_after=60.0)
+    a, b = bench.pair(min_nodes=1)
     raced = threading.Event()
 
     def race() -> None:

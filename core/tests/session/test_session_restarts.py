@@ -63,7 +63,7 @@ class Bench:
     def another_run(self) -> MemoryStore:
         """Return another store, with a run of node ``x``."""
         another = MemoryServer()
-        self.nodes.append(Node("x", another.open("job"), quick(1, 1)).until(in_round(1, "x")))
+        self.nodes.append(Node("x", another.open("job"), quick(1, 1, lost_after=0.6)).until(in_round(1, "x")))
         return another.store("job")
 
     def replace(self, another: MemoryStore) -> MemoryStore:
