@@ -15,7 +15,7 @@ from elastic_core.cli.option import FlagCommand, FlagOption
 from elastic_core.cli.run import hints_with_sources, warn
 from elastic_core.cli.settle import FLAGS, Flags, meeting_place, plugins_named, without_effect
 from elastic_core.config.parse import NodeRange
-from elastic_core.config.rdzv_conf import NUMBERED, check_reach, parse
+from elastic_core.config.rdzv_conf import NUMBERED, check_reach, parse_conf
 from elastic_core.exit_codes import signalled
 from elastic_core.host.terminal import has_colours
 
@@ -109,7 +109,7 @@ def subject_of(flags: Flags) -> Subject:
     options = loaded.rendezvous_options()
     nnodes = NodeRange(1, 1) if options.single_node else SEVERAL
     check_reach(backend, endpoint, nnodes, options)
-    conf = parse(flags.rdzv_conf, backend=backend, options=options)
+    conf = parse_conf(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
     params = RendezvousParameters(

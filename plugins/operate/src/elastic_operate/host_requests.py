@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.job_store import STORE_FLAGS, job_store
+from elastic_core.cli.job_store import STORE_FLAGS, open_store
 from elastic_core.cli.option import FlagCommand
 from elastic_core.errors import UsageError
 
@@ -48,7 +48,7 @@ def _request(request: Callable[[RendezvousBackend, str, str], int], host: str, g
     from elastic_operate.host_jobs import host_jobs
 
     name = given["rdzv_id"]
-    with job_store(given) as (store, job):
+    with open_store(given) as (store, job):
         if name not in (None, job) and all(each.newest.run != name for each in host_jobs()):
             raise UsageError(f"No job {name!r} was found.", hint=f"There is the job --rdzv_id={job}.")
         return request(store, host, job)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, is_store_named, job_store
+from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, is_store_named, open_store
 from elastic_core.cli.option import FlagCommand
 from elastic_core.config.run import describe_limit
 from elastic_core.errors import RendezvousConnectionError, UsageError
@@ -63,7 +63,7 @@ def _status_of(given: dict[str, Any], *, watch: bool, as_json: bool) -> int:
     found = None if named else find_job(given["rdzv_id"])
     has_store = found is None or found.newest.backend != LOCAL
     try:
-        with job_store(given) as (store, job_id):
+        with open_store(given) as (store, job_id):
             while True:
                 if (seen := look(store, job_id)) is None:
                     raise UsageError(f"There is no job {job_id!r} in this store.", hint=NAMED)

@@ -164,7 +164,7 @@ def configure(config: LaunchConfig) -> RunConfig:
     if config.rdzv_timeout != -1:
         given.setdefault("timeout" if options.handler else "join_timeout", config.rdzv_timeout)
     text = ",".join(f"{key}={value}" for key, value in given.items())
-    conf = rdzv_conf.parse(text, backend=backend, options=options)
+    conf = rdzv_conf.parse_conf(text, backend=backend, options=options)
     rdzv_conf.check_reach(backend, endpoint, nnodes, options)
     rdzv_conf.check_spares(backend, nnodes, config.flags.get("spares", 0), options, node_rank)
     for warning in (*conf.without_effect, *without_effect(config)):

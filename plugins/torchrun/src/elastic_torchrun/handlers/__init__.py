@@ -60,7 +60,7 @@ def handler_over(
         UsageError: A key of the parameters, or its value, is invalid.
     """
     text = ",".join(f"{key}={value}" for key, value in torchs.config.items())
-    read = rdzv_conf.parse(text, backend=torchs.backend, options=options)
+    read = rdzv_conf.parse_conf(text, backend=torchs.backend, options=options)
     parameters = RendezvousParameters(
         backend=torchs.backend,
         endpoint=torchs.endpoint,
