@@ -14,3 +14,26 @@
 * Around a run: ``admission`` says which nodes may join, ``succession`` which node follows a leader that is gone, and
   ``repair`` what to do about a store that lost entries.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "protocol.admission": "describe_differences",
+    "protocol.codec": "decode_entry decode_row encode_entry encode_row",
+    "protocol.counters": "as_record",
+    "protocol.entries": "Body Closed Entry Halt HaltReason Leader Member Offer Open Round Stacks",
+    "protocol.leader_view": "SUSPICION_SECONDS",
+    "protocol.ledger": "Ledger advance compose",
+    "protocol.limits": "FULL_STACKS_BYTES HOSTS_BYTES MAX_FAILURES MAX_PLACES PLACE_BYTES clip fit_names list_names",
+    "protocol.node": "NodeState row_of step",
+    "protocol.node_events": "Effect Exit Leaving Locate MakeOffer NodeEvent Offered Progressed Start Stop Work "
+    "WorkerFailed WorkersDone WorkersGone",
+    "protocol.roster": "LocalStacks NodeInfo NodeRow Phase Slots",
+    "protocol.schema": "reader writer",
+    "protocol.settings": "Agreement Command PROTOCOL Settings Versions",
+    "protocol.stacks": "BRIEF FINISHED FULL LOOKS NO_STACK describe_hang report_alone waits_for_peers",
+}
+
+__getattr__ = names_of(__name__, NAMES)

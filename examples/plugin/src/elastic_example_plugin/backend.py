@@ -27,7 +27,7 @@ from elastic_core import (
     UsageError,
     hookimpl,
 )
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, RosterRow
+from elastic_core.rendezvous import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, RosterRow
 
 TABLES = (
     "job (name TEXT PRIMARY KEY, arrivals INTEGER DEFAULT 0, version INTEGER DEFAULT 0)",

@@ -22,15 +22,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
-from elastic_core.rendezvous.backend import (
-    ORIGIN,
-    TOMBSTONE,
-    Cursor,
-    HeartbeatReply,
-    Link,
-    RendezvousBackend,
-    RosterRow,
-)
+from elastic_core.rendezvous import ORIGIN, TOMBSTONE, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.records import (
     BELL_PATIENCE,

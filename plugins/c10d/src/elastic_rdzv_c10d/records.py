@@ -24,7 +24,7 @@ from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+from elastic_core.rendezvous import MAX_VALUE_BYTES
 
 ROOT = "elastic/"
 """What the names of all jobs' keys begin with."""

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from elastic_core.config.run import Timing
+from elastic_core.config import Timing
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.client import Client, Lost
 from elastic_rdzv_etcd.cluster import Cluster
 from elastic_rdzv_etcd.history import history_warning

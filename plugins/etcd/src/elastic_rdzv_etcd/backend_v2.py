@@ -32,7 +32,7 @@ from typing import Any
 import etcd
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
 from elastic_rdzv_etcd.backend import LOOK_AGAIN
 from elastic_rdzv_etcd.client_v2 import ClientV2
 from elastic_rdzv_etcd.members import Members

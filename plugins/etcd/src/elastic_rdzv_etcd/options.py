@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous.options import boolean, positive_seconds
+from elastic_core.rendezvous import boolean, positive_seconds
 
 if TYPE_CHECKING:
     import ssl

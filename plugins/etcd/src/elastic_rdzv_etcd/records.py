@@ -23,7 +23,7 @@ from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Link, RosterRow
+from elastic_core.rendezvous import MAX_VALUE_BYTES, ORIGIN, Link, RosterRow
 
 EXPIRY = 7 * 86400
 """Seconds after the last heartbeat at which a job's keys are gone."""

@@ -24,16 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from elastic_core.digest import hex_digest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.rendezvous.backend import (
-    TOMBSTONE,
-    Cursor,
-    HeartbeatReply,
-    Link,
-    RendezvousBackend,
-    RosterRow,
-)
+from elastic_core.rendezvous import TOMBSTONE, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, hex_digest
 from elastic_rdzv_file.disk import (
     DELETED,
     PLANTED,

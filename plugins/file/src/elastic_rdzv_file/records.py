@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+from elastic_core.rendezvous import MAX_VALUE_BYTES
 from elastic_rdzv_file.disk import PLANTED
 
 RECORD_LIMIT = MAX_VALUE_BYTES + 4096

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, open_store
-from elastic_core.cli.option import FlagCommand
+from elastic_core.cli import STORE_FLAGS, FlagCommand, NoStoreError, open_store
 from elastic_core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def stacks(*, job: str | None, full: bool, **given: Any) -> int:
 
 def describe(found: Located, *, full: bool) -> Iterator[str]:
     """Yield the lines for people."""
-    from elastic_core.protocol.stacks import describe_hang
+    from elastic_core.protocol import describe_hang
 
     yield describe_hang(found.report)
     for rank, text in found.texts.items():

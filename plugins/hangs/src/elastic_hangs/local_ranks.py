@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from elastic_core.cli.job_store import NoStoreError
-from elastic_core.config.run import DEFAULT_ID
+from elastic_core.cli import NoStoreError
+from elastic_core.config import DEFAULT_ID
 from elastic_core.errors import UsageError
-from elastic_core.protocol.node_events import Locate
-from elastic_core.protocol.stacks import report_alone
-from elastic_core.warden.linux import running_process
+from elastic_core.protocol import Locate, report_alone
+from elastic_core.warden import running_process
 from elastic_hangs.py_spy import PySpy
 from elastic_hangs.request import Located
 from elastic_hangs.stacks import LocalRank, locate

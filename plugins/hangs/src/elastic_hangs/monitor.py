@@ -8,13 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from elastic_core import hookimpl
 from elastic_core.events import Event, Level
-from elastic_core.hookspecs import hookimpl
 from elastic_core.monitors import RunningRound
-from elastic_core.protocol.entries import Stacks
-from elastic_core.protocol.node_events import Locate
-from elastic_core.protocol.roster import LocalStacks
-from elastic_core.protocol.stacks import LOOKS
+from elastic_core.protocol import LOOKS, LocalStacks, Locate, Stacks
 from elastic_core.threads import PatientThread
 from elastic_hangs import stacks
 from elastic_hangs.flags import HANG_TIMEOUT, HANG_WINDOW
@@ -22,7 +19,7 @@ from elastic_hangs.py_spy import PySpy
 from elastic_hangs.watch import HangWatch, hang_check_interval
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
 
 
 class HangMonitor:

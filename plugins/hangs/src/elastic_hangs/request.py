@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousTimeoutError, UsageError
-from elastic_core.protocol.entries import Stacks
-from elastic_core.protocol.stacks import BRIEF, FULL
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.session.drain_request import requested, running_job
-from elastic_core.session.leave import readable
-from elastic_core.session.ledger_reader import peek
+from elastic_core.protocol import BRIEF, FULL, Stacks
+from elastic_core.rendezvous import Cursor, RendezvousBackend
+from elastic_core.session import peek, readable, requested, running_job
 
 WAIT_SECONDS = 30.0  # for the report: more than it takes to replace a leader that is gone
 LOOK_SECONDS = 1.0  # how long one wait for the store takes

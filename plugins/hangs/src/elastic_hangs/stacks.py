@@ -19,14 +19,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_core.agent.python_traceback import Frame, parse_frames
+from elastic_core.agent import Frame, parse_frames
 from elastic_core.monitors import WorkerView
-from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
-from elastic_core.protocol.node_events import Locate
-from elastic_core.protocol.roster import LocalStacks
-from elastic_core.protocol.stacks import FINISHED, NO_STACK, waits_for_peers
-from elastic_core.warden.linux import catches, is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
-from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
+from elastic_core.protocol import (
+    FINISHED,
+    FULL_STACKS_BYTES,
+    MAX_PLACES,
+    NO_STACK,
+    PLACE_BYTES,
+    LocalStacks,
+    Locate,
+    clip,
+    waits_for_peers,
+)
+from elastic_core.warden import catches, is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
+from elastic_core.worker import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs.py_spy import PySpy
 from elastic_hangs.watch import HangWatch, Use, uses_of
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.rendezvous.backend import (
+from elastic_core.rendezvous import (
     MAX_VALUE_BYTES,
     Cursor,
     HeartbeatReply,

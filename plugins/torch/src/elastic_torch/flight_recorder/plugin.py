@@ -16,8 +16,7 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from elastic_core import hookimpl
-from elastic_core.assignment import Assignment
+from elastic_core import Assignment, hookimpl
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"  # the new name of torch 2.9, and the old one
@@ -31,7 +30,7 @@ PEERS_SECONDS = 1.0  # for the dumps of other nodes, where they share the folder
 ANALYSIS_SECONDS = 12.0  # most of it is the import of torch
 LOOK_SECONDS = 0.05
 
-elastic_hookspec_major = 1
+elastic_hookspec_major = 2
 
 
 @hookimpl

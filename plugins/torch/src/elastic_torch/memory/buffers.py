@@ -25,8 +25,7 @@ import torch
 
 from elastic_core.errors import ResourceError, UsageError
 from elastic_core.threads import asked
-from elastic_core.worker.channel import open_channel
-from elastic_core.worker.fd_store import held, hold, release
+from elastic_core.worker import held, hold, open_channel, release
 from elastic_torch.memory.snapshot import PAGE, Buffer, Snapshot
 from elastic_torch.memory.snapshot_format import is_of_other_release
 from elastic_torch.version import Stamp
