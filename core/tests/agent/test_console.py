@@ -64,7 +64,7 @@ def fill(fd: int) -> int:
     return written
 
 
-def test_what_is_written_arrives_in_order(pipe: tuple[int, int]) -> None:
+def test_written_bytes_arrive_in_order(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     console = Console(writing, silent)
     for number in range(1000):
@@ -98,7 +98,7 @@ def test_a_console_that_nobody_reads_neither_stops_the_writer_nor_the_end(pipe: 
     assert "Broken pipe" in reports.get(timeout=PATIENCE)  # until then it was stuck
 
 
-def test_what_is_missing_is_counted_where_it_is_missing(pipe: tuple[int, int]) -> None:
+def test_dropped_bytes_are_counted_where_they_are_missing(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     filling = fill(writing)
     console = Console(writing, silent, capacity=10)
@@ -183,7 +183,7 @@ def test_an_agent_without_a_console_says_so_and_goes_on() -> None:
     console.close(PATIENCE)
 
 
-def test_what_is_written_after_the_end_is_dropped(pipe: tuple[int, int]) -> None:
+def test_bytes_written_after_the_end_are_dropped(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     console = Console(writing, silent)
     console.write(b"before")

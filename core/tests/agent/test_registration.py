@@ -91,7 +91,7 @@ def test_agents_on_one_host_are_told_apart_by_their_slots(plugins: Plugins, slot
     assert names == [socket.gethostname(), f"{socket.gethostname()} (agent 2)"]
 
 
-def test_what_all_nodes_must_agree_on_is_taken_from_the_run(plugins: Plugins, slots: list[Slot]) -> None:
+def test_the_settings_that_all_nodes_must_agree_on_are_taken_from_the_run(plugins: Plugins, slots: list[Slot]) -> None:
     asked = config(
         min_nodes=2,
         max_nodes=4,

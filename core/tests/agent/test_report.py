@@ -177,7 +177,7 @@ def test_failures_of_earlier_rounds_have_a_line_each() -> None:
     ],
     ids=["killed", "never started", "node lost", "rank 0"],
 )
-def test_what_is_not_known_of_a_failure_is_left_out(told: Incident, lines: list[str]) -> None:
+def test_unknown_facts_of_a_failure_are_left_out(told: Incident, lines: list[str]) -> None:
     assert root_cause(told) == [TITLE, *lines]
 
 
@@ -375,7 +375,7 @@ def test_every_entry_is_told_of_even_if_several_are_read_at_once() -> None:
     assert (told[0].fields["reason"], told[1].fields["cause"]) == ("resize", "resize")
 
 
-def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
+def test_entries_after_the_end_of_a_run_belong_to_another_run() -> None:
     before = live("ab")
     closed = entry(before, Closed(success=True, why="done", exit_code=0), at=20.0)
     opened = entry(advance(before, closed, 20.0), Open(scheduler_uid=None, settings=settings()), at=21.0)

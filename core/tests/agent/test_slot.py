@@ -121,7 +121,7 @@ def test_a_slot_is_held_until_its_last_holder_is_gone(job: str) -> None:
         assert mine == 0
 
 
-def test_who_sits_down_sees_who_sits_there(job: str) -> None:
+def test_a_node_that_takes_a_slot_sees_the_slots_that_are_held(job: str) -> None:
     before = time.monotonic_ns()
     with contextlib.closing(Slot.take(job)) as first, contextlib.closing(Slot.take(job)) as second:
         assert (first.slots.held, second.slots.held) == ((), (0,))

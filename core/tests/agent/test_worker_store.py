@@ -59,7 +59,7 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_whoever_comes_to_an_offer_is_let_in_before_the_store_is_up(stores: Stores, server: Server) -> None:
+def test_every_client_of_an_offer_is_let_in_before_the_store_is_up(stores: Stores, server: Server) -> None:
     offer = stores.offer()
     assert offer.hosted
     assert accepts(offer.port)

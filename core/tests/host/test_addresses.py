@@ -63,13 +63,13 @@ def test_of_several_hosts_those_that_nobody_knows_are_passed_over() -> None:
         ("127.0.0.1", None, False, "127.0.0.1"),
     ],
 )
-def test_what_the_user_says_wins_and_one_node_alone_needs_only_loopback(
+def test_an_address_of_the_user_wins_and_a_single_node_needs_only_loopback(
     host: str | None, local_addr: str | None, single_node: bool, address: str
 ) -> None:
     assert local_address(host, local_addr, single_node=single_node) == address
 
 
-def test_whoever_meets_at_localhost_is_on_this_host() -> None:
+def test_a_job_at_localhost_is_on_this_host() -> None:
     assert ipaddress.ip_address(local_address("localhost", None, single_node=False)).is_loopback
 
 

@@ -53,7 +53,7 @@ def test_a_worker_can_listen_on_a_held_port_and_be_reached(
         assert connection.recv(5) == b"hello"
 
 
-def test_nobody_answers_on_a_port_that_is_only_held(held: HeldPort) -> None:
+def test_a_port_that_is_only_held_refuses_connections(held: HeldPort) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", held.port))
 
@@ -78,7 +78,7 @@ def test_no_two_held_ports_are_the_same() -> None:
     assert len(numbers) == 200
 
 
-def test_who_listens_goes_on_when_the_port_is_let_go(held: HeldPort) -> None:
+def test_a_listener_goes_on_when_the_port_is_let_go(held: HeldPort) -> None:
     with listen(socket.AF_INET, "0.0.0.0", held.port) as store:
         held.close()
         with socket.create_connection(("127.0.0.1", held.port)), store.accept()[0]:

@@ -258,7 +258,7 @@ def test_the_environment_is_the_contract_with_training_scripts() -> None:
     }
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_variables_that_the_user_has_set_stay() -> None:
     theirs = {"OMP_NUM_THREADS": "4", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     assert not theirs.keys() & PlainWorkerStart(theirs).elastic_worker_environment(ASSIGNMENT).keys()
 

@@ -85,7 +85,7 @@ def of_run(ledger: Ledger, run: str) -> Ledger:
         pytest.param(5, None, Diverged(), id="behind, and its newest is a tombstone"),
     ],
 )
-def test_what_became_of_what_was_read(head: int, at: Entry | None, expected: Overlap) -> None:
+def test_the_overlap_of_a_ledger_that_was_read_with_the_store(head: int, at: Entry | None, expected: Overlap) -> None:
     assert overlap(MINE, MEMORY, head, at) == expected
 
 
@@ -232,7 +232,7 @@ def next_run(open_at: int) -> Ledger:
         pytest.param(next_run(6), False, id="or in the place of what was read"),
     ],
 )
-def test_what_a_store_with_tombstones_says_may_have_followed(theirs: Ledger, expected: bool) -> None:
+def test_the_entries_of_a_store_with_tombstones_may_have_followed(theirs: Ledger, expected: bool) -> None:
     assert can_follow(MINE, theirs) is expected
 
 
@@ -332,5 +332,5 @@ def test_memory_has_an_end() -> None:
         (7, "the store came back without the run's history"),
     ],
 )
-def test_what_is_missing_is_said(head: int, words: str) -> None:
+def test_the_lost_entries_are_described(head: int, words: str) -> None:
     assert describe_loss(head, MINE) == words

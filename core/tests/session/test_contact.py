@@ -121,7 +121,7 @@ def test_the_first_connection_is_given_up_when_its_time_is_over() -> None:
     assert (told, waited) == (["refused 0"], 5.0)
 
 
-def test_what_no_waiting_mends_ends_at_once() -> None:
+def test_a_lasting_error_ends_the_wait_at_once() -> None:
     wrong = RendezvousConnectionError("wrong password", lasting=True)
     assert connected([wrong], 60.0) == ("raised: wrong password", [], 0)
 

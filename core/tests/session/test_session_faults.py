@@ -176,7 +176,7 @@ def test_a_connection_that_breaks_right_after_the_join_is_made_again(bench: Benc
     a.until(lambda n: n.session.contact.at > began)
 
 
-def test_who_cannot_read_the_ledger_any_more_stops_heartbeating_and_is_replaced(bench: Bench) -> None:
+def test_a_node_that_cannot_read_the_ledger_any_more_stops_its_heartbeat_and_is_replaced(bench: Bench) -> None:
     a, b = bench.pair(lost_after=0.6)
     bench.faults["b"].garbled = True
     a.tell(WorkerFailed(incident("a")))
@@ -189,7 +189,7 @@ def test_who_cannot_read_the_ledger_any_more_stops_heartbeating_and_is_replaced(
     assert b.session.contact.at == at, "the fence counts from when it could still be told to stop"
 
 
-def test_what_a_frozen_node_reads_late_is_no_contact_from_when_it_reads_it(bench: Bench) -> None:
+def test_a_late_read_of_a_frozen_node_is_no_contact_at_the_time_of_the_read(bench: Bench) -> None:
     """The fence (rule S4) counts from when the store was asked: others may have given this node up since."""
     a, _ = bench.pair(lost_after=PATIENCE)
     thawed, frozen, changed = threading.Event(), set[str](), threading.Condition()

@@ -144,7 +144,7 @@ def test_a_restart_with_the_data_is_noticed_by_nobody_but_the_connections(bench:
         assert not told("history_restored")(node)
 
 
-def test_what_others_have_decided_on_another_branch_is_adopted(bench: Bench) -> None:
+def test_decisions_of_others_on_another_branch_are_adopted(bench: Bench) -> None:
     """Two masters: this side restarted the round, the other one went on with b alone. The store's branch it is."""
     a, b = bench.pair()
     fork = a.state.ledger

@@ -376,7 +376,7 @@ def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> No
         warden.close(PATIENCE)
 
 
-def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> None:
+def test_a_process_that_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> None:
     """FAULTS 7: a double-forked helper, in a session of its own, that cleared its environment."""
     _, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
     assert wait_until(lambda: Path(f"/proc/{helper}/comm").read_text() == "sleep\n")
@@ -387,7 +387,7 @@ def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> 
     assert (told.signum, told.names[told.pids.index(helper)]) == (signal.SIGTERM, "sleep")
 
 
-def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(listener: Programs) -> None:
+def test_a_process_that_an_ended_worker_left_behind_is_killed_by_the_next_stop(listener: Programs) -> None:
     reading, writing = os.pipe()
     tag = listener.spawn(*PYTHON, ESCAPE, stdout=writing)
     os.close(writing)
@@ -482,7 +482,7 @@ def test_a_tracker_of_shared_memory_removes_that_of_a_killed_worker(listener: Pr
         assert wait_until(partial(gone_from_memory, name))
 
 
-def test_what_successful_workers_have_left_has_a_while_to_end(listener: Programs, fifo: Path) -> None:
+def test_processes_that_successful_workers_have_left_have_a_while_to_end(listener: Programs, fifo: Path) -> None:
     reading, writing = os.pipe()
     listener.end(listener.spawn("sh", "-c", 'echo started; (cat "$0") & exit 0', str(fifo), stdout=writing))
     os.close(writing)
@@ -493,7 +493,7 @@ def test_what_successful_workers_have_left_has_a_while_to_end(listener: Programs
         assert output.readline() == "sent"
 
 
-def test_what_successful_workers_have_left_for_ever_is_named_and_killed(listener: Programs) -> None:
+def test_processes_that_successful_workers_have_left_for_ever_are_named_and_killed(listener: Programs) -> None:
     listener.end(listener.spawn("sh", "-c", "trap '' TERM; sleep 1000 & exit 0"))
     events = listener.warden.finish(0.5)
     signals = [event for event in events if isinstance(event, Signalled)]
@@ -695,7 +695,7 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
-def test_what_the_warden_holds_is_held_until_its_last_process_is_gone() -> None:
+def test_a_held_descriptor_stays_open_until_the_wardens_last_process_is_gone() -> None:
     reading, writing = os.pipe()
     warden = Warden.start()
     warden.hold(writing)
@@ -750,7 +750,7 @@ def test_nothing_outlives_a_warden_that_is_killed(listener: Programs) -> None:
     listener.warden.stop(grace=0)
 
 
-def test_what_the_agent_started_itself_survives_its_wardens_death() -> None:
+def test_a_process_that_the_agent_started_itself_survives_its_wardens_death() -> None:
     own = subprocess.Popen(["sleep", "1000"])
     later = Warden.start()
     os.kill(later.pid, signal.SIGKILL)

@@ -124,7 +124,7 @@ def test_workers_run_near_their_accelerators_or_evenly_spread(
         ),
     ],
 )
-def test_nobody_is_given_what_the_agent_may_not_use(
+def test_no_worker_is_given_a_cpu_that_the_agent_may_not_use(
     mode: str, workers: int, topology: Topology, expected: list[str]
 ) -> None:
     assert bound(mode, workers, topology) == cpus(*expected)
