@@ -136,7 +136,7 @@ def test_a_frozen_store_does_not_keep_an_agent_from_ending(stage: Stage, tmp_pat
     assert "terminate called" not in guest.output
 
 
-def test_who_comes_to_a_full_job_is_told_that_it_waits(stage: Stage, file_rendezvous: list[str]) -> None:
+def test_a_node_that_comes_to_a_full_job_prints_that_it_waits(stage: Stage, file_rendezvous: list[str]) -> None:
     first = stage.run(*file_rendezvous, WORKERS / "sleeper.py")
     first.wait_for_report("started")
     second = stage.run(*file_rendezvous, WORKERS / "sleeper.py")

@@ -129,7 +129,7 @@ def test_the_old_launcher_gives_scripts_their_local_rank(stage: Stage, folder: P
     assert given == [["--local-rank=0", "x"], ["--local-rank=1", "x"]]
 
 
-def test_what_elastic_does_not_take_is_passed_on_to_torch(stage: Stage, folder: Path) -> None:
+def test_a_flag_that_elastic_does_not_take_is_passed_on_to_torch(stage: Stage, folder: Path) -> None:
     agent = execute(stage, "torchrun", "--standalone", "--rdzv_conf=unknown=1", "worker.py")
     assert agent.exit_code() == 0
     [said] = announced(agent)

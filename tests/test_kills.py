@@ -77,7 +77,7 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_whatever_is_killed_and_whenever_the_job_goes_on(stage: Stage, temporary: Path, seed: int) -> None:
+def test_the_job_goes_on_whatever_is_killed_and_whenever(stage: Stage, temporary: Path, seed: int) -> None:
     lots = random.Random(seed)
     shared = set(os.listdir(SHARED_MEMORY))
     job = Job(stage, temporary, ["--nnodes=1:2", f"--nproc_per_node={NPROC}", "--max_restarts=100", "-v"])

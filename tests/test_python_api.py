@@ -408,7 +408,7 @@ def test_nodes_meet_over_the_handler_that_a_spec_brings(stage: Stage, tmp_path: 
         ("with ThreadPoolExecutor() as pool: pool.submit(Std('true').run).result()", "A job cannot be launched on the"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(tmp_path: Path, script: str, said: str) -> None:
+def test_a_nonsensical_argument_is_refused_in_words(tmp_path: Path, script: str, said: str) -> None:
     (tmp_path / "script.py").write_text(
         "import os\n"
         "from concurrent.futures import ThreadPoolExecutor\n"

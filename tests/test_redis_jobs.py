@@ -113,7 +113,7 @@ def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
         all_finish(done, agents)
 
 
-def test_nobody_waits_for_the_fence_of_members_that_had_stopped_before_the_store_was_emptied(
+def test_no_node_waits_for_the_fence_of_members_that_had_stopped_before_the_store_was_emptied(
     stage: Stage, done: Path, tmp_path: Path
 ) -> None:
     """One member has left in order, and the one that had read that is stopped: the others know it from the ledger."""
@@ -164,7 +164,7 @@ def test_no_process_of_a_job_but_its_agents_knows_the_password(
 
 
 @pytest.mark.parametrize("where", ["no route", "wrong password"])
-def test_who_cannot_get_in_is_told_and_ends(stage: Stage, tmp_path: Path, where: str) -> None:
+def test_a_node_that_cannot_connect_prints_the_reason_and_ends(stage: Stage, tmp_path: Path, where: str) -> None:
     with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
         endpoint = "redis://:wr0ng@" + (server.endpoint if where == "wrong password" else "127.0.0.1:9")
         soon = ["--rdzv_conf=join_timeout=2"] if where == "no route" else []

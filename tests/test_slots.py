@@ -109,7 +109,7 @@ def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(
     assert two_alive(lives(folder)) == []
 
 
-def test_what_a_killed_agent_and_its_warden_leave_behind_the_next_agent_removes(stage: Stage, tmp_path: Path) -> None:
+def test_the_next_agent_removes_the_files_of_a_killed_agent_and_its_warden(stage: Stage, tmp_path: Path) -> None:
     """Not before the last process of that node is gone, nor the logs that somebody wanted."""
     (temporary := tmp_path / "tmp").mkdir()
     (wrapper := tmp_path / "wrap.sh").write_text(WRAPPER)

@@ -188,7 +188,7 @@ def test_events_are_json_lines_on_demand(stage: Stage) -> None:
         (["--rdzv_conf=keep_alive_interval=5"], "has no effect: say beat_interval for what it means"),
     ],
 )
-def test_what_has_no_effect_says_so_and_harms_nothing(stage: Stage, flags: list[str], warning: str) -> None:
+def test_a_flag_without_effect_warns_and_harms_nothing(stage: Stage, flags: list[str], warning: str) -> None:
     agent = stage.run(*flags, "--no_python", "true")
     assert agent.exit_code() == 0
     [said] = [line for line in agent.lines if line.startswith("elastic: warning: ")]

@@ -107,7 +107,7 @@ def test_a_traceback_on_a_terminal_is_found_and_has_no_colours_in_the_report(sta
         assert terminal.exit_code() == 1
 
 
-def test_what_a_killed_agent_leaves_on_a_terminal_ends(stage: Stage) -> None:
+def test_processes_of_a_killed_agent_on_a_terminal_end(stage: Stage) -> None:
     with Terminal([*ELASTIC, str(WORKERS / "stubborn.py")], stage.folder, stage.environment(), SIZE) as terminal:
         terminal.wait_for('"started"')
         pids = descendants(terminal.process.pid)

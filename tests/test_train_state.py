@@ -278,7 +278,7 @@ def test_a_new_run_whose_nodes_share_no_disk_goes_on_from_what_one_of_them_has(
     assert len(digests(*nodes)) == 1
 
 
-def test_what_is_being_written_when_a_script_just_ends_is_written(stage: Stage, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_being_written_when_a_script_just_ends_is_completed(stage: Stage, tmp_path: Path) -> None:
     agent = stage.run(*TWO, TRAIN, "--disk", tmp_path / "disk", "--end=4", env=QUICK)
     assert agent.exit_code() == 0, agent.output
     assert checkpoints(tmp_path / "disk") == [2, 4]

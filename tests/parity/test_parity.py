@@ -347,7 +347,7 @@ def test_a_script_with_processes_of_its_own_says_the_same(started: Pair) -> None
     started.assert_equal()
 
 
-def test_nobody_draws_what_another_drew(parity: Parity) -> None:
+def test_no_rank_and_no_life_draws_the_numbers_of_another(parity: Parity) -> None:
     """Neither ranks nor lives: all of them are copies of one fork server."""
     pairs = [
         parity.run("draws.py", "0", flags=["--nproc_per_node=3"]),

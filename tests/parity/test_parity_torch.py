@@ -47,7 +47,7 @@ def test_workers_with_torch_print_the_same(two: Pair) -> None:
     assert warm == fresh
 
 
-def test_what_nobody_seeds_differs_between_ranks_and_lives(two: Pair) -> None:
+def test_unseeded_draws_differ_between_ranks_and_lives(two: Pair) -> None:
     for job in two:
         draws = [life.report["draws"] for life in job.lives.values()]
         assert len(draws) == 4

@@ -171,7 +171,7 @@ WRONG = """
 
 
 @pytest.mark.parametrize("line", WRONG.strip().splitlines())
-def test_what_torchrun_refuses_is_refused(line: str) -> None:
+def test_a_line_that_torchrun_refuses_is_refused(line: str) -> None:
     for read in (config_of, configure):
         with pytest.raises((ValueError, RuntimeError, AssertionError, SystemExit, click.UsageError)):
             read(shlex.split(line))

@@ -54,7 +54,7 @@ def test_an_exception_is_written_down_and_raised_on(file: Path, record: Record) 
 
 
 @both
-def test_what_is_no_error_writes_no_file(file: Path, record: Record) -> None:
+def test_a_function_without_an_error_writes_no_file(file: Path, record: Record) -> None:
     assert record(lambda one, *, two: one + two)(1, two=2) == 3
     failed(SystemExit(3), record)
     failed(KeyboardInterrupt(), record)

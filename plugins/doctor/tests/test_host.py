@@ -112,7 +112,7 @@ def test_an_address_that_is_refused_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
         ([HERE], {}, State.OK),
     ],
 )
-def test_what_gloo_would_tell_of_this_host_is_looked_at(
+def test_the_host_name_that_gloo_would_publish_is_checked(
     names: dict[str, list[str]], there: list[str] | None, environ: dict[str, str], state: State
 ) -> None:
     names.pop("node1")

@@ -67,14 +67,14 @@ def leaves_and(then: Callable[[], object], limit: float = 0.0) -> runner.Examine
     return body
 
 
-def test_what_hangs_is_told_with_what_it_was_at(subject: Subject) -> None:
+def test_a_check_that_hangs_is_reported_with_its_last_step(subject: Subject) -> None:
     first, second = examined(subject, hangs)
     assert first == ok("first", "there")
     assert (second.name, second.state, second.exit_code) == ("second", State.WRONG, ExitCode.UNREACHABLE)
     assert second.seen.startswith("a question: nothing that the backend understands has come back within")
 
 
-def test_who_is_busy_does_not_hang(subject: Subject) -> None:
+def test_a_busy_check_does_not_hang(subject: Subject) -> None:
     assert list(examined(subject, works_hard)) == [ok("first", "done")]
 
 
@@ -105,7 +105,7 @@ def test_an_error_of_ours_has_its_own_words(subject: Subject) -> None:
     assert (finding.advice, finding.exit_code) == ("Take one off.", ExitCode.REFUSED)
 
 
-def test_what_one_that_hangs_has_written_is_deleted(subject: Subject) -> None:
+def test_the_traces_of_a_check_that_hangs_are_deleted(subject: Subject) -> None:
     *_, hung, traces = examined(subject, leaves_and(threading.Event().wait))
     assert (hung.name, hung.state) == ("ledger", State.WRONG)
     assert (traces.name, traces.state) == ("traces", State.OK)

@@ -225,13 +225,13 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("history", ALLOWED.values(), ids=ALLOWED)
-def test_what_the_contract_allows_passes(history: list[Call]) -> None:
+def test_a_history_that_the_contract_allows_passes(history: list[Call]) -> None:
     check_history(history)
     check_history(history[::-1])
 
 
 @pytest.mark.parametrize("history", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_what_the_contract_forbids_is_noticed(history: list[Call]) -> None:
+def test_a_history_that_the_contract_forbids_is_noticed(history: list[Call]) -> None:
     for calls in (history, history[::-1]):
         with pytest.raises(AssertionError):
             check_history(calls)

@@ -166,7 +166,7 @@ def test_a_bare_tuple_is_enough_for_a_job(run: Run) -> None:
     assert handler.threads != {threading.current_thread().name}
 
 
-def test_what_a_handler_costs_is_said_once(run: Run) -> None:
+def test_the_cost_of_a_handler_is_published_once(run: Run) -> None:
     run(Scripted(), ROUND + "test $round = round_3", max_restarts=2)
     (cost,) = [event for event in run.heard if event.name == "store_warning"]
     assert cost.level is Level.WARNING

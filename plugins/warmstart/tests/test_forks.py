@@ -400,7 +400,7 @@ def test_another_program_than_the_fork_servers_starts_fresh(listener: Workers, t
     assert "the preloaded process is for" in listener.wait(StartedFresh).why
 
 
-def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Workers) -> None:
+def test_a_worker_that_cannot_be_forked_nor_started_is_a_failed_start(listener: Workers) -> None:
     listener.fork_server()
     tag = listener.spawn(cwd="/no/such/place")
     failure = listener.wait(SpawnFailed)
@@ -494,7 +494,7 @@ def test_a_thread_in_the_fork_server_is_not_lost_in_its_successor(listener: Work
     assert not worker.warm
 
 
-def test_who_was_asked_of_a_fork_server_that_stalls_is_not_waited_for_after_the_hand_over(listener: Workers) -> None:
+def test_a_fork_of_a_stalled_fork_server_is_not_waited_for_after_the_hand_over(listener: Workers) -> None:
     go = listener.folder / "go"
     os.mkfifo(go)
     module(listener, "late", f"open({str(go)!r}).read()")

@@ -159,7 +159,7 @@ def test_steps_are_a_batch_sampler_to_frameworks() -> None:
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # a loader's workers
 @pytest.mark.parametrize("by_batch", [True, False])
-def test_what_a_loader_has_fetched_ahead_does_not_count(by_batch: bool) -> None:
+def test_samples_that_a_loader_has_fetched_ahead_do_not_count(by_batch: bool) -> None:
     dataset = TensorDataset(torch.arange(100))
     used: list[int] = []
     state = None

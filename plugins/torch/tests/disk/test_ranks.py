@@ -90,7 +90,7 @@ def test_shards_of_a_lost_node_make_the_older_whole_one_the_newest(tmp_path: Pat
     assert not (tmp_path / "a" / "damaged").exists(), "the node may come back"
 
 
-def test_what_fails_on_one_rank_fails_on_all_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_training_goes_on(tmp_path: Path) -> None:
     said, log = play(tmp_path, "one_rank_fails", 2)
     for facts in said:
         assert "The checkpoint of step 2 was not saved" in facts["error"]

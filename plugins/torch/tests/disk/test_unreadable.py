@@ -221,7 +221,7 @@ def test_an_error_in_the_midst_of_a_file_is_read_over_at_that_byte(root: Path, m
     assert len(stumbled) == 1
 
 
-def test_what_cannot_be_read_while_an_older_one_can_stays_for_good(
+def test_an_unreadable_checkpoint_stays_for_good_while_an_older_one_is_taken(
     root: Path, reading: Reading, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = saved(root)

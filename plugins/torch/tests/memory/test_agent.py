@@ -139,7 +139,7 @@ def test_a_state_that_has_no_place_on_disk_is_lost_and_that_is_said(memory: Memo
     assert "TrainState(disk=...)" in lost.message, "what to do"
 
 
-def test_what_another_release_has_left_is_lost_and_that_is_said(memory: Memory, tmp_path: Path) -> None:
+def test_a_snapshot_of_another_release_is_lost_and_that_is_published(memory: Memory, tmp_path: Path) -> None:
     said: list[Event] = []
     memory.request("train", Target(str(tmp_path)))
     memory.snapshot("train/0/0", 2, 7)
@@ -179,7 +179,9 @@ REQUEST = Request("train", "abc", True)
         ),
     ],
 )
-def test_what_is_worth_writing(request_: Request, there: list[Kept], expected: list[Kept]) -> None:
+def test_a_snapshot_is_worth_writing_where_it_is_newer_and_whole(
+    request_: Request, there: list[Kept], expected: list[Kept]
+) -> None:
     assert worth(request_, there) == expected
 
 

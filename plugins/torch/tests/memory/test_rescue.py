@@ -50,7 +50,7 @@ FILE = Rescued("/there/b/x", "b", 2, 7, None, None, 100, "", ("a", 1, 4), 5.0)
         pytest.param(Newest("a", 1, 5), False, id="one that the failed run did not know"),
     ],
 )
-def test_what_is_newer_than_a_checkpoint(newest: Newest | None, newer: bool) -> None:
+def test_a_snapshot_is_newer_than_a_checkpoint_by_round_and_step(newest: Newest | None, newer: bool) -> None:
     assert is_newer(FILE, newest) is newer
 
 
@@ -90,7 +90,7 @@ def test_each_rank_reads_the_part_of_its_number_where_it_sees_that() -> None:
     ]
 
 
-def test_what_is_incomplete_is_refused_by_name_and_the_step_before_is_taken() -> None:
+def test_an_incomplete_snapshot_is_refused_by_name_and_the_step_before_is_taken() -> None:
     found, refused = picked([shard(0, 6), shard(0, 5)], [shard(1, 5)], whole=False)
     assert found == [(5, {0: ["/there/b/5-0"], 1: ["/there/b/5-1"]})]
     assert refused == [
@@ -176,9 +176,7 @@ def test_one_flipped_bit_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCa
     assert f"{path} is damaged: its checksum is wrong" in caplog.text
 
 
-def test_what_another_release_has_written_is_passed_over_by_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_snapshot_of_another_release_is_passed_over_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, folder = rescue(tmp_path)
     path = written(folder)
     body = json.loads(path.with_suffix(".json").read_text())
@@ -222,7 +220,7 @@ unfinished = pytest.mark.parametrize(
 
 
 @unfinished
-def test_what_a_killed_agent_has_left_unfinished_is_removed_by_the_next_run(
+def test_unfinished_files_of_a_killed_agent_are_removed_by_the_next_run(
     tmp_path: Path, call: str, which: int, names: set[str]
 ) -> None:
     made, folder = rescue(tmp_path)
@@ -236,7 +234,7 @@ def test_what_a_killed_agent_has_left_unfinished_is_removed_by_the_next_run(
 
 
 @unfinished
-def test_what_an_agent_is_writing_stays(tmp_path: Path, call: str, which: int, names: set[str]) -> None:
+def test_files_that_an_agent_is_writing_stay(tmp_path: Path, call: str, which: int, names: set[str]) -> None:
     made, folder = rescue(tmp_path)
     writer = write_until(folder, call, which, signal.SIGSTOP)
     try:
@@ -300,7 +298,7 @@ def test_where_files_cannot_be_locked_what_is_old_is_removed(
     assert left.exists() is (age < 86400)
 
 
-def test_what_is_not_described_is_no_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_without_a_valid_description_is_no_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, folder = rescue(tmp_path)
     path = written(folder)
     body = json.loads(path.with_suffix(".json").read_text())

@@ -581,7 +581,7 @@ def test_a_checkpoint_that_turns_out_damaged_is_passed_over() -> None:
     assert (restored.step, restored.tier) == (4, Tier.MEMORY)
 
 
-def test_what_has_no_state_is_refused() -> None:
+def test_an_object_without_a_state_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^extra\['steps'\] is a int, which has no state_dict\(\)"):
         TrainState(model=nn.Linear(1, 1), extra={"steps": 7})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"^snapshot_every=0: it counts steps, from 1"):

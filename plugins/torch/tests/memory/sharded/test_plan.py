@@ -70,7 +70,7 @@ def test_states_come_newest_first() -> None:
     assert [found.stamp for found in every(holdings)] == [Stamp(2, 1), Stamp(1, 5), Stamp(1, 4)]
 
 
-def test_what_the_loss_of_a_node_would_lead_back_to() -> None:
+def test_the_state_that_the_loss_of_a_node_would_lead_back_to() -> None:
     found = [
         FoundState(Stamp(1, 7), ((0,), (1,), (2,))),
         FoundState(Stamp(1, 6), ((0, 1), (0, 1), (2,))),
