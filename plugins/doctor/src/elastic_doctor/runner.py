@@ -117,7 +117,7 @@ class _Watched:
         theirs.close()
         self._at = _At("doctor", "", ANSWER)
         self.leaves = False
-        """Whether it would have left something, when it was last heard of."""
+        """True if it would have left traces when it last reported."""
 
     def findings(self) -> Iterator[Finding]:
         """Yield what it finds, and that it hangs or dies if it does."""
@@ -197,7 +197,7 @@ class _Waited:
         return self._seconds
 
     def _work(self) -> tuple[str, str] | None:
-        """How much it has done so far; None if it is at it now (proc(5))."""
+        """Return the CPU time used so far, as the kernel writes it; None while it runs (proc(5))."""
         try:
             fields = self._stat.read_text().rpartition(")")[2].split()
         except OSError:  # it is gone, which its line tells

@@ -34,20 +34,20 @@ def own_names(command: Iterable[str], directories: Iterable[str]) -> frozenset[s
 
 
 def _is_module(directory: str, entry: str) -> bool:
-    """Whether this is a module or a package; a folder with data is neither."""
+    """Return True if this is a module or a package; a folder with data is neither."""
     modules = tuple(importlib.machinery.all_suffixes())
     return entry.endswith(modules) or os.path.exists(os.path.join(directory, entry, "__init__.py"))
 
 
 def is_library(origins: Collection[str], roots: Collection[str]) -> bool:
-    """Whether a module with these origins belongs to the standard library or is installed."""
+    """Return True if a module with these origins belongs to the standard library or is installed."""
     return bool(origins) and all(
         any(os.path.realpath(origin).startswith(root + os.sep) for root in roots) for origin in origins
     )
 
 
 def shareable(name: str, own: Collection[str]) -> bool:
-    """Whether a module may be imported on behalf of all workers: it is a library's."""
+    """Return True if a module may be imported on behalf of all workers: it is a library's."""
     top = name.partition(".")[0]
     if top in OURS or top in own or not all(part.isidentifier() for part in name.split(".")):
         return False

@@ -170,7 +170,7 @@ def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) 
 
 
 def find_change(given: Mapping[str, str]) -> str | None:
-    """Whether an import has changed or removed a variable of the environment before, ``given``: workers would not."""
+    """Return a variable of the environment before, ``given``, that an import has changed, as a text; else None."""
     data: Mapping[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # watch_environment does not see it
     now = {os.fsdecode(name): os.fsdecode(value) for name, value in data.items()}
     kept = given.keys() - WHILE_IMPORTING.keys()
@@ -179,7 +179,7 @@ def find_change(given: Mapping[str, str]) -> str | None:
 
 
 def foreign(names: Collection[str], own: Collection[str]) -> str | None:
-    """Whether a library has imported a module that is not installed, or that hides one of the program's."""
+    """Return a text that names an imported module that is not installed or hides one of the program's; else None."""
     if found := strangers(names, library_roots()):
         return f"it imports {min(found)}, which is no installed library's"
     if hiding := [name for name in names if name.partition(".")[0] in own]:

@@ -73,7 +73,7 @@ class _Files(FileSystemBase):
         return str(path)
 
     def exists(self, path: Any) -> bool:
-        """Whether there is such a file."""
+        """Return True if there is such a file."""
         return self._storage.size(str(path)) is not None
 
     def mkdir(self, path: Any) -> None:
@@ -112,7 +112,7 @@ _METADATA_NAMES = {
     ("torch.serialization", "_get_layout"),
     ("torch", "Size"),
 }
-"""What the metadata of torch 2.13 consists of, by module and name, besides data types."""
+"""The classes in the metadata of torch 2.13, by module and name, besides data types."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
     path: str
     spare: bool = False
-    """Whether it is a default: then only this user may have access to it, and a part of its disk stays free."""
+    """True if it is a default: then only this user may have access to it, and a part of its disk stays free."""
 
     def is_own(self) -> bool:
         """Return whether the user has named it, or no other user can write to it."""
