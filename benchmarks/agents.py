@@ -183,7 +183,7 @@ class ElasticAgent(Agent):
 
     @property
     def leaders(self) -> bool:
-        """Whether it decides."""
+        """Return True if the agent is the leader."""
         return self._state is not None and self._state.ledger.leader == self._info.node_id
 
     def _post(self, event: NodeEvent) -> None:

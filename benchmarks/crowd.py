@@ -34,7 +34,7 @@ DIALLERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the agents of one job have in common.
+    """The shared state of the agents of one job.
 
     Attributes:
         peer: ``torch``, or one of our backends: ``c10d``, ``redis``, ``etcd``.
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass(slots=True)
 class NodeViews:
-    """Who held a rank when, in a world of which size."""
+    """The nodes that were seen: number, time and size of the world."""
 
     seen: list[tuple[int, float, int]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Whether healthy jobs are reported as hanging: trainings with long pauses, for an hour unless told otherwise.
+"""Count false reports of hangs in healthy jobs: trainings with long pauses, for an hour unless told otherwise.
 
 Each job has two nodes of two ranks over gloo, with the default window, whose least time is set to ``--window`` so that
 an hour holds many of them; one more job has the real default. Most of the time every process sleeps. ``hang`` is the
@@ -73,7 +73,7 @@ class Job:
                 )
 
     def counts(self) -> Counter[str]:
-        """How often each event was reported."""
+        """Return how often each event was reported."""
         return Counter(
             str(found.get("name") or found.get("event")) for found in map(_parse, self.events.open()) if found
         )

@@ -1,4 +1,4 @@
-"""What an agent costs while nothing happens: CPU seconds per hour, and resident memory.
+"""The cost of an idle agent: CPU seconds per hour, and resident memory.
 
 The workers sleep (``tests/workers/sleeper.py``), so all that is used is the launcher's own. All kinds of agents are up
 at the same time, since none of them disturbs another.
@@ -52,7 +52,7 @@ class Kind:
 
     @property
     def grows(self) -> bool:
-        """Whether its fork server imports more once the workers run."""
+        """Return True if its fork server imports more once the workers run."""
         return "--warm_start" in self.launcher.command
 
 

@@ -86,7 +86,7 @@ def store(peer: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What has been asked of a store: by each agent, who decides, and the bytes of all connections."""
+    """The requests to a store: by each agent, by the leader, and the bytes of all connections."""
 
     by_agent: dict[int, Counter[tuple[str, str]]]
     leaders: list[int]

@@ -1,4 +1,4 @@
-"""What single processes use, read from ``/proc``: CPU seconds and bytes of memory."""
+"""The resources of single processes, read from ``/proc``: CPU seconds and bytes of memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _kilobytes(file: Path, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who is who below an agent, by process id; None for who is not there. torchrun has nobody but the agent."""
+    """The processes of an agent by role; None for a role without one. torchrun has only the agent."""
 
     agent: int
     warden: int | None

@@ -42,7 +42,7 @@ RUNS = 3
 MINUTES = 25.0
 NAMES = {TORCH: "torch, TCPStore", C10D: "elastic, `c10d`", REDIS: "elastic, Redis", ETCD: "elastic, etcd"}
 AGENT_DESCRIPTORS = 9
-"""What a node costs the process that it is in: four connections, two descriptors for each, and etcd's watch."""
+"""The cost of a node to its process: four connections, two descriptors for each, and etcd's watch."""
 CALM = {"RES_OPTIONS": "attempts:1 timeout:1", "OMP_NUM_THREADS": "1"}
 """For all processes: a resolver that drops questions is to cost a TCPStore's connection 1 s, not 5."""
 
@@ -75,7 +75,7 @@ def measure(
 
 
 def hopeless(peer: str, size: int, book: Book) -> bool:
-    """Whether it did not come to an end with as many agents, or with fewer."""
+    """Return True if a job with as many agents, or with fewer, did not come to an end."""
     return any(
         other == peer and fewer <= size and samples and all(sample.seconds is None for sample in samples)
         for (_, fewer, other), samples in book.items()

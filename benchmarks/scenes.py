@@ -1,4 +1,4 @@
-"""What is done to a job, and how long it takes until all ranks are at work again.
+"""The faults of a job, and the time until all ranks are at work again.
 
 Scenes of one story share a job: each says how many nodes must be up before it, and where the last one has left the job
 so, the next goes on with it. Everything that a scene returns is in seconds, but for memory.

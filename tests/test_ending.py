@@ -91,7 +91,7 @@ def test_the_other_nodes_outlive_a_killed_agent(stage: Stage, file_rendezvous: l
 @pytest.mark.parametrize("backend", ["local", "c10d"])
 @pytest.mark.parametrize("stream", ["<&-", ">&-", "<&- >&-"])
 def test_a_closed_standard_stream_is_nobody_elses(stage: Stage, tmp_path: Path, backend: str, stream: str) -> None:
-    """What the agent opens first must not become its own, or its workers', standard stream."""
+    """The first file that the agent opens must not become its own, or its workers', standard stream."""
     flags = "" if backend == "local" else " ".join(over(backend, tmp_path))
     shown = tmp_path / "fds"
     worker = f"--no_python sh -c 'readlink /proc/self/fd/0 > {shown}'"

@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the stage's agents run, with a worker there and a program that calls torch's launcher."""
+    """Return the folder of the stage's agents, with a worker there and a program that calls torch's launcher."""
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "caller.py").write_text(CALLER)
     return tmp_path
@@ -73,7 +73,7 @@ def execute(stage: Stage, *command: str) -> Agent:
 
 
 def announced(agent: Agent) -> list[str]:
-    """What `elastic exec` has said."""
+    """Return the messages of `elastic exec`."""
     return [line for line in agent.lines if line.startswith("elastic: ") and "warning" not in line]
 
 

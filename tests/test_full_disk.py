@@ -27,7 +27,7 @@ printf %s "$(cat /proc/sys/kernel/random/boot_id)" > $TMPDIR/elastic_left/.elast
 cat /dev/zero > $TMPDIR/elastic_left/filler
 exec "$@"
 """
-"""What a killed agent leaves: as much as the disk holds."""
+"""The files of a killed agent: as much as the disk holds."""
 WHERE = "import os; print('logs in', os.environ['TORCHELASTIC_ERROR_FILE'])"
 LAUNCH = """
 import os

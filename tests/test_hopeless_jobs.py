@@ -122,7 +122,7 @@ def run(stage: Stage, script: str, *flags: str, nodes: int = 1, default: bool = 
 
 
 def lives(agents: list[Agent]) -> int:
-    """How often the workers were started."""
+    """Return how often the workers were started."""
     rounds = [int(number) for line in agents[0].lines for number in re.findall(r"\bround (\d+): ", line)]
     return max(rounds)
 

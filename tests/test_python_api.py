@@ -229,7 +229,7 @@ def python(*argv: str, folder: Path, stdin: str = "") -> subprocess.CompletedPro
 
 
 def run(script: str, folder: Path) -> object:
-    """What a plain script prints in its last line."""
+    """Return the last line that a plain script prints, as a value."""
     (folder / "script.py").write_text(script)
     done = python("script.py", folder=folder)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_
 
 
 def used(*agents: Agent) -> list[Counter[int]]:
-    """How often each sample was used, by epoch: of a step that was taken twice, the second time counts."""
+    """Return how often each sample was used, by epoch: of a step that was taken twice, the second time counts."""
     steps = {(r.rank, r["step"]): (r["epoch"], r["samples"]) for agent in agents for r in agent.reports("step")}
     return [Counter(sample for of, samples in steps.values() if of == epoch for sample in samples) for epoch in (0, 1)]
 

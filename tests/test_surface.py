@@ -18,7 +18,7 @@ SAYS = ["--no_python", "sh", "-c", "echo apple $RANK; echo pear $RANK; echo a ch
 
 
 def environment(agent: Agent) -> list[dict[str, str]]:
-    """What each worker of ``--no_python env -0`` had in its environment, in order of its rank."""
+    """Return the environment of each worker of ``--no_python env -0``, in order of its rank."""
     assert agent.exit_code() == 0, agent.output
     found: list[dict[str, str]] = [json.loads(line) for line in agent.lines if line.startswith("{")]
     return sorted(found, key=lambda variables: int(variables["RANK"]))

@@ -23,7 +23,7 @@ CLOCK_OF_RICH = r"(-:--:--|\d:\d\d:\d\d)\x1b"
 
 
 def shown(stage: Stage, command: list[str], **env: str) -> tuple[int, str]:
-    """How a launcher ends, and what its workers show on a terminal, without its own lines."""
+    """Return the exit code of a launcher, and its workers' output on a terminal, without its own lines."""
     with Terminal(command, stage.folder, stage.environment({"TERM": "xterm-256color", **env}), SIZE) as terminal:
         code = terminal.exit_code()
     return code, re.sub(r"\[elastic\] .*\r\n", "", terminal.text)

@@ -64,7 +64,7 @@ class Recovery:
     before: int
     after: int
     seconds: float | None
-    """How long nobody trained; None where nobody stopped."""
+    """The time without training, in seconds; None if no worker stopped."""
     epoch: int
 
 
@@ -83,7 +83,7 @@ class Stage:
     workers: int = 0
     epoch: int = 0
     starts: int = 0
-    """How often workers have begun to train."""
+    """The number of times that workers have begun to train."""
     _shown: set[str] = field(default_factory=set)
     _quiet_until: float = 0.0
 
@@ -278,7 +278,7 @@ def family(pid: int) -> list[int]:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether a process runs the script: not an agent, nor the fork server that workers are forked from."""
+    """Return True if a process runs the script: not an agent, nor the fork server that workers are forked from."""
     try:
         command = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace")
     except OSError:

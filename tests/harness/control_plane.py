@@ -192,7 +192,7 @@ def control_plane(binaries: Path, folder: Path) -> Iterator[Api]:
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """What the scheduler and the kubelets do, in small: pods are bound to machines, run, and end."""
+    """A small scheduler and kubelet: pods are bound to machines, run, and end."""
 
     api: Api
 

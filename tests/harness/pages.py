@@ -26,7 +26,7 @@ LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What the reader saves under this name."""
+    """A file that the reader saves under this name."""
 
     path: str
     text: str
@@ -34,7 +34,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What the reader types, and what then appears."""
+    """A command that the reader types, and its output."""
 
     command: str
     output: str

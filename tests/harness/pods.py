@@ -53,7 +53,7 @@ class Job:
 
     @property
     def indexes(self) -> int:
-        """How many pods run at once."""
+        """The number of pods that run at once."""
         return int(self.spec["parallelism"])
 
     @property

@@ -23,7 +23,7 @@ PYTHON = (sys.executable, "-u")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program has ended."""
+    """The end of a program."""
 
     code: int
     stdout: str

@@ -1,4 +1,4 @@
-"""How a launch line is made small enough for a test: two workers on a node, two nodes, all on this host."""
+"""Scaling of a launch line to the size of a test: two workers on a node, two nodes, all on this host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT, MODULE = "stand_in.py", "stand_in"
 
 @dataclass(frozen=True)
 class Scaled:
-    """What is run for a line, equal for lines that come to the same.
+    """The program of a line, equal for lines with the same effect.
 
     ``{port}`` stands for a free port and ``{node}`` for the node's rank. Flags have the program behind them.
     """

@@ -273,7 +273,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What the job has printed, in all of its runs."""
+        """The output of the job, in all of its runs."""
         path = self.path or self.cluster.shared / f"out-{self.number}.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 

@@ -54,7 +54,7 @@ class Listener:
         return self.wait(SpawnFailed, lambda event: event.tag == tag)
 
     def end(self, tag: int) -> Exited:
-        """How the program ``tag`` ended."""
+        """Return the end of the program ``tag``."""
         return self.wait(Exited, lambda event: event.tag == tag)
 
     def all_of(self, kind: type[E]) -> list[E]:

@@ -58,7 +58,7 @@ def plain(line: Scaled) -> list[str]:
 
 
 def ours(line: Scaled) -> Flags:
-    """What ``elastic run`` reads."""
+    """Return the flags that ``elastic run`` reads."""
     found: list[Flags] = []
 
     def keep(**values: Any) -> int:
@@ -70,7 +70,7 @@ def ours(line: Scaled) -> Flags:
 
 
 def launchers_flags(launch: bool) -> list[str]:
-    """What ``elastic exec`` puts before the flags of ``python -m torch.distributed.launch``."""
+    """Return the flags that ``elastic exec`` puts before those of ``python -m torch.distributed.launch``."""
     return ["--pass_local_rank"] if launch else []
 
 
@@ -87,7 +87,7 @@ class Bench:
         self._seen: dict[str, tuple[list[Facts], list[Facts]]] = {}
 
     def seen(self, run: str) -> tuple[list[Facts], list[Facts]]:
-        """What each rank sees under torchrun, and under ``elastic run``."""
+        """Return the facts of each rank under torchrun, and under ``elastic run``."""
         if run not in self._seen:
             number, line = len(self._seen), RUNS[run]
             self._seen[run] = (
@@ -156,7 +156,7 @@ def run_agents(nodes: list[dict[str, Any]]) -> list[int]:
 
 
 def facts(view: str, port: str) -> Facts:
-    """What a worker saw, each variable by itself, without what is another thing in each run or differs everywhere."""
+    """Return a worker's facts, each variable by itself, without those that differ in each run or everywhere."""
     found: dict[str, Any] = json.loads(view.replace(port, "{port}"))
     environment = found.pop("environment")
     found |= {

@@ -199,7 +199,7 @@ FAILURES = {
     "broken pipe": 1,
     "broken pipe at the end": 120,
 }
-"""What ``endings.py`` calls them, and the exit code of each."""
+"""Their names in ``endings.py``, and the exit code of each."""
 SUCCESSES = {
     "end": "",
     "exit None": "",
@@ -325,7 +325,7 @@ STARTING: dict[str, Sequence[object]] = {
     "module": ["-m", "multi"],
     "run_path": ["--run_path", SCRIPTS / "multi.py"],
 }
-"""How a script that starts processes is run itself."""
+"""The ways to run a script that starts processes."""
 
 
 @pytest.fixture(scope="module", params=STARTING)

@@ -96,7 +96,7 @@ def test_as_many_threads_run(threads: Mapping[str, Callable[[], Pair]], name: st
 # Processes and compilers ---------------------------------------------------------------------------------------------
 
 CHILDREN = ["load by fork", "spawn by fork", "load by spawn", "load by forkserver", "spawn by spawn"]
-"""What torch does in other processes, and the method that starts them."""
+"""The uses of other processes in torch, and the method that starts them."""
 
 
 @pytest.fixture(scope="module")

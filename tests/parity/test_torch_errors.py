@@ -1,4 +1,4 @@
-"""What torch's own tests expect of ``@record`` and of error files, asked of torch's decorator and of ours.
+"""The expectations of torch's own tests of ``@record`` and error files, for torch's decorator and for ours.
 
 torch's are ``errors/api_test`` and ``errors/error_handler_test``. Held elsewhere: what an agent makes of its workers'
 error files, whatever is in them (``core/tests/agent/test_error_files.py``), failures as callers see them

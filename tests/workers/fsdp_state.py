@@ -71,7 +71,7 @@ def wait(until: Callable[[], bool]) -> None:
 
 
 def over() -> bool:
-    """Whether nobody is to be held any more."""
+    """Return True if nobody is to be held any more."""
     return bool(args.hold and args.hold.exists())
 
 

@@ -153,7 +153,7 @@ def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
 
 
 def lines(*events: Event, least: Level = Level.INFO) -> list[str]:
-    """What the observer writes, at 12:34:56."""
+    """Return the lines of the observer at 12:34:56."""
     stream = io.StringIO()
     noon = time.mktime((2024, 5, 17, 12, 34, 56, 0, 0, -1))
     observer = LogLineMetrics(least=least, host="node0", stream=stream, clock=lambda: noon)

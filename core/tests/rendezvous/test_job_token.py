@@ -1,4 +1,4 @@
-"""Where the job's token comes from, what is no token, and that it is shown nowhere."""
+"""The sources of the job's token, the texts that are no token, and its absence from all output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the backend's tests share: an endpoint of their own, and how its connections are made."""
+"""Fixtures of the backend's tests: an endpoint of their own, and its connections."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def restless() -> Iterator[None]:
 
 
 def at_once(body: Callable[[], int]) -> list[int]:
-    """What many threads get that all do the same, from one instant on."""
+    """Return the results of many threads that all call the same function from one instant on."""
     barrier = threading.Barrier(THREADS)
 
     def run() -> int:

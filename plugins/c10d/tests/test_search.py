@@ -1,4 +1,4 @@
-"""Who is early waits and says so early; what no waiting mends is an error at once."""
+"""An early node waits and warns early; a lasting error ends the search at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
 
 @pytest.fixture
 def silent() -> Iterator[Address]:
-    """Where nobody answers: the queue of a listener that never accepts is full, and the kernel drops what comes."""
+    """Yield an address that never answers: the queue of a listener is full, and the kernel drops packets."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         port = listener.getsockname()[1]

@@ -14,7 +14,7 @@ from elastic_doctor import host
 from elastic_doctor.findings import Finding, State
 
 HERE = "192.0.2.7"
-"""What this host's address is in these tests; nobody has it."""
+"""This host's address in these tests; no host has it."""
 
 
 @pytest.fixture(autouse=True)

@@ -125,7 +125,7 @@ def trainer(authority: trustme.CA) -> Iterator[Trainer]:
 
 @pytest.fixture
 def environ(trainer: Trainer, authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
-    """What Kubeflow Trainer sets in each container, and the files."""
+    """Return the variables that Kubeflow Trainer sets in each container, and make the files."""
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     (tmp_path / "token").write_text(f"{trainer.token}\n", encoding="ascii")
     return {

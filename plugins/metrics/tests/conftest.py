@@ -1,4 +1,4 @@
-"""What the tests share: a run that can be told to its observers, and somebody who listens to what they say."""
+"""Fixtures of the tests: a run whose events reach its observers, and a listener for their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each metadata service is asked, and what its answers mean."""
+"""The requests to each metadata service, and the meaning of its answers."""
 
 from __future__ import annotations
 

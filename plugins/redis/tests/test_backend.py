@@ -51,7 +51,7 @@ def durable(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def commands(admin: redis.Redis) -> int:
-    """How many commands clients have sent so far; those inside scripts are none."""
+    """Return the number of commands that clients have sent so far, without those inside scripts."""
     calls = {name: fact["calls"] for name, fact in admin.info("commandstats").items()}
     return sum(calls.get(f"cmdstat_{name}", 0) for name in ("evalsha", "eval", "xread"))
 
@@ -295,13 +295,13 @@ def test_a_row_that_is_not_ours_is_not_believed(
 
 
 def looks(admin: redis.Redis) -> int:
-    """How often bells were looked at."""
+    """Return how often notifications were read."""
     calls: int = admin.info("commandstats")["cmdstat_xrevrange"]["calls"]
     return calls
 
 
 def waits(admin: redis.Redis) -> bool:
-    """Whether a client is blocked in a command."""
+    """Return True if a client is blocked in a command."""
     return any("b" in client["flags"] for client in admin.client_list())
 
 

@@ -305,7 +305,7 @@ def test_a_name_that_cannot_be_one_is_said() -> None:
 def test_a_name_is_looked_up_again_when_what_answers_there_will_not_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a managed server fails over, its name moves to the new master, and the old one comes back as a replica."""
+    """If a managed server fails over, its name moves to the new master, and the old one comes back as a replica."""
     real = socket.getaddrinfo
 
     def look_up(host: str, *where: int, **how: int) -> object:

@@ -305,7 +305,7 @@ class ListsAllButTheNewest(Broken):
 
 
 class SleepsThroughChanges(Broken):
-    """What happened before the call is not told."""
+    """A store whose waiters miss changes before the call."""
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         return cursor if cursor.head else super().wait(cursor, roster=roster, timeout=timeout)

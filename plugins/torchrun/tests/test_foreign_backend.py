@@ -122,7 +122,7 @@ class Run:
         return [event.message for event in self.heard if event.name == name]
 
     def printed(self, number: int, rank: int = 0) -> str:
-        """What a rank printed in a round."""
+        """Return the output of a rank in a round."""
         (path,) = (self.folder / "logs").glob(f"*/round_{number}/rank_{rank}/stdout.log")
         return path.read_text()
 
@@ -325,7 +325,7 @@ def test_a_node_whose_handler_stays_silent_leaves(run: Run) -> None:
 
 
 def hanging(answers: threading.Event, after: int = 1) -> Callable[[int], int]:
-    """Who waits, by a handler that answers only so many times until it is let go."""
+    """Yield a wait for a handler that answers only so many times until it is released."""
 
     def look(number: int) -> int:
         if number > after:

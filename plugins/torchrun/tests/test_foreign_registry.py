@@ -27,7 +27,7 @@ Install = Callable[..., None]
 
 
 class Bare(RendezvousHandler):
-    """What a user writes at the least."""
+    """A user's smallest handler."""
 
     def next_rendezvous(self):  # type: ignore[no-untyped-def]  # as users write it
         return None, 0, 1
@@ -78,7 +78,7 @@ def run_config(**settings: Any) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def forgets() -> Iterator[None]:
-    """What a test registers, no other one finds."""
+    """Forget after a test the handlers that it registers."""
     before = set(registry.names())
     yield
     for name in set(registry.names()) - before:

@@ -44,7 +44,7 @@ from elastic_torchrun.handlers.stores import EXIT_BARRIER
 
 @dataclass
 class RoundStore:
-    """What torch's agents share in a round, as far as the handler touches it."""
+    """The store that torch's agents share in a round, as far as the handler touches it."""
 
     offer: Offer
     served: bool
@@ -110,7 +110,7 @@ def node(memory: MemoryStore) -> Iterator[Callable[..., TorchrunHandler]]:
 
 
 def round_of(handlers: Sequence[RendezvousHandler]) -> list[RendezvousInfo]:
-    """What all are given, asked at once."""
+    """Return the rounds of handlers that all ask at once."""
     return [parse_answer(each.result(PATIENCE)) for each in [background(each.next_rendezvous) for each in handlers]]
 
 

@@ -12,7 +12,7 @@ from elastic_torchrun.local_agent import LocalElasticAgent, WorkerSpec
 
 
 def job(**given: Any) -> Any:
-    """What a job of this spec, which does not come to run, raises."""
+    """Return the error of a job of this spec, which does not come to run."""
     return LocalElasticAgent(WorkerSpec(**{"entrypoint": "true", **given})).run()
 
 

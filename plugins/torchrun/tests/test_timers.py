@@ -33,7 +33,7 @@ PATIENCE = 30.0
 
 
 def line(pid: int = 7, scope: str = "s", at: float = TIME_OF_DAY + 10, sig: int = 9, **more: object) -> bytes:
-    """What a FileTimerClient of torch 2.13 writes."""
+    """Return a line as a FileTimerClient of torch 2.13 writes it."""
     told = {"version": 1, "pid": pid, "scope_id": scope, "expiration_time": at, "signal": sig, **more}
     return json.dumps(told).encode()
 

@@ -143,7 +143,7 @@ def slow(listener: Workers) -> Callable[[], None]:
 
 
 def large_pages(pid: int) -> int:
-    """How much of a process's memory is in large pages, in kB."""
+    """Return the size of a process's memory in large pages, in kB."""
     found = re.search(r"AnonHugePages: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())
     assert found is not None
     return int(found[1])

@@ -1,4 +1,4 @@
-"""What a worker imports is recorded; what it only asks for is not."""
+"""Imports of a worker are recorded; modules that it only looks for are not."""
 
 from __future__ import annotations
 

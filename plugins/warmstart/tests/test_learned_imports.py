@@ -1,4 +1,4 @@
-"""What workers import is imported ahead where forks can share it, whatever an import does."""
+"""Imports of workers are made ahead where forks can share them, whatever an import does."""
 
 from __future__ import annotations
 

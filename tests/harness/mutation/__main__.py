@@ -44,7 +44,7 @@ MODULES = (
     "resize",
     "protocol.stacks",
 )
-"""What decides: the last names of its modules, or as many of them as no other module of core ends with."""
+"""The modules that decide, by the last of their names, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TESTS = (
@@ -61,7 +61,7 @@ WANTED = 90.0
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant."""
+    """The outcome of a mutant."""
 
     module: str
     name: str

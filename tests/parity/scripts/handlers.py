@@ -1,4 +1,4 @@
-"""What a caller of a rendezvous handler sees, torch's or ours: ``handlers.py BACKEND ENDPOINT CONFIG FILE``.
+"""The view of a caller of a rendezvous handler, torch's or ours: ``handlers.py BACKEND ENDPOINT CONFIG FILE``.
 
 BACKEND is a name that torch's registry knows; ENDPOINT is where its store is, or for torch's ``c10d`` a host; CONFIG is
 JSON, as for ``--rdzv_conf``. The nodes are threads. What came of each call is written to FILE, by name, as JSON.
@@ -75,7 +75,7 @@ def call(function: Callable[..., Any], *args: Any) -> Future[Any]:
 
 
 def together(*nodes: Any) -> list[Any]:
-    """What the nodes are given that ask for a round at once."""
+    """Return the rounds of nodes that ask at once."""
     return [asked.result(PATIENCE) for asked in [call(node.next_rendezvous) for node in nodes]]
 
 

@@ -1,4 +1,4 @@
-"""What is decided without touching anything, as tables."""
+"""Decisions that touch no file, as tables."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def folder(root: Path, step: int) -> Path:
 
 
 def in_another_process() -> None:
-    """What follows plays a process of its own."""
+    """Play a process of its own from here on."""
     ownership.owners.clear()
 
 

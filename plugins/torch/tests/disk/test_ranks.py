@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def play(folder: Path, scene: str, *worlds: int) -> tuple[list[dict[str, Any]], str]:
-    """What the ranks say, by act and rank, and what they log."""
+    """Return the reports of the ranks, by act and rank, and their log."""
     command = [sys.executable, str(SCRIPT), str(folder), scene, *map(str, worlds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]

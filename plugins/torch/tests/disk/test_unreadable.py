@@ -283,7 +283,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_gone_on_from(
 
 
 class Poison:
-    """What, unpickled, leaves a file behind."""
+    """An object that leaves a file behind when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace

@@ -144,7 +144,7 @@ def written(folder: Path) -> Path:
 
 
 def rescue(folder: Path) -> tuple[Rescue, Path]:
-    """What a new run finds where snapshots without a disk go, and that directory."""
+    """Return the snapshots that a new run finds where those without a disk go, and that directory."""
     made = Rescue("train", None, Place("new", 1, 0), whole=True, environ={"ELASTIC_RESCUE_DIR": str(folder)})
     return made, Path(directories("train", None, str(folder), sys.argv)[0][0])
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's format forgets of a state comes back with its form."""
+"""The parts of a state that a checkpoint's format loses come back with its form."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ WORLDS = [3, 4, 4, 1]
 
 
 def play(scene: str, *worlds: int) -> list[dict[str, Any]]:
-    """What the ranks say."""
+    """Return the reports of the ranks."""
     command = [sys.executable, str(SCRIPT), scene, *map(str, worlds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]

@@ -69,7 +69,7 @@ def state_of(world: int, scale: float) -> dict[str, Any]:
 
 
 def equal(state: dict[str, Any], scale: float) -> bool:
-    """Whether it is the state of this scale, on all ranks."""
+    """Return True if it is the state of this scale, on all ranks."""
     whole = {"rows": ROWS, "columns": COLUMNS, "all": COLUMNS, "scalar": torch.tensor(1.0), "momentum": ROWS}
     same = [torch.equal(state[key].full_tensor(), tensor * scale) for key, tensor in whole.items() if key in state]
     half = torch.equal(state["half"].full_tensor(), (ROWS * scale).bfloat16())
