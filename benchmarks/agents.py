@@ -88,7 +88,7 @@ class Agent(ABC):
     def leave(self) -> None:
         """Go away."""
 
-    def asked(self) -> Counter[tuple[str, str]]:
+    def requests(self) -> Counter[tuple[str, str]]:
         """Return how many requests of each kind the agent has sent to its store."""
         return self.tally.total()
 

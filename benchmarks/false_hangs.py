@@ -41,7 +41,7 @@ MANY_WINDOWS = 10  # for which a form of work lasts
 
 
 @dataclass(slots=True)
-class Job:
+class PausingJob:
     """A job, and what its first node reports."""
 
     how: str
@@ -84,7 +84,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Form(Job):
+class Form(PausingJob):
     """A job in which a rank works for long in one of the usual forms, which ends by itself."""
 
     def start(self, folder: Path, minutes: float) -> None:
@@ -109,12 +109,15 @@ def _parse(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def jobs(window: float) -> Sequence[Job]:
+def jobs(window: float) -> Sequence[PausingJob]:
     """All jobs of a run."""
     return [
-        *(Job(how, window, prints=True) for how in HOWS),
-        *(Job(how, window, prints=False) for how in ("long_evaluation", "long_first_step", "loader", "checkpoint")),
-        Job("long_evaluation", LEAST_WINDOW_SECONDS, prints=True),
+        *(PausingJob(how, window, prints=True) for how in HOWS),
+        *(
+            PausingJob(how, window, prints=False)
+            for how in ("long_evaluation", "long_first_step", "loader", "checkpoint")
+        ),
+        PausingJob("long_evaluation", LEAST_WINDOW_SECONDS, prints=True),
     ]
 
 

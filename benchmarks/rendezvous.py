@@ -67,7 +67,7 @@ def measure(
                 try:
                     for event, sample in play(peer, size, patience):
                         book[event, size, peer].append(sample)
-                        say(told(peer, size, event, sample))
+                        say(line_of(peer, size, event, sample))
                 except (OSError, RuntimeError) as exc:  # a connection that was not to be had, a process that starves
                     say(f"{NAMES[peer]} with {size} agents could not be measured: {exc}")
                 took[peer, size] = time.monotonic() - begin
@@ -82,7 +82,7 @@ def hopeless(peer: str, size: int, book: Book) -> bool:
     )
 
 
-def told(peer: str, size: int, event: str, sample: Sample) -> str:
+def line_of(peer: str, size: int, event: str, sample: Sample) -> str:
     """One sample in one line."""
     kinds = ", ".join(f"{name} {count:.1f}" for name, count in sorted(sample.kinds.items()))
     lasted, ordered = (seconds(math.inf if it is None else it) for it in (sample.seconds, sample.ordered))

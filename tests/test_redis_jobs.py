@@ -66,7 +66,7 @@ def test_a_new_master_takes_over_unnoticed_by_workers_and_a_crash_right_after_re
         before = pids(agents)
         master.replicated()
         master.kill()
-        sentinel.said(r"\+switch-master")
+        sentinel.wait_for_log(r"\+switch-master")
         for agent in agents:
             agent.wait_for("the store answers again")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
@@ -102,7 +102,7 @@ def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
         master.kill()
         with redis.Redis(port=replica.port) as admin:
             assert int(admin.hget(Keys("elastic", "job").all[0], "head")) < written
-        sentinel.said(r"\+switch-master")
+        sentinel.wait_for_log(r"\+switch-master")
         for agent in agents:
             agent.wait_for("the store has lost its last .* entr|the store answers again")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)

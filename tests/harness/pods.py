@@ -154,7 +154,7 @@ class Pod:
 
 
 @dataclass
-class Cluster:
+class PodCluster:
     """Runs pods on hosts; a pod's host is its machine and its address.
 
     Args:

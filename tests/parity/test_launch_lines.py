@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from launch_lines import GENERAL, LAUNCH, LINES, Line, table
-from scaled_lines import SCRIPT, Scaled, scale
+from scaled_lines import SCRIPT, ScaledLine, scale
 from stage import WORKERS, free_port
 from torch.distributed.run import get_args_parser
 
@@ -42,7 +42,7 @@ NEW_ID = re.compile(r"[0-9a-f]{8}((-[0-9a-f]{4}){3}-[0-9a-f]{12})?")  # ours is 
 Facts = dict[str, Any]
 
 
-def meaning(line: Scaled) -> str:
+def meaning(line: ScaledLine) -> str:
     """Equal for lines that torchrun takes for the same."""
     flags = [word for word in plain(line) if word != "--use_env"]
     read = vars(get_args_parser().parse_args(flags))
@@ -52,12 +52,12 @@ def meaning(line: Scaled) -> str:
     return json.dumps([read, line.environ, line.nodes])
 
 
-def plain(line: Scaled) -> list[str]:
+def plain(line: ScaledLine) -> list[str]:
     """The flags as they may be parsed."""
     return [word.replace("{port}", "1").replace("{node}", "0") for word in line.flags]
 
 
-def ours(line: Scaled) -> Flags:
+def ours(line: ScaledLine) -> Flags:
     """Return the flags that ``elastic run`` reads."""
     found: list[Flags] = []
 
@@ -74,7 +74,7 @@ def launchers_flags(launch: bool) -> list[str]:
     return ["--pass_local_rank"] if launch else []
 
 
-RUNS: dict[str, Scaled] = {}
+RUNS: dict[str, ScaledLine] = {}
 for each in LINES:
     RUNS.setdefault(meaning(scale(each)), scale(each))
 
@@ -96,7 +96,7 @@ class Bench:
             )
         return self._seen[run]
 
-    def _collect(self, views: Path, line: Scaled, run: Any) -> list[Facts]:
+    def _collect(self, views: Path, line: ScaledLine, run: Any) -> list[Facts]:
         views.mkdir()
         port = str(free_port())
         nodes: list[dict[str, Any]] = []

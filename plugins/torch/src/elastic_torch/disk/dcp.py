@@ -146,7 +146,7 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-class _Writer(FileSystemWriter):
+class _StorageWriter(FileSystemWriter):
     """Torch's writer of a rank's file, into a storage."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
@@ -174,7 +174,7 @@ def write(
     Raises:
         PeerFailedError: It failed on some rank.
     """
-    planner, writer = DefaultSavePlanner(), _Writer(storage, folder)
+    planner, writer = DefaultSavePlanner(), _StorageWriter(storage, folder)
     planner.set_up_planner(state, is_coordinator=collective.leads)
     writer.set_up_storage_writer(collective.leads)
     plans = collective.collect(lambda: writer.prepare_local_plan(planner.create_local_plan()))
