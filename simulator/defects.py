@@ -434,9 +434,9 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a plan outlives its HALT",
-        "advance",
-        "after(halt=body, halt_at=now, plan=None, stop_at=None)",
-        "after(halt=body, halt_at=now)",
+        "apply",
+        "after(at, halt=body, halt_at=now, plan=None, stop_at=None)",
+        "after(at, halt=body, halt_at=now)",
         "graceful",
         1000,
     ),
@@ -553,7 +553,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a living run is abandoned",
         "needs_liveness",
-        "uid is not None and uid != ledger.scheduler_uid",
+        "uid is not None and uid != ledger.opened.scheduler_uid",
         "False",
         "reused",
         3000,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -285,10 +285,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """RESUME: a run goes on over a store that lost it. The entry carries all state of the lost entries (rule S3)."""
+    """RESUME: a run goes on over a store that lost it (rule S3).
 
-    scheduler_uid: str | None
-    settings: Settings
+    The entry has the bodies of the lost entries on which the state stands. It counts as if they followed each other.
+    """
+
+    opened: Open
     round: Round  # the newest round, with its members listed
     halt: Halt | None = None  # the HALT of that round; None while it is live
     plan: Plan | None = None
@@ -297,7 +299,12 @@ class Resume:
     epoch: int
     index: int  # the index of the newest lost entry; ``epoch`` is its epoch
     why: str = ""
-    former: tuple[str, ...] = field(default=(), metadata=SKIPPABLE)  # as of the OPEN
+
+    @property
+    def parts(self) -> Iterator[Round | Halt | Plan | StopAt | Over]:
+        """The bodies that followed the OPEN, in order."""
+        every = (self.round, self.plan, self.stop_at, self.halt, self.over)
+        return (part for part in every if part is not None)
 
 
 Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Stacks | Closed | Resume"
