@@ -193,7 +193,9 @@ DEFECTS: tuple[Defect, ...] = (
         "verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None",
         "workers",
     ),
-    Defect("an exclusion never ends", "Counters.excluded_at", "until is None or age < until", "True", "workers"),
+    Defect(
+        "an exclusion never ends", "Counters.excluded_at", "one.until is None or age < one.until", "True", "workers"
+    ),
     # Lost nodes
     Defect(
         "no node is ever lost",
