@@ -9,6 +9,7 @@ from views import RUN, entry, halted, live, members, offer, settings, start, the
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.entries import (
+    Anchors,
     Body,
     Closed,
     Counters,
@@ -92,6 +93,13 @@ def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
     assert open_ledger(lost, 100.0).halted_at == 79.5
     sealed = then(ledger, Round(number=2, offer=offer("b"), members=members("bc")), at=40.0)
     assert then(sealed, Leader(why="no heartbeat"), at=50.0, author="b").head.since_halt == 0.0
+
+
+def test_anchors_follow_from_the_bodies_of_entries_whatever_their_author_wrote() -> None:
+    ledger = live("ab")
+    planted = replace(entry(ledger, HALT_1, at=20.0), anchors=Anchors(open=2, plan=1, kept=2))
+    after = advance(ledger, planted, 20.0).head.anchors
+    assert after == Anchors(open=1, leader=1, round=2, latest=2, halt=3, kept=2)
 
 
 def test_a_same_as_round_is_spelled_out() -> None:
