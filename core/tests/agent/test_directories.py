@@ -35,7 +35,7 @@ def directory(parent: Path, name: str = "elastic_job", *, mode: int = 0o700) -> 
 
 
 def abandoned(parent: Path, name: str = "elastic_job", *, text: str | None = None) -> Path:
-    """What an agent leaves that is killed together with its warden."""
+    """Return the directory of an agent that was killed together with its warden."""
     made = directory(parent, name)
     (made / "round_1" / "rank_0").mkdir(parents=True)
     (made / MARK).write_text(boot_id() if text is None else text)
@@ -67,7 +67,7 @@ def test_the_directory_of_a_living_node_stays_until_the_last_copy_of_its_slot_is
 
 
 def test_an_agent_that_lives_to_its_end_takes_the_mark_away(tmp_path: Path, slot: Slot) -> None:
-    """What is read there afterwards, the results of a call, is nobody else's to remove."""
+    """Files there afterwards, the results of a call, are not another agent's to remove."""
     made = directory(tmp_path)
     with marked(made, slot.keep):
         assert os.listdir(made) == [MARK]

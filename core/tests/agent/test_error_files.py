@@ -1,4 +1,4 @@
-"""What a failed worker left behind: whatever it is, it comes out short and readable, or as nothing."""
+"""The error files of a failed worker: whatever they hold, the result is short and readable, or empty."""
 
 from __future__ import annotations
 

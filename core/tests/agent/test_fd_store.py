@@ -1,4 +1,4 @@
-"""What workers leave with their agent, over the channels that they have, and whatever they send instead."""
+"""Descriptors that workers leave with their agent over their channels, and malformed messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends the wait of a node that is being checked, with real signals and threads."""
+"""The ends of the wait of a node that is being checked, with real signals and threads."""
 
 from __future__ import annotations
 

@@ -142,12 +142,12 @@ class Stage:
                 os.close(fd)
 
     def shown(self) -> tuple[bytes, bytes]:
-        """What is on the consoles at the end."""
+        """Return the output on the consoles at the end."""
         self.close()
         return (self.folder / "out").read_bytes(), (self.folder / "err").read_bytes()
 
     def kept(self) -> dict[str, bytes]:
-        """What is in the worker's files."""
+        """Return the contents of the worker's files."""
         return {path.name: path.read_bytes() for path in self.directory.glob("*")}
 
 

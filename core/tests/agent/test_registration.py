@@ -1,4 +1,4 @@
-"""What the rendezvous and the file system are asked for; the run's settings come through unchanged."""
+"""The parameters of the rendezvous and the requests to the file system; the run's settings come through unchanged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def slots(tmp_path: Path) -> Iterator[list[Slot]]:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary directories are made."""
+    """Return the folder of temporary directories."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -1,4 +1,4 @@
-"""What is said at the start of a round and at the end of a job; the texts are exact, since people read them."""
+"""The messages at the start of a round and at the end of a job; the texts are exact, since people read them."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_a_job_that_shrank_below_its_minimum_shows_both_the_root_cause_and_the_r
 
 
 def started(before: Ledger, node_id: str = "a", *, restarts: int = 0, **fields: Any) -> Event:
-    """What ``node_id`` says of round 2, which follows ``before`` at the cost of so many restarts in all."""
+    """Return the messages of ``node_id`` about round 2, after ``before`` and so many restarts in all."""
     body = Round(number=2, offer=offer("a"), **fields)
     ledger = then(before, body, at=30.0, counters=Counters(restarts=restarts))
     assert ledger.round is not None

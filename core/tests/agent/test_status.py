@@ -38,7 +38,7 @@ def worker(rank: int, **facts: Any) -> Worker:
 
 
 def lines(text: str, label: str) -> list[str]:
-    """What is said under a label."""
+    """Return the lines under a label."""
     return [line[13:] for line in text.splitlines() if line[2:12].rstrip() == label]
 
 

@@ -1,4 +1,4 @@
-"""What an agent lets go, or writes out, if it never takes part, or fails."""
+"""The resources that an agent releases, or writes out, if it never takes part, or fails."""
 
 from __future__ import annotations
 

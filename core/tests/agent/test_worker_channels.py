@@ -51,7 +51,7 @@ class Agent:
             self.delivered.append((instant, event))
 
     def awake(self) -> bool:
-        """Whether the agent's loop would be woken."""
+        """Return True if the agent's loop would be woken."""
         return bool(select.select([self.reports], [], [], 0)[0])
 
     def hears(self) -> list[Report]:

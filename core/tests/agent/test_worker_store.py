@@ -51,7 +51,7 @@ def free_port() -> int:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody can connect there, whoever may answer."""
+    """Return True if a client can connect there, whichever server answers."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=30).close()
     except ConnectionRefusedError:

@@ -113,7 +113,7 @@ class Node:
         return Round(number=number, offer=offer(members[0].node_id), members=tuple(members))
 
     def next(self) -> NodeEvent | None:
-        """What the warden's next news amount to; None if it is StopCompleted."""
+        """Return the incident of the warden's next events; None if it is StopCompleted."""
         end = time.monotonic() + PATIENCE
         while True:
             sources: list[Warden | Reports] = [self.warden, self.reports]

@@ -203,7 +203,7 @@ def is_installed(name: str) -> bool:
 
 
 def shown(flag: str, capsys: pytest.CaptureFixture[str], columns: int = 80) -> str:
-    """What ``elastic run`` with this flag prints on a terminal of so many columns."""
+    """Return the output of ``elastic run`` with this flag on a terminal of so many columns."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("COLUMNS", str(columns))
         assert run(Elastic(), ["run", flag]) == 0

@@ -152,7 +152,7 @@ TWINS = {"a": Slots(100), "b": Slots(200)}
 
 
 def twins(heartbeats: Iterable[tuple[float, int, int]]) -> Watch:
-    """What is seen of them at these times, with these heartbeats."""
+    """Return the view of both at these times, with these heartbeats."""
     return watched(
         *(
             (at, [row(n, i, b, host="h", slots=TWINS[n]) for i, (n, b) in enumerate(zip("ab", both, strict=True))])
@@ -208,7 +208,7 @@ def test_heartbeats_are_counted_through_a_copy_of_the_store_that_has_an_older_ro
 
 
 def test_a_node_that_has_gone_back_to_an_earlier_entry_says_so_itself() -> None:
-    """What it had read before was of a history that the job has not gone on with (rule S3)."""
+    """Its earlier entries were of a history that the job has not gone on with (rule S3)."""
     watch = watched((0.0, [row("a", 1, 5, head=7, revision=4)]), (2.0, [row("a", 1, 6, head=3, revision=5)]))
     seen = watch.nodes["a"]
     assert (seen.row.head, seen.listed) == (3, True)

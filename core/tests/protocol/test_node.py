@@ -534,7 +534,7 @@ def test_that_all_peers_were_reached_is_not_told_once_the_next_round_is_live() -
 
 
 class TestGracefulStops:
-    """What a node does about a PLAN; what it says of it is in its row."""
+    """The reaction of a node to a PLAN; its row reports it."""
 
     PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0)
 

@@ -36,7 +36,7 @@ SUCCESS = Closed(success=True, why="all is well", exit_code=0)
 
 
 def told(*ledgers: Ledger) -> Memory:
-    """What a node remembers that has read all of these."""
+    """Return the memory of a node that has read all of these."""
     return Memory(tuple(ledger.head for ledger in ledgers))
 
 

@@ -80,7 +80,7 @@ def job(*rows: dict[str, Any], nodes: int = 4, age: float = NOW, resize_wait: fl
 
 
 def decision(ledger: Ledger, *rows: dict[str, Any], now: float = NOW, arrived: tuple[float, ...] = (NOW,)) -> Any:
-    """What the leader decides while nodes wait that came at these times."""
+    """Return the leader's decision while nodes wait that came at these times."""
     names = "abcdefgh"
     came = [running(names[i], now=now, **row) for i, row in enumerate(rows)]
     late = [seen("mnop"[i], head=2, now=now, arrived=at, serial=20 + i) for i, at in enumerate(arrived)]

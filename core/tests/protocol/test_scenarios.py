@@ -130,7 +130,7 @@ class Node:
 
 @dataclass
 class Leads:
-    """What a node knows that decides."""
+    """The knowledge of a node that decides."""
 
     watch: Watch
     judgement: Judgement | None = None

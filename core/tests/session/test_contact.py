@@ -56,7 +56,7 @@ def counting(pauses: list[float]) -> Runtime:
 
 
 def persisted(store: Restarting, down: int, timeout: float = 60.0) -> tuple[list[str], list[float]]:
-    """What was told, and how long each pause was, of an attempt that the store answers in the end."""
+    """Return the events, and the length of each pause, of an attempt that the store answers in the end."""
     told: list[str] = []
     pauses: list[float] = []
     Restarting.down = down
@@ -86,7 +86,7 @@ def test_an_embedded_store_does_not_come_back() -> None:
 
 
 def connected(failures: list[RendezvousConnectionError], timeout: float) -> tuple[str, list[str], float]:
-    """What comes of a first connection that fails so often: its result, what was told, and the seconds waited."""
+    """Return the result of a first connection that fails so often, the events, and the seconds waited."""
     told: list[str] = []
     pauses: list[float] = []
 

@@ -1,4 +1,4 @@
-"""What is read of a ledger, where waking up has brought something along."""
+"""Reading of a ledger, where a notification has brought an entry along."""
 
 from __future__ import annotations
 

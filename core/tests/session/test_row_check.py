@@ -50,7 +50,7 @@ def test_it_looks_ever_more_seldom_and_begins_anew_with_each_leader() -> None:
 
 
 def said(row: bytes) -> list[Event]:
-    """What a node says, once it has found this row of the leader."""
+    """Return the events of a node that has found this row of the leader."""
     store, found = LocalBackend(MemoryStore()), list[Event]()
     store.enter("a", row)
     check = RowCheck("x", found.append)

@@ -1,4 +1,4 @@
-"""What a node says at once, and what it lets wait until others have read what they need."""
+"""The rows that a node writes at once, and those that it delays until others have read the ones before."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from elastic_core.session.runtime import Runtime
 
 @dataclass
 class Faults:
-    """What is wrong with one node's store; all of the node's connections look here."""
+    """The faults of one node's store; all of the node's connections read them here."""
 
     down: bool = False
     breaks: int = 0

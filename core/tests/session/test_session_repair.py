@@ -34,7 +34,7 @@ def holding(*ledgers: Ledger) -> LocalBackend:
 
 
 def entries(store: LocalBackend) -> list[Entry]:
-    """What it holds."""
+    """Return the entries of a store."""
     return [decode_entry(data) for _, data in store._store.entries]
 
 

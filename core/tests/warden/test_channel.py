@@ -58,7 +58,7 @@ def messages(received: list[tuple[Message, list[int]]]) -> list[Message]:
 
 
 def is_gone(pipe: tuple[int, int]) -> bool:
-    """Whether nobody holds the writing end any more."""
+    """Return True if no process holds the writing end any more."""
     return select.select([pipe[0]], [], [], 0)[0] != []
 
 

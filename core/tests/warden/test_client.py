@@ -131,7 +131,7 @@ def agent(script: str, *args: str) -> subprocess.Popen[str]:
 
 
 def say(process: subprocess.Popen[str]) -> Any:
-    """What an agent says next."""
+    """Return the agent's next message."""
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 

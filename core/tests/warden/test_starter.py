@@ -1,4 +1,4 @@
-"""How long the warden waits for a fork server, with a clock of the test's. What it does is in
+"""The warden's wait for a fork server, with a clock of the test's. Its actions are in
 ``test_client_forks.py``.
 """
 

@@ -34,7 +34,7 @@ class Agent:
         self.tells("stop_at", plan=number, step=step, leaving=leaving)
 
     def hears(self) -> list[tuple[str, int]]:
-        """How far the worker comes without another report, by the reports."""
+        """Return the steps that the worker makes without another report, by the reports."""
         found: list[tuple[str, int]] = []
         while True:
             try:
