@@ -202,7 +202,7 @@ def serve(job: CrowdJob, orders: Connection) -> None:
         try:
             name, arguments = orders.recv()
         except EOFError:
-            os._exit(0)  # agents are not ended properly: whatever they could tell, nobody reads
+            os._exit(0)  # without an orderly end of the agents: no process reads their last messages
         try:
             answer: Any = getattr(crowd, name)(*arguments)
         except BaseException:

@@ -318,7 +318,7 @@ def staged(backend: str, epochs: int) -> Iterator[tuple[Stage, Store]]:
 
 def perform(stage: Stage, backend: str, store: Store) -> float:
     """Return the whole play; returns the test accuracy."""
-    # Both agents come within seconds of each other, and once both are here nobody waits for more.
+    # Both agents come within seconds of each other, and once both are here neither waits for more.
     conf = ",".join(filter(None, ["--rdzv_conf=last_call_timeout=20", store.conf]))
     flags = {"A": conf, "B": conf}
     if backend == "c10d":  # the store lives in one of the agents; the node to be killed must be the other

@@ -102,7 +102,7 @@ class Terminal:
             return False
         try:
             data = os.read(self._ours, 65536)
-        except OSError:  # EIO: nobody has the other side open
+        except OSError:  # EIO: no process has the other side open
             return False
         self.shown += data
         return bool(data)

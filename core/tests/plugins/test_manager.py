@@ -285,7 +285,7 @@ def test_the_last_registered_has_the_last_word_on_a_variable() -> None:
     plugins.register("core", plugin(elastic_worker_environment=lambda: {"RANK": "0", "OMP_NUM_THREADS": "1"}))
     plugins.register("numa", plugin(elastic_worker_environment=lambda: {"OMP_NUM_THREADS": "8"}))
     plugins.register("shy", plugin(elastic_worker_environment=lambda: None))
-    environment = plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # nobody looks at it
+    environment = plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # no plugin reads it
     assert environment == {"RANK": "0", "OMP_NUM_THREADS": "8"}
 
 
@@ -293,7 +293,7 @@ def test_a_hook_that_raises_names_its_plugin() -> None:
     plugins = Plugins()
     plugins.register("broken", plugin(elastic_worker_environment=lambda program: program.rank))
     with pytest.raises(PluginError) as raised:
-        plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # nobody looks at it
+        plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # no plugin reads it
     assert raised.value.message == (
         "The plugin 'broken' raised in elastic_worker_environment: "
         "AttributeError: 'Program' object has no attribute 'rank'."

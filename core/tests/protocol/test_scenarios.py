@@ -107,7 +107,7 @@ class Node:
     contact_at: float
     alive: bool = True
     cut: bool = False
-    """Whether it does not reach the store."""
+    """True if it does not reach the store."""
     leads: Leads | None = None
     heartbeat: int = 0
     offers: int = 1
@@ -116,7 +116,7 @@ class Node:
     steps: tuple[int, ...] = ()
     """The newest step of each worker, if the script calls ``should_checkpoint``."""
     places: tuple[str, ...] = ("in train_step (train.py:40)",) * SIZE
-    """Where each worker is."""
+    """The place of each worker."""
     heard: tuple[int, float] = (0, 0.0)
     """The leader's heartbeat, and when it last changed."""
     reported: tuple[float, int] | None = None

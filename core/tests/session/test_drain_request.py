@@ -164,7 +164,7 @@ def test_the_host_of_the_store_that_others_need_is_not_asked() -> None:
     with pytest.raises(RendezvousTimeoutError):  # it was asked
         ask(store, "host-b", "job", patience=0.01)
     store.remove("b")
-    with pytest.raises(RendezvousTimeoutError):  # nobody else needs it
+    with pytest.raises(RendezvousTimeoutError):  # no other node needs it
         ask(store, "host-a", "job", patience=0.01)
 
 

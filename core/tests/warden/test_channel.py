@@ -140,7 +140,7 @@ def test_descriptors_arrive_with_their_message_in_order(pair: tuple[Channel, Cha
         os.write(fd, b"%d" % number)
     close_all(descriptors)
     assert [os.read(reading, 100) for reading, _ in ends] == [b"0", b"1", b"2", b"3"]
-    assert [os.read(reading, 100) for reading, _ in ends] == [b""] * 4  # nobody kept a copy
+    assert [os.read(reading, 100) for reading, _ in ends] == [b""] * 4  # no process kept a copy
     close_all([reading for reading, _ in ends])
 
 

@@ -214,7 +214,7 @@ def test_the_control_channel_reaches_the_worker_which_finds_its_number_in_the_en
             )
         ours.settimeout(30)
         assert ours.recv(100) == b"step 1"
-        assert ours.recv(100) == b""  # nobody else has the other end
+        assert ours.recv(100) == b""  # no other process has the other end
 
 
 def test_standard_streams_that_the_agent_does_not_have_are_nobody_elses() -> None:
@@ -402,7 +402,7 @@ def test_a_process_that_an_ended_worker_left_behind_is_killed_by_the_next_stop(l
 SAVES = """
 import os, signal, sys, time
 def save(*_):
-    fifo = open(sys.argv[1])  # opens once somebody writes
+    fifo = open(sys.argv[1])  # opens once a process writes
     print(fifo.read(), flush=True)
     os._exit(0)
 reading, writing = os.pipe()
@@ -527,7 +527,7 @@ signal.pause()
         seen += os.read(reading, 100)
     listener.warden.stop(grace=0.05)
     listener.wait(StopCompleted)
-    assert os.read(reading, 100) == b""  # nobody holds the other end any more
+    assert os.read(reading, 100) == b""  # no process holds the other end any more
     os.close(reading)
     assert len({pid for event in listener.all_of(Signalled)[1:] for pid in event.pids}) == 21
 
@@ -646,7 +646,7 @@ sys.stdin.readline()
 warden.fence(0.05)
 events = []
 while "Fenced" not in events:
-    os.kill(os.getpid(), 19)  # frozen, until somebody wakes it
+    os.kill(os.getpid(), 19)  # frozen, until a SIGCONT
     events += [type(event).__name__ for event in hear()]
 print(json.dumps(events), flush=True)
 """
@@ -672,7 +672,7 @@ print(json.dumps(events), flush=True)
 
 def test_a_frozen_agents_full_socket_does_not_keep_the_warden_from_its_work(listener: Programs) -> None:
     pid, _ = listener.started(*SLEEPER)
-    for _ in range(200):  # 400 messages that nobody takes; the socket has room for some 270
+    for _ in range(200):  # 400 messages that no process reads; the socket has room for some 270
         listener.read_from("true")
     listener.warden.stop(grace=0)
     gone(pid)

@@ -625,7 +625,7 @@ def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Wor
     listener.warden.stop(grace=0)
     listener.wait(StopCompleted)
     with open(reading, "rb") as file:
-        file.read()  # the end comes when nobody has the other end any more
+        file.read()  # the end comes when no process has the other end any more
     started = {event.tag for event in listener.all_of(Spawned)}
     failed = {event.tag for event in listener.all_of(SpawnFailed)}
     assert started | failed == {1, 2, 3, 4}
@@ -754,7 +754,7 @@ def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Workers
     listener.warden.stop(grace=0)
     listener.wait(StopCompleted)
     gone(worker.pid)
-    os.kill(started.pid, signal.SIGTERM)  # as whoever ends all processes of a job sends it
+    os.kill(started.pid, signal.SIGTERM)  # as a scheduler sends it to all processes of a job
     service.send(b"+")
     assert service.recv(100) == b"ok\n"
     assert listener.all_of(ServiceEnded) == []

@@ -38,7 +38,7 @@ def live(ranks: list[ElasticDistributedSampler], steps: int, ahead: int) -> list
         else:
             batches = iter(rank.batches())
         fetched.append([batch for batch, _ in zip(batches, range(steps + ahead), strict=False)])
-    assert len({len(batches) for batches in fetched}) == 1  # nobody waits in a collective for ever
+    assert len({len(batches) for batches in fetched}) == 1  # no rank waits in a collective for ever
     taken = []
     for step in range(min(steps, len(fetched[0]))):
         weights = [rank.loss_weight() for rank in ranks]

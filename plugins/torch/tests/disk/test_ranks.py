@@ -52,7 +52,7 @@ def test_a_node_that_has_nothing_gets_the_newest_checkpoint_of_the_others(tmp_pa
     nodes(tmp_path, 2, "a", "d")
     said, _ = play(tmp_path, "local_directories", 3, 2, 2)
     assert [facts["loaded"] for facts in said] == [None, None, None, 1, 1, 1, 1]
-    # In the last act nobody has step 2 any more; the nodes that have are gone.
+    # In the last act no node has step 2 any more; the nodes that have are gone.
     assert all(facts["equal"] for facts in said[3:])
     assert [facts["there"] for facts in said[3:]] == [["001"]] * 4
 

@@ -114,7 +114,7 @@ def replicate(rank: int, world: int, act: int, buffer: Buffer) -> None:
     found = buffer.read()
     assert found is not None
     sender.offer(found.stamp)
-    sender.offer_last(None)  # one that has none: nothing is replicated, and nobody waits for ever
+    sender.offer_last(None)  # one that has none: nothing is replicated, and no rank waits for ever
     sender.close()
     [(its, copy)] = kept.holdings().items()
     say(rank, act=act, replicated=sender.replicated == found.stamp, whose=its.rank, bytes=len(copy.views))
@@ -131,7 +131,7 @@ def fail_to_replicate(rank: int, world: int, buffer: Buffer) -> None:
     sender = Replicator(Transport(), partner, Replicas("test", rank), lambda _stamp: buffer, None)
     sender.offer(Stamp(0, 1))
     sender.close()
-    sender.offer(Stamp(0, 1))  # which nobody takes any more
+    sender.offer(Stamp(0, 1))  # which no rank takes any more
     sender.close()
     say(rank, replicated=sender.replicated is not None)
 
