@@ -112,7 +112,7 @@ def access_line() -> str:
 
 @pytest.fixture(scope="module")
 def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A server with exactly the README's user, and nobody else who may do anything."""
+    """A server with exactly the README's user, and no other user with a permission."""
     with redis_server(tmp_path_factory.mktemp("walled") / "server") as server:
         with redis.Redis(port=server.port) as admin:
             admin.execute_command(*access_line().replace(">PASSWORD", ">s3cret").split())
@@ -362,7 +362,7 @@ def test_clients_find_the_new_master(tmp_path: Path) -> None:
         master.kill()
         with pytest.raises(RendezvousConnectionError, match=r"\(master 'mymaster'\) is gone"):
             waiting.result(PATIENCE)
-        sentinel.said(r"\+switch-master")
+        sentinel.wait_for_log(r"\+switch-master")
         after = backend.connect()
         assert after.read(1) == b"entry"
         assert after.append(FIRST, SECOND, b"entry")
