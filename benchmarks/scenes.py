@@ -22,7 +22,7 @@ from benchmarks.processes import fork_server_of, pss
 SETTLE = 0.3
 """Seconds that a job trains before something is done to it: what it does right after a start is behind it."""
 SHORT = 30.0
-"""Patience where all are there who are needed, and nobody waits for a last call."""
+"""Patience where all are there who are needed, and no node waits for a last call."""
 
 
 @dataclass(frozen=True, slots=True)

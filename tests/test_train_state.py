@@ -52,7 +52,7 @@ def released(hold: Path, step: int) -> None:
 
 
 def appears(there: Callable[[], bool]) -> None:
-    """Wait for something that nobody reports."""
+    """Wait for a condition without an event."""
     deadline = time.monotonic() + PATIENCE
     while not there():
         assert time.monotonic() < deadline

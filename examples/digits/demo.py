@@ -33,7 +33,7 @@ WORKERS_PER_NODE = 2
 PATIENCE = 60.0
 """Seconds without an epoch after which something has gone wrong; nothing takes a quarter of it on two cores."""
 MARK = "ELASTIC_DEMO"
-"""The variable by which every process of this demo is known, whoever its parent is by now."""
+"""The variable by which every process of this demo is known, whichever process is its parent by now."""
 GOAL = 0.97
 AUDIT_LOG = "audit.jsonl"
 

@@ -186,7 +186,7 @@ def installed(program: str, package: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on."""
+    """So many ports without a listener."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -1,4 +1,4 @@
-"""Memory files of a name, whoever has them."""
+"""Memory files of a name, of any process."""
 
 from __future__ import annotations
 

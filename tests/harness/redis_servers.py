@@ -137,7 +137,7 @@ class Daemon:
             assert admin.wait(1, int(PATIENCE * 1000)) == 1
 
     def freeze(self) -> None:
-        """Let it answer nobody, with its connections open."""
+        """Keep its connections open without an answer."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # until then some of its threads may go on

@@ -90,7 +90,7 @@ class Terminal:
         return found
 
     def exit_code(self) -> int:
-        """Read until nobody holds the terminal any more, and wait for the program's end."""
+        """Read until no process holds the terminal any more, and wait for the program's end."""
         end = time.monotonic() + PATIENCE
         while self._read(end):
             pass

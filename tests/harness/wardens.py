@@ -73,7 +73,7 @@ def gone(pid: int) -> None:
 
 
 def wait_until(happened: Callable[[], bool]) -> bool:
-    """Wait for something that nobody tells of; whether it happened."""
+    """Wait for a condition without an event; whether it happened."""
     end = time.monotonic() + PATIENCE
     while not happened() and time.monotonic() < end:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The way to a console, with real pipes and terminals: nothing that it does is felt by whoever writes."""
+"""The way to a console, with real pipes and terminals: nothing that it does is felt by the writer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def silent(message: str) -> None:
 
 
 def fill(fd: int) -> int:
-    """Write to a pipe that nobody reads until it is full; how much that was."""
+    """Write to an unread pipe until it is full; return the number of bytes."""
     os.set_blocking(fd, False)
     written = 0
     with contextlib.suppress(BlockingIOError):
@@ -131,7 +131,7 @@ def test_a_console_that_flows_again_shows_what_follows(pipe: tuple[int, int]) ->
 
 
 def test_a_console_that_fell_behind_is_fed_again_once_half_of_it_is_free(pipe: tuple[int, int]) -> None:
-    """Else one line in a hundred would come through, which is of no use to anybody."""
+    """Else one line in a hundred would come through, which is of no use."""
     reading, writing = pipe
     filling = fill(writing)
     console = Console(writing, silent, capacity=100)

@@ -49,7 +49,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def full() -> Iterator[int]:
-    """A port on which somebody listens and answers nobody: what a cut cable looks like."""
+    """A port with a listener that never answers: it looks like a cut cable."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

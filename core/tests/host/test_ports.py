@@ -1,4 +1,4 @@
-"""A held port with real sockets: whoever is to listen there can, and nobody else gets it."""
+"""A held port with real sockets: its owner can listen there, and no other process gets it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_port_that_is_only_held_refuses_connections(held: HeldPort) -> None:
 
 @pytest.mark.parametrize(("family", "address"), [*EVERYWHERE, (socket.AF_INET, "127.0.0.2")])
 def test_a_held_port_is_nobody_elses(held: HeldPort, family: socket.AddressFamily, address: str) -> None:
-    """Without SO_REUSEADDR, like everybody who asks for any port: the kernel would give it to them if it were free."""
+    """Without SO_REUSEADDR, like any process with port 0: the kernel would give it to them if it were free."""
     with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
         other.bind((address, held.port))
 

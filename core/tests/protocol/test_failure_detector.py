@@ -381,7 +381,7 @@ def test_a_new_leader_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
 
 
 class Counted(UserDict[str, NodeView]):
-    """Nodes that count how often somebody has gone through all of them."""
+    """Nodes that count how often they have been iterated."""
 
     looks = 0
 

@@ -224,7 +224,7 @@ class TestDrain:
         assert find_drain([drained], {"a"}) == ""
 
     def test_a_copy_of_a_request_asks_no_node_that_has_come_to_the_host_since(self) -> None:
-        """Whatever its serial is, which nobody has sealed."""
+        """Whatever its serial is, which no node has sealed."""
         copied = replace(self.request("b"), serial=999)
         again = running("b2", node=info("b2", host="host-b"))
         assert isinstance(decide(view(live("a"), running("a"), again, copied)), LookAgain)

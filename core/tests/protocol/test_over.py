@@ -33,7 +33,7 @@ def view(ledger: Ledger, *nodes: NodeView, now: float, may_forget: bool = True) 
 
 
 def resumed(ledger: Ledger, at: float) -> Ledger:
-    """The ledger of whoever goes on after the store has lost everything."""
+    """The ledger of a node that goes on after the store has lost everything."""
     body = compose_resume(ledger, "the store came back empty")
     return open_ledger(compose(ledger, body, entry_id="r1", author="c", leader="c", now=at, store=ORIGIN), at)
 

@@ -226,7 +226,7 @@ def test_the_leader_does_not_wait_for_a_node_that_will_not_probe(other: NodeView
 
 
 def test_an_unreachable_node_is_not_restarted_with_all_the_others() -> None:
-    """A restart of the same members is one entry and asks nobody; with complaints there is a HALT, and new probes."""
+    """A restart of the same members is one entry and asks no node; with complaints there is a HALT, and new probes."""
     ledger = live("abc")
     for broken_connections, restarts in (("", True), ("c", False)):
         nodes = [

@@ -61,7 +61,7 @@ def other(ledger: Ledger) -> Entry:
 
 
 def resumed(ledger: Ledger, *, on: Link = ORIGIN, entry_id: str = "r1") -> Ledger:
-    """The ledger after somebody has resumed it on a store that lost it."""
+    """The ledger after a node has resumed it on a store that lost it."""
     body = compose_resume(ledger, "it was lost")
     return open_ledger(compose(ledger, body, entry_id=entry_id, author="b", leader="a", now=50.0, store=on), 50.0)
 

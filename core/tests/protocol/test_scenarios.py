@@ -414,7 +414,7 @@ class World:
     # Time ------------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everybody act on what they see at this instant until nothing changes."""
+        """Let all nodes act on what they see at this instant until nothing changes."""
         for node in list(self.nodes.values()):
             self.heartbeat(node)
         changed = True

@@ -84,7 +84,7 @@ def test_it_says_once_whose_row_cannot_be_read_and_why(what: str, row: bytes, wo
 
 
 def test_the_leaders_list_of_unreadable_rows_fits_into_its_own_row() -> None:
-    """Whoever can write to the store chooses their ids; an agent whose own row cannot be written would end."""
+    """Each writer of the store chooses its ids; an agent whose own row cannot be written would end."""
     store, ledger = LocalBackend(MemoryStore()), live("a")
     store.append(ORIGIN, (first := start().head).link, encode_entry(first))
     store.append(first.link, ledger.head.link, encode_entry(ledger.head))

@@ -101,7 +101,7 @@ class Node:
         self.events.put(event)
 
     def until(self, what: Callable[[Node], bool]) -> Node:
-        """Wait for it. What the session's threads change by themselves tells nobody, so that this looks again soon."""
+        """Wait for it. Changes by the session's threads send no notification, so this looks again soon."""
         deadline = CLOCK.now() + PATIENCE
         with self.changed:
             while not what(self):

@@ -1,4 +1,4 @@
-"""Nodes whose store fails them, whose answers cross, and whose leader is slow: nobody hangs, and nobody spins."""
+"""Nodes whose store fails them, whose answers cross, and whose leader is slow: no node hangs, and none spins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Faults:
     breaks: int = 0
     """So many attempts to connect fail from now on."""
     gone: bool = False
-    """Nobody listens where the store was."""
+    """No server listens where the store was."""
     wiped: bool = False
     """Connecting finds something that cannot be."""
     garbled: bool = False
@@ -48,13 +48,13 @@ class Faults:
     full: bool = False
     """It can be read, and takes nothing."""
     restless: bool = False
-    """It can be read and written, and lets nobody wait."""
+    """It can be read and written, and lets no node wait."""
     refused: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Released for whatever it has refused."""
     appending: Callable[[], None] = field(default=lambda: None)
     """Called before every append."""
     answered: Callable[[], None] = field(default=lambda: None)
-    """Called when the store has answered a heartbeat, an amendment or a wait, and before anybody reads the answer."""
+    """Called when the store has answered a heartbeat, an amendment or a wait, and before the answer is read."""
 
 
 class FaultyBackend(LocalBackend):

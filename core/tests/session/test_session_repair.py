@@ -61,7 +61,7 @@ def test_several_put_the_same_back() -> None:
     store = holding(*RUN[:2])
 
     class Raced(LocalBackend):
-        """Somebody else is always a step ahead."""
+        """Another node is always a step ahead."""
 
         def append(self, prev: Link, entry: Link, data: bytes) -> bool:
             assert store.append(prev, entry, data)

@@ -354,7 +354,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, store: C10dBackend, *methods: str) 
 
 
 def test_a_look_for_an_entry_that_is_not_there_wakes_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparing a missing key wakes whoever waits for it: a thousand that join would wake a thousand, each."""
+    """Comparing a missing key wakes every waiter: a thousand that join would wake a thousand, each."""
     with closing(opened(port, "job")) as store, closing(store.connect()) as waiter:
         store.append(ORIGIN, FIRST, b"entry")
         waiter.wait(Cursor(), roster=False, timeout=0)

@@ -22,7 +22,7 @@ NOWHERE = Address(socket.AF_INET, "255.255.255.255", 29400)
 
 
 class Clock:
-    """Time that passes only where somebody sleeps; and what people are told meanwhile."""
+    """Time that passes only in a sleep; and the messages meanwhile."""
 
     def __init__(self) -> None:
         self.time = 0.0

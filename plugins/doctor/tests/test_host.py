@@ -92,7 +92,7 @@ def test_one_node_needs_no_address() -> None:
 
 
 def test_an_address_that_leads_elsewhere_is_told() -> None:
-    """Loopback leads here; a port of it that is somebody else's does not, and 192.0.2.7 is nobody's."""
+    """Loopback leads here; a port of it that another process has does not, and no host has 192.0.2.7."""
     assert host._unreachable("127.0.0.1") is None
 
 

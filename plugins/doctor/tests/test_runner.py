@@ -79,7 +79,7 @@ def test_a_busy_check_does_not_hang(subject: Subject) -> None:
 
 
 def test_a_late_look_is_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever did not get to look for a minute does not know that the other was idle through it."""
+    """A watcher that did not run for a minute does not know that the other was idle through it."""
     monkeypatch.setattr(runner._Waited, "_work", lambda _: ("7", "1"))
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

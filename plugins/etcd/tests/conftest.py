@@ -14,7 +14,7 @@ _prefixes = count(1)
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """A server that nobody hurts; see ``prefix`` for what keeps tests apart."""
+    """A server that no test harms; see ``prefix`` for what keeps tests apart."""
     with running(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
 

@@ -1,4 +1,4 @@
-"""Members come and go, watches end, leases run out, and nobody sleeps through anything."""
+"""Members come and go, watches end, leases run out, and no waiter misses a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that nobody knows, that nobody answers for, and that move."""
+"""Names that are unknown, that get no answer, and that move."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def test_a_closed_connection_is_of_no_more_use(store: FileBackend) -> None:
 
 
 def _foreign(path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
-    """A directory of another user, whoever runs the tests."""
+    """A directory of another user than that of the tests."""
     path.mkdir()
     path.chmod(mode)
     if os.geteuid() == 0:

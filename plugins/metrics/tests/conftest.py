@@ -99,7 +99,7 @@ def end(plugins: Plugins) -> Callable[[], None]:
 
 @pytest.fixture
 def port() -> int:
-    """A port of 127.0.0.1 that nobody listens at."""
+    """A port of 127.0.0.1 without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

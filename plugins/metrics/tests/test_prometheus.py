@@ -112,7 +112,7 @@ def test_an_agent_that_enters_the_job_as_another_node_keeps_its_endpoint(
 
 
 def _patiently(url: str) -> str:
-    """The page, or '' while nobody listens; the test's own time limit is the deadline."""
+    """The page, or '' without a listener; the test's own time limit is the deadline."""
     try:
         return read(url)
     except OSError:

@@ -298,7 +298,7 @@ class LosesAmendments(Broken):
 
 
 class ListsAllButTheNewest(Broken):
-    """Whoever has just entered is not listed."""
+    """A node that has just entered is not listed."""
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         return [row for row in super().roster(ids) if row.serial < self._store.arrivals]

@@ -73,7 +73,7 @@ class Torchs(Patient):
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only during a wait."""
 
     def __init__(self, give_up: bool = False) -> None:
         self.time = 0.0

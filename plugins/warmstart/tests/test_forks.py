@@ -342,7 +342,7 @@ def test_a_fork_server_that_dies_while_it_imports_has_a_second_chance_and_no_thi
 
 
 def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_fork_server(listener: Workers, tmp_path: Path) -> None:
-    """It would run the program at once, as nobody's worker."""
+    """It would run the program at once, as no agent's worker."""
     witness = tmp_path / "witness"
     listener.script.write_text(f"open({str(witness)!r}, 'w')")
     python, program = [*PYTHON, "-E"], [str(listener.script)]

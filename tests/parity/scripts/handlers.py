@@ -28,7 +28,7 @@ CONFIG = {**DURATIONS, **json.loads(sys.argv[3])}
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -138,7 +138,7 @@ def rounds() -> dict[str, Any]:
 
 
 def ends() -> dict[str, Any]:
-    """Jobs that are closed, and nodes that nobody meets."""
+    """Jobs that are closed, and nodes that meet no other."""
     said: dict[str, Any] = {}
     job = Job("closed", 2, 2)
     one, two = job.node(), job.node()

@@ -206,7 +206,7 @@ def refusing_port() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """A port of this host on which nobody listens."""
+    """A port of this host without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -156,7 +156,7 @@ def cloud() -> Iterator[Cloud]:
             state.values |= {
                 "preempted": "FALSE ",
                 "maintenance-event": "NONE ",
-            }  # no client waits for a change any more
+            }  # no client waits any more
             state.changed.notify_all()
         server.shutdown()
         server.server_close()

@@ -1,4 +1,4 @@
-"""An epoch that ended before its samples did is an error, whoever shards; a loop that was left early is none."""
+"""An epoch that ended before its samples did is an error with any sharder; a loop that was left early is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sampler(ranks: int = 2, **given: Any) -> ElasticDistributedSampler:
 
 
 class Unknown(BatchSampler):
-    """A framework's that nobody knows: every n-th batch."""
+    """An unknown framework's: every n-th batch."""
 
     def __init__(self, inner: Iterable[list[int]], every: int) -> None:
         self.inner, self.every = inner, every

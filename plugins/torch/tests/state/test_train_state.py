@@ -274,7 +274,7 @@ def streamed(hangs: bool = False) -> Iterator[tuple[int, int, int]]:
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("lost_after", range(1, 6))
 def test_a_stream_whose_last_step_is_short_is_read_once_in_each_epoch(lost_after: int) -> None:
-    """Nobody knows how long it is, so an epoch's last step is committed when the loader has ended."""
+    """Its length is unknown, so an epoch's last step is committed when the loader has ended."""
     first = streamed()
     committed = [batch for step, *batch in itertools.takewhile(lambda item: item[0] < lost_after, first)]
     assert [*committed, *(batch for _, *batch in streamed())] == [[e, n] for e in (0, 1) for n in range(1, 6)]

@@ -217,7 +217,7 @@ def examine(root: Path, at: int, what: str) -> None:
 
 
 def die() -> None:
-    """As the kernel, or somebody without pity, does it."""
+    """End the process at once, as the kernel does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -112,7 +112,7 @@ def one_rank_fails(stage: Stage) -> None:
 
 
 def without_a_group(stage: Stage) -> None:
-    """All ranks save to one path at once, though nobody has told them of each other."""
+    """All ranks save to one path at once, though they do not know of each other."""
     start = dist.FileStore(f"{stage.folder}/start", stage.world)  # type: ignore[attr-defined]  # it is public, its stub says otherwise
     start.set(str(stage.rank), "")
     start.wait([str(rank) for rank in range(stage.world)])

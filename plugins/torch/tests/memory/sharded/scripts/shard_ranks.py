@@ -121,7 +121,7 @@ def replicate(rank: int, world: int, act: int, buffer: Buffer) -> None:
 
 
 def fail_to_replicate(rank: int, world: int, buffer: Buffer) -> None:
-    """Rank 0's thread ends by something that nobody has foreseen, while the others wait for its word."""
+    """Rank 0's thread ends by an unforeseen error, while the others wait for its word."""
     play_an_agent()
     if rank == 0:
         patch.object(Buffer, "finish", side_effect=OSError(5, "Input/output error")).start()
