@@ -189,7 +189,7 @@ def test_a_snapshot_of_another_release_is_passed_over_by_name(tmp_path: Path, ca
 KILLED = """
 import itertools, os, sys, threading
 from elastic_torch.memory.rescue_files import write
-from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, Request, Target, kept_in
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, Request, Target, snapshot_in
 fd = os.memfd_create("a")
 os.write(fd, HEADER.pack(MAGIC, COMPLETE, HEADER.size, 1000, 0))
 os.write(fd, b"[2, 7, ".ljust(1000))
@@ -200,7 +200,7 @@ def last(*args):
         os.kill(os.getpid(), int(sys.argv[2]))
 setattr(os, sys.argv[3], last)
 request = Request("train", "b", True, targets=(Target(sys.argv[1]),))
-write(request, kept_in(fd), "n", threading.Event())
+write(request, snapshot_in(fd), "n", threading.Event())
 """
 
 
