@@ -1,4 +1,4 @@
-"""The process that is examined in: whatever it does, its end is told, and it leaves nothing."""
+"""The process of an examination: whatever it does, its end is reported, and it leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that is examined in, and one that watches it: so nothing hangs, and nothing is left in the store.
+"""An examination in a process of its own, and its watcher: it cannot hang, and leaves nothing in the store.
 
 The checks run in a fork of this process, on its main thread, as an agent's do. Before everything that has to be
 answered it tells for how long that may keep it waiting; after that it is killed, and what it was at is what hangs.
