@@ -1,4 +1,4 @@
-"""Writes ``docs/public_modules.md`` and the stubs of public packages, from ``PUBLIC`` of core and tables ``NAMES``.
+"""Writes ``docs/reference/public_modules.md`` and the stubs of public packages, from ``PUBLIC`` and tables ``NAMES``.
 
 ``python docs/render_public.py`` does it. A stub (``__init__.pyi``) tells type checkers the names of a package.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import elastic_core
 
-PAGE = Path(__file__).with_name("public_modules.md")
+PAGE = Path(__file__).parent / "reference" / "public_modules.md"
 PREFACE = """\
 # Public modules
 

@@ -132,10 +132,10 @@ def hooks() -> list[str]:
 
 
 def test_each_hook_has_a_user() -> None:
-    """An implementation in core or in a distribution of this repository."""
+    """An implementation in core or in a distribution of this repository, an example among them."""
     implemented = {
         node.name
-        for _, tree in sources(CORE, *PLUGINS)
+        for _, tree in sources(CORE, *PLUGINS, *EXAMPLES)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and any("hookimpl" in ast.unparse(one) for one in node.decorator_list)
     }

@@ -10,7 +10,7 @@ from views import entry, halted, incident, live, members, offer, seen, settings,
 
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
-from elastic_core.protocol.entries import HaltReason, Over, Round
+from elastic_core.protocol.entries import Closed, HaltReason, Leader, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import OVER_DELAY_SECONDS, decide
 from elastic_core.protocol.leader_entries import Append, LookAgain
@@ -33,7 +33,7 @@ def view(ledger: Ledger, *nodes: NodeView, now: float, may_forget: bool = True) 
 
 
 def resumed(ledger: Ledger, at: float) -> Ledger:
-    """The ledger of whoever goes on after the store has lost everything."""
+    """The ledger of a node that goes on after the store has lost everything."""
     body = compose_resume(ledger, "the store came back empty")
     return open_ledger(compose(ledger, body, entry_id="r1", author="c", leader="c", now=at, store=ORIGIN), at)
 
@@ -114,7 +114,9 @@ def test_it_is_written_again_only_when_another_member_has_left() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_who_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_that_is_over(known: bool) -> None:
+def test_a_node_that_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_that_is_over(
+    known: bool,
+) -> None:
     ledger = then(LEFT, Over(round=1, left=("b",)), at=NOW + 1) if known else LEFT
     ledger = resumed(ledger, NOW + 5)
     others = [seen(name, head=1, now=NOW + 60) for name in "cd"]
@@ -130,7 +132,7 @@ def test_who_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_t
 
 
 @pytest.mark.parametrize(("left", "ends"), [(("b",), False), ((), True)])
-def test_who_had_left_in_order_is_not_taken_for_lost_when_its_row_is(left: tuple[str, ...], ends: bool) -> None:
+def test_a_node_that_had_left_in_order_is_not_taken_for_lost_when_its_row_is(left: tuple[str, ...], ends: bool) -> None:
     strict = settings(min_nodes=1, max_nodes=2, on_node_loss=OnNodeLoss.FAIL)
     ledger = then(halted("ab", HaltReason.NODE_LEFT, strict, at=NOW), Over(round=1, left=left), at=NOW + 1)
     decision = decide(view(resumed(ledger, NOW + 5), seen("a", Phase.STOPPED, head=1, now=NOW + 60), now=NOW + 60))
@@ -150,8 +152,17 @@ def test_a_newcomer_knows_it_from_the_entry_that_the_newest_one_names() -> None:
     ledger = advance(LEFT, over, NOW + 1)
     entries = {1: start(TWO).head, 2: live("ab", TWO).head, 3: LEFT.head, 4: over}
     assert restore_ledger(over, entries, NOW + 2).over == ledger.over == over.body
-    with pytest.raises(RendezvousStateError, match="stands on 4, which is no OVER"):
-        restore_ledger(over, {**entries, 4: LEFT.head}, NOW + 2)
+    later = entry(ledger, Leader(why="silent"), at=NOW + 2, author="c")
+    assert restore_ledger(later, entries, NOW + 3).over == over.body
+    with pytest.raises(RendezvousStateError, match=r"stands on entries \[1, 2, 3, 4\], which lead to another state"):
+        restore_ledger(later, {**entries, 4: LEFT.head}, NOW + 3)
+
+
+def test_a_newcomer_to_a_closed_run_does_not_need_it() -> None:
+    ledger = then(LEFT, Over(round=1, left=("b",)), at=NOW + 1)
+    ledger = then(ledger, Closed(success=False, why="too few nodes", exit_code=1), at=NOW + 2)
+    entries = {1: start(TWO).head, 2: live("ab", TWO).head}
+    assert restore_ledger(ledger.head, entries, NOW + 3).closed == ledger.closed is not None
 
 
 def test_the_next_round_and_its_halt_know_nothing_of_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from views import halted, incident, live, members, offer, settings, start, then
+from views import after_runs, halted, incident, live, members, offer, settings, start, then
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import decode_entry, encode_entry
@@ -36,7 +36,7 @@ SUCCESS = Closed(success=True, why="all is well", exit_code=0)
 
 
 def told(*ledgers: Ledger) -> Memory:
-    """What a node remembers that has read all of these."""
+    """Return the memory of a node that has read all of these."""
     return Memory(tuple(ledger.head for ledger in ledgers))
 
 
@@ -61,7 +61,7 @@ def other(ledger: Ledger) -> Entry:
 
 
 def resumed(ledger: Ledger, *, on: Link = ORIGIN, entry_id: str = "r1") -> Ledger:
-    """The ledger after somebody has resumed it on a store that lost it."""
+    """The ledger after a node has resumed it on a store that lost it."""
     body = compose_resume(ledger, "it was lost")
     return open_ledger(compose(ledger, body, entry_id=entry_id, author="b", leader="a", now=50.0, store=on), 50.0)
 
@@ -85,7 +85,7 @@ def of_run(ledger: Ledger, run: str) -> Ledger:
         pytest.param(5, None, Diverged(), id="behind, and its newest is a tombstone"),
     ],
 )
-def test_what_became_of_what_was_read(head: int, at: Entry | None, expected: Overlap) -> None:
+def test_the_overlap_of_a_ledger_that_was_read_with_the_store(head: int, at: Entry | None, expected: Overlap) -> None:
     assert overlap(MINE, MEMORY, head, at) == expected
 
 
@@ -132,7 +132,7 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
             id="another run's ROUND is not, if a node of it is alive",
         ),
         pytest.param(
-            replace(MINE, former=("older", "foreign")),
+            after_runs(MINE, ("older", "foreign")),
             MEMORY,
             FOREIGN,
             WriteResume(),
@@ -141,7 +141,7 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
         pytest.param(
             MINE,
             MEMORY,
-            replace(FOREIGN, former=(MINE.head.run,)),
+            after_runs(FOREIGN, (MINE.head.run,)),
             Rejoin("the store was lost, and run foreign has begun there since"),
             id="and it came after this one for certain",
         ),
@@ -232,14 +232,14 @@ def next_run(open_at: int) -> Ledger:
         pytest.param(next_run(6), False, id="or in the place of what was read"),
     ],
 )
-def test_what_a_store_with_tombstones_says_may_have_followed(theirs: Ledger, expected: bool) -> None:
+def test_the_entries_of_a_store_with_tombstones_may_have_followed(theirs: Ledger, expected: bool) -> None:
     assert can_follow(MINE, theirs) is expected
 
 
 def test_a_run_that_came_before_this_one_has_not_followed_it() -> None:
     """A copy of it came back, behind tombstones in the place of what was read."""
     earlier = next_run(7)
-    assert not can_follow(replace(MINE, former=(earlier.head.run,)), earlier)
+    assert not can_follow(after_runs(MINE, (earlier.head.run,)), earlier)
 
 
 def test_survivors_settle_on_one_history_whoever_comes_first() -> None:
@@ -311,7 +311,7 @@ def test_a_resume_that_names_no_round_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to resume"):
         compose_resume(start(), "x")
     head = replace(then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="x"), at=60.0).head)
-    with pytest.raises(RendezvousStateError, match="which is no ROUND"):
+    with pytest.raises(RendezvousStateError, match="which lead to another state"):
         restore_ledger(head, {head.index: head, 1: start().head}, 0.0)
 
 
@@ -332,5 +332,5 @@ def test_memory_has_an_end() -> None:
         (7, "the store came back without the run's history"),
     ],
 )
-def test_what_is_missing_is_said(head: int, words: str) -> None:
+def test_the_lost_entries_are_described(head: int, words: str) -> None:
     assert describe_loss(head, MINE) == words

@@ -51,7 +51,7 @@ from elastic_core.protocol.failure_detector import (
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Ledger, compose, open_ledger, restore_ledger
+from elastic_core.protocol.ledger import Ledger, compose, open_ledger, restore_ledger, stands_on
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
@@ -107,7 +107,7 @@ class Node:
     contact_at: float
     alive: bool = True
     cut: bool = False
-    """Whether it does not reach the store."""
+    """True if it does not reach the store."""
     leads: Leads | None = None
     heartbeat: int = 0
     offers: int = 1
@@ -116,7 +116,7 @@ class Node:
     steps: tuple[int, ...] = ()
     """The newest step of each worker, if the script calls ``should_checkpoint``."""
     places: tuple[str, ...] = ("in train_step (train.py:40)",) * SIZE
-    """Where each worker is."""
+    """The place of each worker."""
     heard: tuple[int, float] = (0, 0.0)
     """The leader's heartbeat, and when it last changed."""
     reported: tuple[float, int] | None = None
@@ -130,7 +130,7 @@ class Node:
 
 @dataclass
 class Leads:
-    """What a node knows that decides."""
+    """The knowledge of a node that decides."""
 
     watch: Watch
     judgement: Judgement | None = None
@@ -298,9 +298,7 @@ class World:
         """The ledger of a newcomer."""
         head = self.store[-1]
         offset = self.store[0].index
-        at = head.anchors
-        stands_on = {at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over} - {0}
-        return restore_ledger(head, {index: self.store[index - offset] for index in stands_on}, self.now)
+        return restore_ledger(head, {index: self.store[index - offset] for index in stands_on(head)}, self.now)
 
     # Nodes -----------------------------------------------------------------------------------------------------------
 
@@ -416,7 +414,7 @@ class World:
     # Time ------------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everybody act on what they see at this instant until nothing changes."""
+        """Let all nodes act on what they see at this instant until nothing changes."""
         for node in list(self.nodes.values()):
             self.heartbeat(node)
         changed = True

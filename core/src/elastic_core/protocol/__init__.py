@@ -1,6 +1,6 @@
 """The protocol by which the nodes of a job agree. All of it is pure: no thread, no clock, no I/O.
 
-``docs/protocol.md`` explains it and defines its rules. To read the code, begin with ``leader`` and ``node``.
+``docs/internals/protocol.md`` explains it and defines its rules. To read the code, begin with ``leader`` and ``node``.
 
 * Records: ``entries`` hold decisions, ``roster`` has what each node says about itself, ``settings`` what an OPEN
   carries. ``ledger`` is the state that follows from the entries. ``codec`` (with ``schema`` and ``limits``) turns
@@ -23,7 +23,7 @@ NAMES = {
     "protocol.admission": "describe_differences",
     "protocol.codec": "decode_entry decode_row encode_entry encode_row",
     "protocol.counters": "as_record",
-    "protocol.entries": "Body Closed Entry Halt HaltReason Leader Member Offer Open Round Stacks",
+    "protocol.entries": "Body Closed Entry Exclusion Halt HaltReason Leader Member Offer Open Round Stacks",
     "protocol.leader_view": "SUSPICION_SECONDS",
     "protocol.ledger": "Ledger advance compose",
     "protocol.limits": "FULL_STACKS_BYTES HOSTS_BYTES MAX_FAILURES MAX_PLACES PLACE_BYTES clip fit_names list_names",

@@ -3,7 +3,7 @@
 from elastic_core.protocol.admission import describe_differences as describe_differences
 from elastic_core.protocol.codec import decode_entry as decode_entry, decode_row as decode_row, encode_entry as encode_entry, encode_row as encode_row
 from elastic_core.protocol.counters import as_record as as_record
-from elastic_core.protocol.entries import Body as Body, Closed as Closed, Entry as Entry, Halt as Halt, HaltReason as HaltReason, Leader as Leader, Member as Member, Offer as Offer, Open as Open, Round as Round, Stacks as Stacks
+from elastic_core.protocol.entries import Body as Body, Closed as Closed, Entry as Entry, Exclusion as Exclusion, Halt as Halt, HaltReason as HaltReason, Leader as Leader, Member as Member, Offer as Offer, Open as Open, Round as Round, Stacks as Stacks
 from elastic_core.protocol.leader_view import SUSPICION_SECONDS as SUSPICION_SECONDS
 from elastic_core.protocol.ledger import Ledger as Ledger, advance as advance, compose as compose
 from elastic_core.protocol.limits import FULL_STACKS_BYTES as FULL_STACKS_BYTES, HOSTS_BYTES as HOSTS_BYTES, MAX_FAILURES as MAX_FAILURES, MAX_PLACES as MAX_PLACES, PLACE_BYTES as PLACE_BYTES, clip as clip, fit_names as fit_names, list_names as list_names

@@ -22,7 +22,7 @@ from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Ledger, compose, next_anchors
+from elastic_core.protocol.ledger import Ledger, apply, compose
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH, list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Reached
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -321,5 +321,4 @@ def _closed_for(ledger: Ledger, entry: Entry, exc: OversizedError) -> Entry:
     """Return the CLOSED in the place of an entry that is too large; it has no part that grows with the job."""
     closed = Closed(success=False, why=exc.message, exit_code=ExitCode.JOB_FAILED)
     counters = Counters(restarts=entry.counters.restarts, barren=entry.counters.barren)
-    anchors = next_anchors(ledger, closed, entry.index)
-    return replace(entry, body=closed, counters=counters, anchors=replace(anchors, kept=entry.anchors.kept))
+    return apply(ledger, replace(entry, body=closed, counters=counters), ledger.head_at).head

@@ -1,4 +1,4 @@
-"""What runs on a store: joining, job ids that are used again, and values that another program has put there."""
+"""Tests of runs on a store: joining, job ids that are used again, and values that another program has put there."""
 
 # ruff: noqa: D102  (a test's name says what it checks)
 
@@ -92,7 +92,7 @@ class RunConformance(Connections):
         store.remove("a")
         second = joined(connect(), "b", uid="scheduler-2")
         assert second.head.run != first.head.run
-        assert second.scheduler_uid == "scheduler-2"
+        assert second.opened.scheduler_uid == "scheduler-2"
         closed = [entry.body for entry in news(store, first) if isinstance(entry.body, Closed)]
         assert [verdict.success for verdict in closed] == [False]
 

@@ -21,6 +21,7 @@ from elastic_core.plugins import MemoryStore
 from elastic_core.protocol import (
     Closed,
     Entry,
+    Exclusion,
     Halt,
     HaltReason,
     NodeInfo,
@@ -168,9 +169,9 @@ class HandlerNode(MemoryStore):
     def _is_excluded(self, entry: Entry, wanted: Round) -> bool:
         """Return True if a policy has excluded this host for good, and other nodes are enough."""
         assert self._own is not None
-        host, excluded = self._own.info.host_id, dict(entry.counters.excluded)
+        excluded = Exclusion(self._own.info.host_id) in entry.counters.excluded
         left_out = bool(wanted.members) and self._node_id not in wanted.group_ranks
-        return left_out and host in excluded and excluded[host] is None
+        return left_out and excluded
 
     # The roster, as the leader reads it ------------------------------------------------------------------------------
 
