@@ -13,24 +13,25 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import ProgressTable
-from elastic_core.protocol.node_events import Hung, Locate
-from elastic_core.protocol.roster import LocalStacks
-
-if TYPE_CHECKING:
-    from elastic_core.protocol.entries import Stacks
+from elastic_core.protocol.node_events import Asked
+from elastic_core.questions import ANSWER_MAX_BYTES, VALUE_MAX_BYTES, check_name, encode
+from elastic_core.threads import PatientThread, bounded
 
 _Found = TypeVar("_Found")
 NOTE_MAX_CHARACTERS = 200
 NOTES_MAX = 16
 """Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
 LINE_MAX_BYTES = 1 << 16
+LAST_WORDS_SECONDS, LAST_WORDS_MAX_CHARACTERS = 0.5, 400  # of a monitor, before workers are stopped
+FOLLOW_SECONDS = 20.0  # how long a follower of reports may take
 EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 1500, 2  # of a round; a failure has 4 KiB for all its lines
 
 
@@ -142,11 +143,6 @@ def _ignore(event: object) -> None:
     """Take an event that no agent waits for, as in a test of a monitor."""
 
 
-def _find_no_places(asked: Locate) -> LocalStacks:
-    """Return an answer for a node without a monitor that finds out where its workers are."""
-    return LocalStacks(answers=asked.index, places={})
-
-
 def _find_no_snapshot(held: Mapping[str, int]) -> tuple[int, int] | None:
     """Return None, for a node without a monitor that knows the snapshots in memory."""
 
@@ -168,6 +164,63 @@ class _Guarded(Generic[_Found]):
             message = f"a monitor raised, and is not called again in this round: {in_one_line(exc)}"
             self._publish(Event("plugin_failed", message, Level.WARNING))
             return None
+
+
+class RoundQuestions:
+    """What the monitors of a round answer, what they do with reports, and what they say before a stop."""
+
+    def __init__(self, publish: Callable[[Event], None]) -> None:
+        self._publish = publish
+        self.finders: dict[str, Callable[[object], object]] = {}
+        self.followers: list[tuple[str, Callable[[Any], object]]] = []
+        self.last_words: list[tuple[Callable[[], object], float]] = []
+        self._reports: list[tuple[str, object]] = []  # those that followers have yet to take
+        self._lock = threading.Lock()
+
+    def find(self, name: str, value: object) -> str:
+        """Return the answer to a question as JSON; ``null`` where no monitor has one."""
+        find = self.finders.get(name)
+        try:
+            return encode(None if find is None else find(value), ANSWER_MAX_BYTES)
+        except ValueError as exc:
+            self._publish(_failed(f"a monitor's answer to {name!r} is left out: {in_one_line(exc)}"))
+            return encode(None, ANSWER_MAX_BYTES)
+
+    def take(self, name: str, report: object) -> None:
+        """Pass a report on to its followers, in order, on a thread of their own."""
+        if not any(name == followed for followed, _ in self.followers):
+            return
+        with self._lock:
+            self._reports.append((name, report))
+            if len(self._reports) == 1:
+                PatientThread(target=self._pass_on, name="elastic-reports", daemon=True).start()
+
+    def say_last(self) -> str:
+        """Return what monitors say of workers that are about to be stopped; blocks as long as they may take."""
+        said = []
+        for call, within in self.last_words:
+            try:
+                said.append(bounded(call, within))
+            except TimeoutError:
+                continue
+        return "; ".join(text[:LAST_WORDS_MAX_CHARACTERS] for text in said if isinstance(text, str) and text)
+
+    def _pass_on(self) -> None:
+        more = True
+        while more:
+            name, report = self._reports[0]
+            for take in [take for followed, take in self.followers if followed == name]:
+                try:
+                    bounded(partial(take, report), FOLLOW_SECONDS)
+                except TimeoutError:
+                    self._publish(_failed(f"a monitor has taken the report on {name!r} for {FOLLOW_SECONDS:g} s"))
+            with self._lock:
+                del self._reports[0]
+                more = bool(self._reports)
+
+
+def _failed(message: str) -> Event:
+    return Event("plugin_failed", message, Level.WARNING)
 
 
 @dataclass
@@ -198,11 +251,13 @@ class RunningRound:
     every_stream: bool = field(default=False, repr=False)
     """Whether a monitor reads streams that the agent would otherwise leave to the worker."""
     last_looks: list[Callable[[PlannedStop], Event | None]] = field(default_factory=list, repr=False)
-    locate: Callable[[Locate], LocalStacks] = field(default=_find_no_places, repr=False)
+    questions: RoundQuestions = field(init=False, repr=False)
     find_snapshot: Callable[[Mapping[str, int]], tuple[int, int] | None] = field(default=_find_no_snapshot, repr=False)
-    _hang_followers: list[Callable[[Stacks], object]] = field(default_factory=list, repr=False)
     _open: list[Callable[[int], OutputReader | None]] = field(default_factory=list, repr=False)
     _readers: list[GuardedReader] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        self.questions = RoundQuestions(self.publish)
 
     # Observation
 
@@ -242,12 +297,32 @@ class RunningRound:
         """Return the longest time in seconds between two steps in a row of a worker, in this run; None without any."""
         return self.progress.longest_interval()
 
-    def follow_hangs(self, take: Callable[[Stacks], object]) -> None:
-        """Have ``take`` called with each report that this round hangs, once plugins have explained it.
+    def follow_answers(self, name: str, take: Callable[[Any], object]) -> None:
+        """Have ``take(report)`` called with each report on a question of this name, of any node (rule L14).
 
-        It is called on the agent's loop, so it must return within milliseconds.
+        The report is what ``elastic_sum_up_answers`` has returned on the leader. Followers are called one after the
+        other on a thread of theirs, in the order in which they were registered, and may block for 20 s. The next report
+        is passed on when all have returned, or have taken so long.
         """
-        self._hang_followers.append(_Guarded(take, self.publish))
+        self.questions.followers.append((name, _Guarded(take, self.publish)))
+
+    def answer(self, name: str, find: Callable[[Any], Any]) -> None:
+        """Have ``find(value)`` answer for this node whenever all nodes are asked a question of this name.
+
+        It is called on a thread of the agent's, also for two questions at once, with the value of the question. It
+        returns a JSON value of at most 48 KiB, within 5 s: a later answer does not count. Of several monitors the first
+        one to call this answers: that of the plugin that was registered last.
+        """
+        check_name(name)
+        self.questions.finders.setdefault(name, _Guarded(find, self.publish))
+
+    def before_stop(self, call: Callable[[], str], within: float = LAST_WORDS_SECONDS) -> None:
+        """Have ``call()`` say, before the workers are stopped, for which of them a failed rank may have waited.
+
+        It is called on a thread of the agent's if a failure elsewhere follows from the loss of a peer. It has
+        ``within`` seconds, at most 0.5. The text, of at most 400 characters, becomes part of the failure.
+        """
+        self.questions.last_words.append((_Guarded(call, self.publish), min(within, LAST_WORDS_SECONDS)))
 
     # Actions
 
@@ -281,40 +356,40 @@ class RunningRound:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
-    def suspect_hang(self, seconds: float) -> None:
-        """Report that a rank of this node has made no progress for so many seconds; 0 once all do again (rule L14).
+    def ask(self, name: str, value: Any) -> None:
+        """Ask all nodes of the round a question, which their monitors answer; None as the value: ask no longer.
 
-        All nodes are then asked where their ranks are, and the report of their answers says whether the job hangs.
+        The leader takes it once: ask again after the report, which :meth:`follow_answers` passes on. A question of the
+        same name that is open, or that another node asks, serves this node, too.
+
+        Raises:
+            ValueError: The name has more than 32 characters, or the value, as JSON, more than 256 bytes.
         """
-        self.post(Hung(self.number, seconds))
-
-    def answer_where(self, locate: Callable[[Locate], LocalStacks]) -> None:
-        """Have ``locate`` find out where the ranks of this node are, whenever all nodes are asked.
-
-        It is called on a thread of the agent's, also for two questions at once. Of several monitors the first one to
-        call this answers: that of the plugin that was registered last.
-        """
-        if self.locate is _find_no_places:
-            guarded = _Guarded(locate, self.publish)
-            self.locate = lambda asked: guarded(asked) or _find_no_places(asked)
+        check_name(name)
+        self.post(Asked(self.number, name, None if value is None else encode(value, VALUE_MAX_BYTES)))
 
     def answer_snapshot(self, find: Callable[[Mapping[str, int]], tuple[int, int] | None]) -> None:
         """Have ``find(held)`` return the round and step of the newest snapshot in memory, for ``elastic status``.
 
         ``held`` has the memory files that workers have left with the agent (``elastic_core.worker.fd_store``): their
         descriptors by name. It is called on the agent's loop every few seconds, also after the round, and must return
-        within a millisecond. As with :meth:`answer_where`, the first monitor to call this answers.
+        within a millisecond. As with :meth:`answer`, the first monitor to call this answers.
         """
         if self.find_snapshot is _find_no_snapshot:
             self.find_snapshot = _Guarded(find, self.publish)
 
-    def explain(self, text: str) -> None:
-        """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two."""
-        self.explanations.append(text[:EXPLANATION_MAX_CHARACTERS])
-        del self.explanations[:-EXPLANATIONS_MAX]
+    def explain(self, text: str, *, instead_of: str = "") -> None:
+        """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two.
+
+        They take the place of the former text ``instead_of``; '' as the text takes that back.
+        """
+        kept = [lines for lines in self.explanations if lines != instead_of[:EXPLANATION_MAX_CHARACTERS]]
+        self.explanations[:] = [*kept, *filter(None, [text[:EXPLANATION_MAX_CHARACTERS]])][-EXPLANATIONS_MAX:]
 
     def note(self, name: str, value: str) -> None:
         """Write a note into this node's row, which ``elastic status`` shows; one of the same name is replaced.
+
+        '' as the value takes it back.
 
         Raises:
             ValueError: There would be more than ``NOTES_MAX`` notes, or one of more than ``NOTE_MAX_CHARACTERS``.
@@ -322,14 +397,10 @@ class RunningRound:
         if len({*self.notes, name}) > NOTES_MAX or len(name) + len(value) > NOTE_MAX_CHARACTERS:
             raise ValueError(f"at most {NOTES_MAX} notes of {NOTE_MAX_CHARACTERS} characters: {name}={value[:40]!r}")
         self.notes[name] = value
+        if not value:
+            del self.notes[name]
 
     # For the agent
-
-    def tell_hang(self, found: Stacks) -> None:
-        """Pass on a report, if it is one that this round hangs."""
-        if found.hang and found.round == self.number:
-            for take in self._hang_followers:
-                take(found)
 
     def open_readers(self, rank: int) -> list[OutputReader]:
         """Return the readers of one stream of a worker."""

@@ -42,7 +42,7 @@ MODULES = (
     "limits",
     "incidents",
     "resize",
-    "protocol.stacks",
+    "protocol.questions",
 )
 """What decides: the last names of its modules, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent

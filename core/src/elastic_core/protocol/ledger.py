@@ -7,7 +7,7 @@ An entry names the entry before it, so that every reader notices a gap or a fork
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -47,13 +47,11 @@ class Ledger:
     over: entries.Over | None = None
     """The OVER of :attr:`round`, which says that it is over and which nodes have left it; None without one."""
     asked: frozenset[str] = frozenset()  # the nodes that a DRAIN has asked to leave
-    stacks: entries.Stacks | None = None  # the newest STACKS of :attr:`round`; None without one
-    stacks_at: float = 0.0
-    stacks_index: int = 0
-    suspected: entries.Stacks | None = None  # the newest report of :attr:`round` that a suspicion has led to
-    suspected_at: float = 0.0
-    hang: entries.Stacks | None = None  # the newest of them that found a hang
-    served: frozenset[str] = frozenset()  # the requests of ``elastic stacks`` that reports have answered
+    question: entries.Question | None = None  # the QUESTION of :attr:`round` that no ANSWERS has followed
+    question_at: float = 0.0
+    question_index: int = 0
+    reports: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """The newest ANSWERS of each name in :attr:`round`, as far as this node has read them: its index and report."""
     closed: entries.Closed | None = None
     resized_at: float | None = None  # when the last planned resize was over; None before the first
     resize_cost: float = 0.0
@@ -129,7 +127,7 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             sealed = _list_members(body, ledger.round)
             at, cost = _last_resize(ledger, sealed, now, entry.since_halt)
             after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
-            return after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)
+            return after(halt=None, plan=None, stop_at=None, over=None, question=None, reports={})
         case entries.Halt() as body:
             return after(halt=body, halt_at=now, plan=None, stop_at=None)
         case entries.Plan() as body if ledger.is_live:
@@ -140,13 +138,11 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             return after(over=body)
         case entries.Drain() as body:
             return after(asked=ledger.asked | {*body.nodes})
-        case entries.Stacks() as body if ledger.is_live:
-            served = ledger.served | {*body.requests} if body.answers else ledger.served
-            after = partial(after, stacks=body, stacks_at=now, stacks_index=entry.index, served=served)
-            if not body.answers or not body.window:
-                return after()
-            return after(suspected=body, suspected_at=now, hang=body if body.hang else ledger.hang)
-        case entries.Plan() | entries.StopAt() | entries.Stacks():
+        case entries.Question() as body if ledger.is_live:
+            return after(question=body, question_at=now, question_index=entry.index)
+        case entries.Answers() as body if ledger.is_live:
+            return after(question=None, reports={**ledger.reports, body.name: (entry.index, body.report)})
+        case entries.Plan() | entries.StopAt() | entries.Question() | entries.Answers():
             raise RendezvousStateError(f"Entry {entry.index} is a {entry.kind}, but no round is live that it is for.")
         case entries.Over():
             raise RendezvousStateError(f"Entry {entry.index} is an OVER, but no round was halted.")
@@ -282,7 +278,7 @@ def next_anchors(ledger: Ledger | None, body: entries.Body, index: int) -> Ancho
             return replace(before, stop_at=index)
         case entries.Over():
             return replace(before, over=index)
-        case entries.Drain() | entries.Stacks():
+        case entries.Drain() | entries.Question() | entries.Answers():
             return before
         case _:
             return replace(before, halt=index, plan=0, stop_at=0)

@@ -20,7 +20,7 @@ from elastic_core.protocol.counters import judged_progress, past_failures
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
 from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
-from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, compose, next_anchors
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH, list_names
@@ -29,6 +29,7 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
+from elastic_core.session.summary import Summaries, SumUpAnswers, no_report
 from elastic_core.session.verdict_event import verdict_event
 
 Judge = Callable[[Incident, History], Verdict]  # asks the failure policies; returns within its own time limit
@@ -52,6 +53,7 @@ class LeaderDriver:
     publish: Callable[[Event], None]
     node_gone: NodeGone | None = None  # none where no plugin would be asked
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's own workers have come
+    sum_up: SumUpAnswers = no_report
     watch: Watch = field(default_factory=Watch)
     slept: float = 0.0
     """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
@@ -78,6 +80,9 @@ class LeaderDriver:
     _built_on: str = ""  # the id of the entry after which the store was last asked to append one, and answered
     _append_at: float = -math.inf  # when it is asked again, if nothing new can be read there by then
     _backoff: Backoff = field(default_factory=Backoff)
+
+    def __post_init__(self) -> None:
+        self.summaries = Summaries(self.sum_up, self.runtime)
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
@@ -109,6 +114,9 @@ class LeaderDriver:
         decision = decide(self._view(store, ledger))
         if isinstance(decision, AskPolicies):
             self._ask(decision.incident, ledger)
+            decision = decide(self._view(store, ledger))
+        if isinstance(decision, SumUp):
+            self.summaries.ask(decision, ledger)
             decision = decide(self._view(store, ledger))
         match decision:
             case Append(body, counters):
@@ -184,7 +192,14 @@ class LeaderDriver:
                 enough = ledger.settings.agreement.min_nodes
                 self.publish(verdict_event(*self._judged, verdict, others, enough))
         now, may_forget = self._looked_at, store.may_forget
-        return LeaderView(ledger=ledger, watch=self.watch, now=now, judgement=self._judgement, may_forget=may_forget)
+        return LeaderView(
+            ledger=ledger,
+            watch=self.watch,
+            now=now,
+            judgement=self._judgement,
+            summary=self.summaries.newest,
+            may_forget=may_forget,
+        )
 
     def _nodes_beside(self, node_id: str, ledger: Ledger) -> int:
         """Return how many nodes the job could go on with without this one."""

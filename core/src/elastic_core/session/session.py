@@ -33,7 +33,9 @@ class Session:
         state = self._state = SessionState(store, joined, runtime, calls, self._stop_threads)
         self._connections = SessionConnections(state)
         self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
-        self._leader = LeaderDriver(state.node_id, calls.judge, runtime, calls.publish, calls.node_gone, calls.reached)
+        self._leader = LeaderDriver(
+            state.node_id, calls.judge, runtime, calls.publish, calls.node_gone, calls.reached, calls.sum_up
+        )
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._returns = False  # whether the agent enters again
         self._writer = RowWriter(

@@ -14,6 +14,7 @@ from elastic_core.session.contact import FENCE_SHARE, Contact
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import Judge, NodeGone
 from elastic_core.session.runtime import Runtime
+from elastic_core.session.summary import SumUpAnswers, no_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class SessionCalls:
     node_gone: NodeGone | None = None
     """Asks the plugins whether a node is gone for good, on a separate thread; None where there is none to ask."""
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's workers have come
+    sum_up: SumUpAnswers = no_report
 
 
 class SessionState:
