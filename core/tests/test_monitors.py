@@ -110,7 +110,7 @@ def test_a_monitor_that_raises_is_reported_and_the_next_one_is_called(
     assert [event.message for event in published] == [message] * 3, "once for each call that it registered"
 
 
-def test_what_monitors_say_before_a_stop_is_limited_in_time_and_size(round: RunningRound) -> None:
+def test_the_word_of_monitors_before_a_stop_is_limited_in_time_and_size(round: RunningRound) -> None:
     never = threading.Event()
     round.before_stop(lambda: "x" * 1000)
     round.before_stop(lambda: str(never.wait()), within=0.05)

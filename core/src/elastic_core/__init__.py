@@ -17,7 +17,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
 * ``assignment``: what a worker is told of itself. ``threads``: calls in a thread, with a limit of time.
-  ``version``: the version of this distribution.
+  ``version``: the version of this distribution. ``questions``: what monitors ask all nodes, and the answers.
   ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 

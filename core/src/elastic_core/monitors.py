@@ -167,7 +167,7 @@ class _Guarded(Generic[_Found]):
 
 
 class RoundQuestions:
-    """What the monitors of a round answer, what they do with reports, and what they say before a stop."""
+    """The callbacks of the monitors of a round that answer questions, follow reports, and speak before a stop."""
 
     def __init__(self, publish: Callable[[Event], None]) -> None:
         self._publish = publish

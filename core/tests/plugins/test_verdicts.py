@@ -218,6 +218,7 @@ def test_a_plugin_is_asked_about_no_other_node_before_it_has_answered() -> None:
 
 QUESTION = AskedQuestion(round=1, name="load", value=7, asked_by="host-a")
 ANSWERS = [NodeAnswer(node="host-a", ranks=range(2), value=3), NodeAnswer(node="host-b", ranks=range(2, 4), value=4)]
+TOLD = {"question": QUESTION, "answers": ANSWERS, "before": None}
 
 
 def sums(plugin: str, function: Callable[..., object]) -> Implementation:
@@ -241,7 +242,7 @@ def test_the_first_report_counts_and_a_plugin_that_fails_is_reported() -> None:
         sums("later", lambda *_: 1),
     ]
     try:
-        found = sum_up_answers(plugins, QUESTION, ANSWERS, "[1]", report=told.append, unanswered={}, timeout=1.0)
+        found = sum_up_answers(plugins, {**TOLD, "before": [1]}, report=told.append, unanswered={}, timeout=1.0)
     finally:
         never.set()
     assert found == "[7,7,[1]]"
@@ -255,7 +256,7 @@ def test_the_first_report_counts_and_a_plugin_that_fails_is_reported() -> None:
 
 
 def test_without_a_plugin_there_is_no_report() -> None:
-    assert sum_up_answers([], QUESTION, ANSWERS, "null", report=lambda _: None, unanswered={}) == "null"
+    assert sum_up_answers([], TOLD, report=lambda _: None, unanswered={}) == "null"
 
 
 def knows(plugin: str, function: Callable[[str], object]) -> Implementation:

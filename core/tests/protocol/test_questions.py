@@ -102,10 +102,10 @@ class TestQuestion:
 
     @pytest.mark.parametrize(("known", "open_"), [(0, False), (3, False), (4, True)])
     def test_an_answer_serves_all_who_had_not_read_it(self, known: int, open_: bool) -> None:
-        nodes = asks("a", Ask("load", "7", known), head=4), running("b", head=4)
-        assert isinstance(decide(view(answered(), *nodes)), Append) is open_
-        nodes = running("a", head=4), running("b", head=4), request(Ask("load", "7", known))
-        assert isinstance(decide(view(answered(), *nodes)), Append) is open_
+        what = Ask("load", "7", known)
+        of_a_node = view(answered(), asks("a", what, head=4), running("b", head=4))
+        of_a_command = view(answered(), running("a", head=4), running("b", head=4), request(what))
+        assert [isinstance(decide(known), Append) for known in (of_a_node, of_a_command)] == [open_, open_]
 
     def test_another_question_is_not_served_by_it(self) -> None:
         nodes = asks("a", Ask("other", "7", 0), head=4), running("b", head=4)
@@ -138,9 +138,9 @@ class TestAnswers:
             ("host-a", None, False),
             ("host-b", None, True),
         ]
-        found = due(view(asked(at=NOW - ANSWER_WAIT_SECONDS), answer("a", "1")))
-        assert isinstance(found, SumUp)
-        assert (found.answers[1].node, found.answers[1].silent) == ("b", True), "its row is gone"
+        without_a_row = due(view(asked(at=NOW - ANSWER_WAIT_SECONDS), answer("a", "1")))
+        assert isinstance(without_a_row, SumUp)
+        assert (without_a_row.answers[1].node, without_a_row.answers[1].silent) == ("b", True)
 
     def test_a_lost_member_is_not_waited_for(self) -> None:
         assert isinstance(due(view(asked(), answer("a", "1"), running("b", changed=0.0))), SumUp)
@@ -226,7 +226,7 @@ def test_a_node_without_workers_does_not_answer() -> None:
     assert row_of(node.state).answer is None
 
 
-def test_what_was_asked_and_answered_is_forgotten_with_the_round() -> None:
+def test_questions_and_answers_are_forgotten_with_the_round() -> None:
     node = running_node()
     node.hears(Asked(1, "load", "7"))
     node.reads(QUESTION)
@@ -272,7 +272,7 @@ def test_of_any_other_failure_they_are_stopped_at_once(reason: HaltReason) -> No
     assert not stop.halt
 
 
-def test_what_monitors_said_is_in_the_root_cause_and_in_the_line_of_the_restart() -> None:
+def test_the_word_of_monitors_is_in_the_root_cause_and_in_the_line_of_the_restart() -> None:
     peer = replace(incident("a"), message="RuntimeError: Connection closed by peer", follows_peer=True)
     ledger = halted("abc", HaltReason.FAILURE, blame=peer)
     index = ledger.head.anchors.halt

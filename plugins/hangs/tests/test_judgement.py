@@ -56,7 +56,7 @@ def test_the_report_names_the_rank_that_the_others_wait_for_first() -> None:
     ]
 
 
-def test_who_does_not_answer_in_time_is_named() -> None:
+def test_a_node_that_does_not_answer_in_time_is_named() -> None:
     late = NodeAnswer(node="host-b", ranks=range(2, 4), silent=True)
     found = sum_up(ASKS, [answer("a", {WAITS: (0, 1)}), late], None)
     assert found.report.splitlines()[-1] == "host-b (ranks 2-3) has not answered"
@@ -136,7 +136,7 @@ def test_a_long_report_is_cut_to_its_share_and_says_so() -> None:
     assert len(encode(asdict(found), REPORT_MAX_BYTES)) > REPORT_BYTES, "it fits"
 
 
-def test_what_a_person_asked_for_is_no_hang() -> None:
+def test_a_request_of_a_person_finds_no_hang() -> None:
     found = sum_up(BY_HAND, both(step=8), replace(FOUND, nth=1, step=7))
     assert (found.hang, found.nth, found.window, found.why) == (False, 0, 0.0, "requested by elastic stacks on shell")
     assert describe_hang(found).startswith("round 1: where the ranks are, since step 8:\n")

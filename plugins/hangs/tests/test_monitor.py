@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -270,7 +271,7 @@ def test_a_failure_tells_of_a_hang_until_the_ranks_go_on() -> None:
 def test_a_hang_is_told_and_what_moves_is_only_for_programs() -> None:
     found = replace(FOUND, why="no progress for 300 s on host-a", report="rank 2 is in f\nranks 0-1 are in g")
     message = "round 3: no progress for 300 s, since step 9:\n  rank 2 is in f\n  ranks 0-1 are in g"
-    fields = {"round": 3, "why": found.why, "stacks": found.report, "step": 9, "window_s": 300.0}
+    fields: dict[str, Any] = {"round": 3, "why": found.why, "stacks": found.report, "step": 9, "window_s": 300.0}
     assert hang_event(found, None) == Event("hang", message, Level.WARNING, {**fields, "rank": 2})
     moves = hang_event(replace(found, hang=False), None)
     assert (moves.name, moves.level, moves.fields["rank"]) == ("stacks", Level.DEBUG, None)

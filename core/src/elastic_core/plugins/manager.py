@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,8 +190,9 @@ class Plugins:
         """Return what a plugin of the hook ``elastic_sum_up_answers`` makes of answers; blocks for 3 s at most."""
         from elastic_core.plugins import verdicts
 
-        plugins, unanswered = self.implementations("elastic_sum_up_answers"), self._unanswered
-        return verdicts.sum_up_answers(plugins, question, answers, before, report=self.publish, unanswered=unanswered)
+        told = {"question": question, "answers": answers, "before": json.loads(before)}
+        plugins = self.implementations("elastic_sum_up_answers")
+        return verdicts.sum_up_answers(plugins, told, report=self.publish, unanswered=self._unanswered)
 
     # Gates -----------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ of another type or takes too long is reported, and its answer does not count.
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -28,7 +27,7 @@ from elastic_core.incidents import (
 )
 from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.questions import REPORT_MAX_BYTES, AskedQuestion, NodeAnswer, encode
+from elastic_core.questions import REPORT_MAX_BYTES, encode
 from elastic_core.threads import asked
 
 T = TypeVar("T")
@@ -90,16 +89,17 @@ def node_gone(
 
 def sum_up_answers(
     plugins: Sequence[Implementation],
-    question: AskedQuestion,
-    answers: Sequence[NodeAnswer],
-    before: str,
+    told: Mapping[str, Any],
     *,
     report: Report,
     unanswered: Unanswered,
     timeout: float = 3.0,
 ) -> str:
-    """Return the first report, as JSON, that a plugin makes of answers; 'null' for none within ``timeout`` seconds."""
-    ask = partial(_report_of, question=question, answers=answers, before=json.loads(before))
+    """Return the first report, as JSON, that a plugin makes of what it is ``told``, the arguments of the hook.
+
+    It is 'null' for none within ``timeout`` seconds.
+    """
+    ask = partial(_report_of, **told)
     late, failed = f"did not sum up answers within {timeout:g} s.", "It does not sum up the answers."
     found = [*_answers("plugin", _ask("plugin", plugins, ask, unanswered), timeout, report, late=late, failed=failed)]
     return next((text for _, text in found if text != "null"), "null")

@@ -59,7 +59,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the plugins make of the answers to the QUESTION at an index, JSON; None until they have."""
+    """The report of the plugins on the answers to the QUESTION at an index, JSON; None until it is made."""
 
     question: int
     report: str | None = None

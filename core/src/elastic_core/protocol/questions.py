@@ -7,12 +7,11 @@ the leader enters what the plugins make of the answers as ANSWERS, which every n
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Answers, Question, Round
-from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, SumUp
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ranks import place
@@ -54,7 +53,9 @@ def _ask(view: LeaderView, current: Round) -> Append | None:
     """Return a QUESTION if a member or a command asks; several that ask the same are served at once."""
     if view.members_behind(current, view.ledger.head.anchors.latest):
         return None  # a member has not begun; its row will call `decide` again
-    nodes = [*_members_with_workers(view, current), *_requests(view)]
+    members, number = view.node_views(current), current.number
+    nodes = [node for node in members if node.row.phase is Phase.RUNNING and node.row.round == number]
+    nodes += [node for node in view.watch.nodes.values() if node.row.is_request]
     open_asks = [(node, ask) for node in nodes for ask in node.row.asks if _is_open(view, ask)]
     if not open_asks:
         return None
@@ -68,15 +69,6 @@ def _is_open(view: LeaderView, ask: Ask) -> bool:
     fits = 0 < len(ask.name) <= NAME_MAX_CHARACTERS and len(ask.value) <= VALUE_MAX_BYTES
     answered, _ = view.ledger.reports.get(ask.name, (0, ""))
     return fits and answered <= ask.known <= view.ledger.head.index
-
-
-def _members_with_workers(view: LeaderView, current: Round) -> Iterable[NodeView]:
-    nodes = view.node_views(current)
-    return (node for node in nodes if node.row.phase is Phase.RUNNING and node.row.round == current.number)
-
-
-def _requests(view: LeaderView) -> Iterable[NodeView]:
-    return (node for node in view.watch.nodes.values() if node.row.is_request)
 
 
 def _answer(view: LeaderView, row: NodeRow, question: int) -> str | None:

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 
 from elastic_core.errors import RendezvousStateError
@@ -53,7 +53,7 @@ class LeaderDriver:
     publish: Callable[[Event], None]
     node_gone: NodeGone | None = None  # none where no plugin would be asked
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's own workers have come
-    sum_up: SumUpAnswers = no_report
+    sum_up: InitVar[SumUpAnswers] = no_report
     watch: Watch = field(default_factory=Watch)
     slept: float = 0.0
     """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
@@ -81,8 +81,8 @@ class LeaderDriver:
     _append_at: float = -math.inf  # when it is asked again, if nothing new can be read there by then
     _backoff: Backoff = field(default_factory=Backoff)
 
-    def __post_init__(self) -> None:
-        self.summaries = Summaries(self.sum_up, self.runtime)
+    def __post_init__(self, sum_up: SumUpAnswers) -> None:
+        self.summaries = Summaries(sum_up, self.runtime)
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.

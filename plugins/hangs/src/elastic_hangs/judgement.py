@@ -55,7 +55,7 @@ class LocalStacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the answers of all nodes come to."""
+    """The report on the answers of all nodes."""
 
     round: int
     why: str

@@ -207,7 +207,7 @@ def main_stack(text: str) -> tuple[Frame, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is wanted of the workers' stacks."""
+    """A request for the places of workers."""
 
     full: bool = False  # the whole stacks
     judge: bool = False  # whether anything moves, since a hang is suspected
