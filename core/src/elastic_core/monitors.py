@@ -13,25 +13,22 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import Asked
-from elastic_core.questions import ANSWER_MAX_BYTES, VALUE_MAX_BYTES, check_name, encode
-from elastic_core.threads import PatientThread, bounded
+from elastic_core.questions import VALUE_MAX_BYTES, check_name, encode
+from elastic_core.round_questions import LAST_WORDS_SECONDS, Guarded, RoundQuestions
 
 _Found = TypeVar("_Found")
 NOTE_MAX_CHARACTERS = 200
 NOTES_MAX = 16
 """Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
 LINE_MAX_BYTES = 1 << 16
-LAST_WORDS_SECONDS, LAST_WORDS_MAX_CHARACTERS = 0.5, 400  # of a monitor, before workers are stopped
-FOLLOW_SECONDS = 20.0  # how long a follower of reports may take
 EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 1500, 2  # of a round; a failure has 4 KiB for all its lines
 
 
@@ -147,82 +144,6 @@ def _find_no_snapshot(held: Mapping[str, int]) -> tuple[int, int] | None:
     """Return None, for a node without a monitor that knows the snapshots in memory."""
 
 
-class _Guarded(Generic[_Found]):
-    """Calls a monitor, until that raises: the error is published, and from then on each call returns None."""
-
-    def __init__(self, call: Callable[..., _Found], publish: Callable[[Event], None]) -> None:
-        self._call: Callable[..., _Found] | None = call
-        self._publish = publish
-
-    def __call__(self, *given: object) -> _Found | None:
-        if (call := self._call) is None:
-            return None
-        try:
-            return call(*given)
-        except Exception as exc:
-            self._call = None
-            message = f"a monitor raised, and is not called again in this round: {in_one_line(exc)}"
-            self._publish(Event("plugin_failed", message, Level.WARNING))
-            return None
-
-
-class RoundQuestions:
-    """The callbacks of the monitors of a round that answer questions, follow reports, and speak before a stop."""
-
-    def __init__(self, publish: Callable[[Event], None]) -> None:
-        self._publish = publish
-        self.finders: dict[str, Callable[[object], object]] = {}
-        self.followers: list[tuple[str, Callable[[Any], object]]] = []
-        self.last_words: list[tuple[Callable[[], object], float]] = []
-        self._reports: list[tuple[str, object]] = []  # those that followers have yet to take
-        self._lock = threading.Lock()
-
-    def find(self, name: str, value: object) -> str:
-        """Return the answer to a question as JSON; ``null`` where no monitor has one."""
-        find = self.finders.get(name)
-        try:
-            return encode(None if find is None else find(value), ANSWER_MAX_BYTES)
-        except ValueError as exc:
-            self._publish(_failed(f"a monitor's answer to {name!r} is left out: {in_one_line(exc)}"))
-            return encode(None, ANSWER_MAX_BYTES)
-
-    def take(self, name: str, report: object) -> None:
-        """Pass a report on to its followers, in order, on a thread of their own."""
-        if not any(name == followed for followed, _ in self.followers):
-            return
-        with self._lock:
-            self._reports.append((name, report))
-            if len(self._reports) == 1:
-                PatientThread(target=self._pass_on, name="elastic-reports", daemon=True).start()
-
-    def say_last(self) -> str:
-        """Return what monitors say of workers that are about to be stopped; blocks as long as they may take."""
-        said = []
-        for call, within in self.last_words:
-            try:
-                said.append(bounded(call, within))
-            except TimeoutError:
-                continue
-        return "; ".join(text[:LAST_WORDS_MAX_CHARACTERS] for text in said if isinstance(text, str) and text)
-
-    def _pass_on(self) -> None:
-        more = True
-        while more:
-            name, report = self._reports[0]
-            for take in [take for followed, take in self.followers if followed == name]:
-                try:
-                    bounded(partial(take, report), FOLLOW_SECONDS)
-                except TimeoutError:
-                    self._publish(_failed(f"a monitor has taken the report on {name!r} for {FOLLOW_SECONDS:g} s"))
-            with self._lock:
-                del self._reports[0]
-                more = bool(self._reports)
-
-
-def _failed(message: str) -> Event:
-    return Event("plugin_failed", message, Level.WARNING)
-
-
 @dataclass
 class RunningRound:
     """A round that is about to start workers on this node.
@@ -274,20 +195,20 @@ class RunningRound:
             every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
                 own stdout, since nothing keeps or changes that, keeps it.
         """
-        self._open.append(_Guarded(open, self.publish))
+        self._open.append(Guarded(open, self.publish))
         self.every_stream |= every_stream
 
     def follow_progress(self, take: Callable[[int, Progress], None]) -> None:
         """Have ``take(rank, progress)`` called for each progress that a rank reports, or that a monitor reports."""
         if not self.closed.is_set():
-            self.progress.followers.append(_Guarded(take, self.publish))
+            self.progress.followers.append(Guarded(take, self.publish))
 
     def look_last(self, look: Callable[[PlannedStop], Event | None]) -> None:
         """Have ``look`` called on a thread after a planned stop, when all workers have ended; it has 0.2 s.
 
         If it returns an event, that is published, and ``verdict.json`` has the fields under the name of the event.
         """
-        self.last_looks.append(_Guarded(look, self.publish))
+        self.last_looks.append(Guarded(look, self.publish))
 
     def newest_progress(self) -> Mapping[int, tuple[Progress, float]]:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
@@ -304,7 +225,7 @@ class RunningRound:
         other on a thread of theirs, in the order in which they were registered, and may block for 20 s. The next report
         is passed on when all have returned, or have taken so long.
         """
-        self.questions.followers.append((name, _Guarded(take, self.publish)))
+        self.questions.followers.append((name, Guarded(take, self.publish)))
 
     def answer(self, name: str, find: Callable[[Any], Any]) -> None:
         """Have ``find(value)`` answer for this node whenever all nodes are asked a question of this name.
@@ -314,7 +235,7 @@ class RunningRound:
         one to call this answers: that of the plugin that was registered last.
         """
         check_name(name)
-        self.questions.finders.setdefault(name, _Guarded(find, self.publish))
+        self.questions.finders.setdefault(name, Guarded(find, self.publish))
 
     def before_stop(self, call: Callable[[], str], within: float = LAST_WORDS_SECONDS) -> None:
         """Have ``call()`` say, before the workers are stopped, for which of them a failed rank may have waited.
@@ -322,7 +243,7 @@ class RunningRound:
         It is called on a thread of the agent's if a failure elsewhere follows from the loss of a peer. It has
         ``within`` seconds, at most 0.5. The text, of at most 400 characters, becomes part of the failure.
         """
-        self.questions.last_words.append((_Guarded(call, self.publish), min(within, LAST_WORDS_SECONDS)))
+        self.questions.last_words.append((Guarded(call, self.publish), min(within, LAST_WORDS_SECONDS)))
 
     # Actions
 
@@ -376,7 +297,7 @@ class RunningRound:
         within a millisecond. As with :meth:`answer`, the first monitor to call this answers.
         """
         if self.find_snapshot is _find_no_snapshot:
-            self.find_snapshot = _Guarded(find, self.publish)
+            self.find_snapshot = Guarded(find, self.publish)
 
     def explain(self, text: str, *, instead_of: str = "") -> None:
         """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two.

@@ -35,7 +35,6 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
-from elastic_core.monitors import LAST_WORDS_SECONDS
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Answers, Closed, Halt, HaltReason, Round
 from elastic_core.protocol.graceful_stop import find_drain
@@ -45,6 +44,7 @@ from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import LocalWorkers, Slots
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.round_questions import LAST_WORDS_SECONDS
 from elastic_core.session.arrival import FormerNode
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Joined

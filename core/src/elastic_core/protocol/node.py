@@ -16,18 +16,7 @@ from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.limits import MAX_ASKS
-from elastic_core.protocol.node_events import (
-    Exit,
-    FindAnswer,
-    Grace,
-    Leave,
-    MakeOffer,
-    Notice,
-    Notify,
-    Start,
-    Stop,
-    Work,
-)
+from elastic_core.protocol.node_events import Exit, Grace, Leave, MakeOffer, Notice, Notify, Start, Stop, Work
 from elastic_core.protocol.roster import Answer, Ask, LastCheckpoint, NodeInfo, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
@@ -154,7 +143,7 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
                     offer = None
             resumed = any(isinstance(entry.body, Resume) for entry in entries)
             after = _replace_history(state, ledger) if resumed else replace(state, ledger=ledger)
-            after = replace(after, asks=tuple(ask for ask in after.asks if ask.known == _known(ledger, ask.name)))
+            after = replace(after, asks=tuple(ask for ask in after.asks if ask.known == ledger.answered_at(ask.name)))
             used = offer != state.offer
             return replace(after, offer=None, needs_offer=True) if used else after
         case node_events.HistoryReplaced(ledger):
@@ -236,7 +225,7 @@ def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
     """
     before, after = state.ledger.round, ledger.round
     state = replace(state, ledger=ledger, offer=None, needs_offer=True)
-    asks = tuple(replace(ask, known=_known(ledger, ask.name)) for ask in state.asks)
+    asks = tuple(replace(ask, known=ledger.answered_at(ask.name)) for ask in state.asks)
     state = replace(state, asks=asks, asked=0, answer=None)  # entries of two histories may have one index
     if before is not None and after is not None and _is_same_round(before, after):
         return state
@@ -332,12 +321,12 @@ def _wanted_notice(state: NodeState) -> Notice | None:
     return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step, leaving)
 
 
-def _open_question(state: NodeState) -> FindAnswer | None:
+def _open_question(state: NodeState) -> node_events.FindAnswer | None:
     """Return the effect of a QUESTION about the round here; None without a new one."""
-    index, open_question = state.ledger.question_index, state.ledger.question
-    if open_question is None or open_question.round != state.round or index == state.asked:
+    index, found = state.ledger.question_index, state.ledger.question
+    if found is None or found.round != state.round or index == state.asked:
         return None
-    return FindAnswer(index, open_question.name, open_question.value)
+    return node_events.FindAnswer(index, found.name, found.value)
 
 
 def _ask(state: NodeState, name: str, value: str | None) -> NodeState:
@@ -345,12 +334,7 @@ def _ask(state: NodeState, name: str, value: str | None) -> NodeState:
     others = tuple(ask for ask in state.asks if ask.name != name)
     if value is None or len(others) >= MAX_ASKS:
         return replace(state, asks=others)
-    return replace(state, asks=(*others, Ask(name, value, _known(state.ledger, name))))
-
-
-def _known(ledger: Ledger, name: str) -> int:
-    """Return the index of the newest ANSWERS of a name in the round; 0 without one."""
-    return ledger.reports[name][0] if name in ledger.reports else 0
+    return replace(state, asks=(*others, Ask(name, value, state.ledger.answered_at(name))))
 
 
 def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:

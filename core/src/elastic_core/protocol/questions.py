@@ -67,8 +67,7 @@ def _ask(view: LeaderView, current: Round) -> Append | None:
 def _is_open(view: LeaderView, ask: Ask) -> bool:
     """Whether no answer has come that is newer than what the node that asks has read."""
     fits = 0 < len(ask.name) <= NAME_MAX_CHARACTERS and len(ask.value) <= VALUE_MAX_BYTES
-    answered, _ = view.ledger.reports.get(ask.name, (0, ""))
-    return fits and answered <= ask.known <= view.ledger.head.index
+    return fits and view.ledger.answered_at(ask.name) <= ask.known <= view.ledger.head.index
 
 
 def _answer(view: LeaderView, row: NodeRow, question: int) -> str | None:

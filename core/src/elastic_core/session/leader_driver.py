@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from elastic_core.errors import RendezvousStateError
@@ -22,14 +22,14 @@ from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Ledger, compose, next_anchors
+from elastic_core.protocol.ledger import Ledger, apply, compose
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH, list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Reached
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
-from elastic_core.session.summary import Summaries, SumUpAnswers, no_report
+from elastic_core.session.summary import Summaries
 from elastic_core.session.verdict_event import verdict_event
 
 Judge = Callable[[Incident, History], Verdict]  # asks the failure policies; returns within its own time limit
@@ -53,7 +53,7 @@ class LeaderDriver:
     publish: Callable[[Event], None]
     node_gone: NodeGone | None = None  # none where no plugin would be asked
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's own workers have come
-    sum_up: InitVar[SumUpAnswers] = no_report
+    summaries: Summaries = field(default_factory=Summaries)
     watch: Watch = field(default_factory=Watch)
     slept: float = 0.0
     """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
@@ -80,9 +80,6 @@ class LeaderDriver:
     _built_on: str = ""  # the id of the entry after which the store was last asked to append one, and answered
     _append_at: float = -math.inf  # when it is asked again, if nothing new can be read there by then
     _backoff: Backoff = field(default_factory=Backoff)
-
-    def __post_init__(self, sum_up: SumUpAnswers) -> None:
-        self.summaries = Summaries(sum_up, self.runtime)
 
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
@@ -336,5 +333,4 @@ def _closed_for(ledger: Ledger, entry: Entry, exc: OversizedError) -> Entry:
     """Return the CLOSED in the place of an entry that is too large; it has no part that grows with the job."""
     closed = Closed(success=False, why=exc.message, exit_code=ExitCode.JOB_FAILED)
     counters = Counters(restarts=entry.counters.restarts, barren=entry.counters.barren)
-    anchors = next_anchors(ledger, closed, entry.index)
-    return replace(entry, body=closed, counters=counters, anchors=replace(anchors, kept=entry.anchors.kept))
+    return apply(ledger, replace(entry, body=closed, counters=counters), ledger.head_at).head

@@ -23,6 +23,7 @@ from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.state import SessionCalls, SessionState
 from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS
+from elastic_core.session.summary import Summaries
 from elastic_core.threads import bounded
 
 
@@ -33,9 +34,9 @@ class Session:
         state = self._state = SessionState(store, joined, runtime, calls, self._stop_threads)
         self._connections = SessionConnections(state)
         self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
-        self._leader = LeaderDriver(
-            state.node_id, calls.judge, runtime, calls.publish, calls.node_gone, calls.reached, calls.sum_up
-        )
+        summaries = Summaries(calls.sum_up, runtime)
+        facts = calls.judge, runtime, calls.publish, calls.node_gone, calls.reached, summaries
+        self._leader = LeaderDriver(state.node_id, *facts)
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._returns = False  # whether the agent enters again
         self._writer = RowWriter(

@@ -12,7 +12,7 @@ from elastic_core.protocol.leader_entries import SumUp
 from elastic_core.protocol.leader_view import Summary
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.questions import AskedQuestion, NodeAnswer
-from elastic_core.session.runtime import Runtime
+from elastic_core.session.runtime import RUNTIME, Runtime
 
 SumUpAnswers: TypeAlias = "Callable[[AskedQuestion, Sequence[NodeAnswer], str], str]"
 """Sums up answers, given the former report of that name; both reports are JSON. Returns within its own time limit."""
@@ -27,7 +27,7 @@ def no_report(question: AskedQuestion, answers: Sequence[NodeAnswer], before: st
 class Summaries:
     """The report on the open question. Used by the leader's thread."""
 
-    def __init__(self, sum_up: SumUpAnswers, runtime: Runtime) -> None:
+    def __init__(self, sum_up: SumUpAnswers = no_report, runtime: Runtime = RUNTIME) -> None:
         self._sum_up, self._runtime = sum_up, runtime
         self._index = 0
         self._report: Future[str] | None = None
