@@ -16,7 +16,7 @@ from terminal import Terminal
 ELASTIC = [sys.executable, "-m", "elastic_core", "run", "--standalone"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 SIZE = (31, 97)
-PAGE = (Path(__file__).parents[1] / "docs" / "terminals.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "evidence" / "terminals.md").read_text()
 ROWS, COLUMNS = 10, 84
 """The window of the screens on the page."""
 CLOCK_OF_RICH = r"(-:--:--|\d:\d\d:\d\d)\x1b"

@@ -30,7 +30,7 @@ from elastic_core.cli.settle import Flags
 pytestmark = pytest.mark.timeout(300)  # the first line waits until torch is imported
 
 HARNESS = Path(__file__).parents[1] / "harness"
-PAGE = Path(__file__).parents[2] / "docs" / "launch_lines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "launch_lines.md"
 PATIENCE = 100.0
 OURS = ("PET_", "ELASTIC_", "SLURM_", "TORCHELASTIC_", "OMP_", "PYTEST_", "MASTER_")
 OURS_IN_WORKERS = "ELASTIC_", "STAND_IN_", "TORCH_FR_", "TORCH_NCCL_D"

@@ -1,4 +1,4 @@
-"""The leader's rules, one table row or test each; names follow docs/protocol.md."""
+"""The leader's rules, one table row or test each; names follow docs/internals/protocol.md."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ def test_20_000_names_in_one_text_are_eight_and_a_count() -> None:
 
 # The largest RESUME --------------------------------------------------------------------------------------------------
 
-DOCS = Path(__file__).parents[3] / "docs" / "protocol.md"
+DOCS = Path(__file__).parents[3] / "docs" / "internals" / "protocol.md"
 LONG = 9000 * "w"
 
 

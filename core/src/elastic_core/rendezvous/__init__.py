@@ -6,7 +6,7 @@
   the job's token, which ``job_token`` reads.
 
 Core's own backend is ``plugins.local_backend``. ``protocol`` decides, over the records in a store, and ``session``
-connects a node to its store. ``docs/protocol.md`` explains the protocol and defines its rules.
+connects a node to its store. ``docs/internals/protocol.md`` explains the protocol and defines its rules.
 """
 
 from __future__ import annotations

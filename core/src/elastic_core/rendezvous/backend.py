@@ -1,6 +1,6 @@
 """The interface of a store: the one small class that a backend's author writes.
 
-A store holds two things under one prefix per job id (``docs/protocol.md``):
+A store holds two things under one prefix per job id (``docs/internals/protocol.md``):
 
 * the **roster**, one row per node incarnation: an opaque value, a revision that only grows, a serial in order of
   arrival, and a heartbeat counter;

@@ -52,9 +52,9 @@ class DoctorCommand(FlagCommand):
             "not, name the problem and its remedy.\n\nThe command connects to the store, performs every operation of a "
             "job under an unused job id, measures how long each takes, and deletes its data. It also checks this "
             "host's address, names and limits. Jobs that use the same store are not affected.",
-            epilog="The exit code is 0 if the command finds no error, else that of `elastic run` (docs/exit_codes.md): "
-            "69 if the store is unreachable, 76 if it gives invalid answers, 2 for a wrong flag. Flags may be written "
-            "with - or _, and are also read from PET_<FLAG>.",
+            epilog="The exit code is 0 if the command finds no error, else that of `elastic run` "
+            "(docs/reference/exit_codes.md): 69 if the store is unreachable, 76 if it gives invalid answers, 2 for "
+            "a wrong flag. Flags may be written with - or _, and are also read from PET_<FLAG>.",
         )
 
 

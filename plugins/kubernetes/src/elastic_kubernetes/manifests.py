@@ -237,7 +237,7 @@ def _job_spec(job: ElasticJob, template: Manifest) -> Manifest:
 
 
 def _job_policies(job: ElasticJob, container: str) -> Manifest:
-    """Return what follows the end of a pod, by the exit codes of ``elastic run`` (docs/exit_codes.md)."""
+    """Return what follows the end of a pod, by the exit codes of ``elastic run`` (docs/reference/exit_codes.md)."""
     policies: Manifest = {
         "backoffLimitPerIndex": REPLACEMENTS,
         # The job has trained to its end when as many nodes say so as it needs. Pods that still wait for a machine are

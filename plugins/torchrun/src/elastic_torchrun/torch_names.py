@@ -91,7 +91,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 }
 """The modules by their names under ``elastic_core``, each with the modules that define its names, and these names."""
 
-_NO_AGENT = "Elastic's agent has no base class; hooks take part in its work (docs/writing_a_plugin.md)"
+_NO_AGENT = "Elastic's agent has no base class; hooks take part in its work (docs/authors/writing_a_plugin.md)"
 _NO_WORKERS = "the agent's workers are its own; RunResult says how the run ended"
 LEFT_OUT = {
     "ElasticAgent": _NO_AGENT,
