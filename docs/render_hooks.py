@@ -71,7 +71,7 @@ def _asked(name: str, spec: Callable[..., Any]) -> str:
 
 
 def _types(declared: str) -> str:
-    """Where the types of a signature are explained."""
+    """Return the page that explains the types of a signature."""
     modules = dict(_imported())
     found = {name: modules[name] for name in re.findall(r"\w+", declared) if name in modules}
     if not found:

@@ -24,7 +24,7 @@ TREES = ("core", "plugins", "examples", "tests", "benchmarks", "docs")
 SOURCES = [path for path in ROOT.glob("*/src") if path.is_dir()] + sorted(ROOT.glob("*/*/src"))
 PAGES = sorted([*ROOT.glob("*.md"), *(page for tree in TREES for page in (ROOT / tree).rglob("*.md"))])
 BASES = [ROOT, ROOT / "core" / "src", *SOURCES, ROOT / "tests" / "harness"]
-"""Where paths in pages begin; besides, in the folder of the page."""
+"""The roots of paths in pages, besides the folder of the page."""
 RULE = re.compile(r"\b[SLIP][1-9][0-9]?\b")
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -27,7 +27,7 @@ def reader(stage: Stage, tmp_path: Path) -> Reader:
 
 
 @pytest.mark.timeout(600)
-def test_who_follows_the_tutorial_sees_what_it_shows_and_has_all_three_plugins(reader: Reader) -> None:
+def test_the_commands_of_the_tutorial_print_what_it_shows_and_install_all_three_plugins(reader: Reader) -> None:
     reader.follow(TUTORIAL.read_text(encoding="utf-8"))
     listed = [
         row for row in json.loads(reader.type("elastic plugins --json")) if row["distribution"] == "elastic-board"

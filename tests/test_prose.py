@@ -43,7 +43,7 @@ PLAIN = [
     *(path.parent for path in PLUGINS),
     ROOT / "docs",
 ]
-"""What has no idiom."""
+"""The trees without idioms."""
 SIMULATOR = ROOT / "simulator"
 READ = [ROOT / "README.md", *PAGES, *sorted((ROOT / "plugins").glob("*/README.md"))]
 INSIDE = {"agent", "architecture", "decisions", "performance", "protocol", "simulator", "warm_start"}

@@ -252,7 +252,7 @@ def decided(lots: random.Random, given: LeaderView) -> Entry | None:
 
 
 def check_resume(ledger: Ledger) -> None:
-    """What carries all of the run's state encodes, too."""
+    """Check that an entry with all of the run's state can be encoded, too."""
     if ledger.round is not None:
         body = compose_resume(ledger, "the store came back empty")
         written = compose(ledger, body, entry_id=ledger.head.id, author=ledger.leader, now=NOW, store=ORIGIN)

@@ -108,7 +108,7 @@ class Node:
     contact_at: float
     alive: bool = True
     cut: bool = False
-    """Whether it does not reach the store."""
+    """True if it does not reach the store."""
     leads: Leads | None = None
     heartbeat: int = 0
     offers: int = 1
@@ -116,7 +116,6 @@ class Node:
     """The nodes that its probes do not reach."""
     steps: tuple[int, ...] = ()
     """The newest step of each worker, if the script calls ``should_checkpoint``."""
-    """Where each worker is."""
     heard: tuple[int, float] = (0, 0.0)
     """The leader's heartbeat, and when it last changed."""
     reported: tuple[float, int] | None = None
@@ -130,7 +129,7 @@ class Node:
 
 @dataclass
 class Leads:
-    """What a node knows that decides."""
+    """The knowledge of a node that decides."""
 
     watch: Watch
     judgement: Judgement | None = None
@@ -407,7 +406,7 @@ class World:
     # Time ------------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everybody act on what they see at this instant until nothing changes."""
+        """Let all nodes act on what they see at this instant until nothing changes."""
         for node in list(self.nodes.values()):
             self.heartbeat(node)
         changed = True

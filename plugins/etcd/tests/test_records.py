@@ -51,13 +51,13 @@ def test_rows_sort_by_their_revision() -> None:
 @pytest.mark.parametrize(
     "record", [b"", b"x", b"x\n", b"1\nvalue", b"1 x\n", b"5 1\nvalue", b"1 1\n" + bytes(MAX_VALUE_BYTES + 1)]
 )
-def test_what_is_no_row_is_refused(record: bytes) -> None:
+def test_a_malformed_row_is_refused(record: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="etcd holds"):
         Row.unpack(record)
 
 
 @pytest.mark.parametrize("record", [b"", b"x", b"-1", b"1.0", b"1" * 20, b" 1", b"\xb2"])
-def test_what_is_no_number_is_refused(record: bytes) -> None:
+def test_a_malformed_number_is_refused(record: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="for a number"):
         number(record)
 
@@ -66,7 +66,7 @@ def test_no_head_is_the_origin() -> None:
     assert unpack_link(None) == ORIGIN
 
 
-def test_what_is_too_large_is_not_written() -> None:
+def test_a_value_that_is_too_large_is_not_written() -> None:
     Row(0, 1, bytes(MAX_VALUE_BYTES)).pack()
     pack_entry("id", bytes(MAX_VALUE_BYTES))
     with pytest.raises(RendezvousStateError, match="at most 262144 are allowed"):

@@ -164,7 +164,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def says_loopback(host: str) -> bool:
-    """Whether a name or an address means loopback on every host."""
+    """Return True if a name or an address means loopback on every host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the author of a rendezvous backend writes against, and the names of torch's package of the same name.
+"""The interface for authors of a rendezvous backend, with the names of torch's package of the same name.
 
 * ``backend`` is the interface of a store, ``options`` is what a backend declares that it takes. ``handler`` has the
   interface of a whole rendezvous in torch's form, and the parameters from which both are made.

@@ -61,7 +61,7 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a waiting caller has read: the ledger's newest index and the roster's version."""
+    """The position of a waiting caller: the ledger's newest index and the roster's version."""
 
     head: int = 0
     roster: int = 0
@@ -82,9 +82,9 @@ class StoreWarning(NamedTuple):
     """A problem of a store that an operator should fix, although the store can be used."""
 
     message: str
-    """What was found, with its value: one sentence."""
+    """The finding, with its value: one sentence."""
     hint: str
-    """What to do: one sentence."""
+    """The advice: one sentence."""
 
 
 class RendezvousBackend(ABC):
@@ -147,7 +147,7 @@ class RendezvousBackend(ABC):
 
     @property
     def waiting(self) -> str:
-        """What an :meth:`append` that returned False waits for, as a text for users; '' for nothing."""
+        """The reason why an :meth:`append` that returned False waits, as a text for users; '' without one."""
         return ""
 
     # The roster ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where the store is: reading ``HOST[:PORT]``, and finding out whether it belongs on this host.
+"""The address of the store: reading ``HOST[:PORT]``, and finding out whether it belongs on this host.
 
 The agent whose host has the endpoint's address hosts the store. Whether an address is this host's, the kernel answers
 best: it can be bound, or it cannot. Of several agents on one host the first gets the port; the others find it taken and
@@ -47,7 +47,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
+        """True if only this host can reach it."""
         return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
 
 
@@ -63,7 +63,7 @@ class Endpoint:
 
     @property
     def may_be_loopback(self) -> bool:
-        """Whether the user has asked for this very host: by a loopback address, or by its name."""
+        """Return True if the user has asked for this very host: by a loopback address, or by its name."""
         return _literal(self.host) is not None or self.host == "localhost" or self.host.endswith(".localhost")
 
     @classmethod
@@ -105,7 +105,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where to find the store, and the socket to serve it on if that is here."""
+    """The addresses of the store, and the socket to serve it on if this host does."""
 
     addresses: Sequence[Address]
     listener: socket.socket | None = None
@@ -189,7 +189,7 @@ def call(address: Address, seconds: float, request: bytes = b"") -> bytes:
 
 
 def calls(connection: socket.socket) -> bool:
-    """Whether :func:`call` made the connection, on any thread; False for a connection to a store."""
+    """Return True if :func:`call` made the connection, on any thread; False for a connection to a store."""
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == _CALLS
 
 

@@ -103,7 +103,7 @@ def resolve(endpoint: Endpoint, patience: Patience) -> list[Address]:
 
 
 class _Met(enum.IntEnum):
-    """What an attempt has met, the most hopeful first."""
+    """The result of an attempt, the most hopeful first."""
 
     NOBODY = 0
     """The host answers, and no server listens."""

@@ -63,7 +63,7 @@ def doctor(*, as_json: bool, **given: Any) -> int:
     from elastic_core.host.identity import host_name  # none of this for --help
     from elastic_doctor import report
     from elastic_doctor.findings import Finding, verdict
-    from elastic_doctor.runner import Signalled, examined
+    from elastic_doctor.runner import Signalled, examine_in_process
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
@@ -76,7 +76,7 @@ def doctor(*, as_json: bool, **given: Any) -> int:
     if not as_json:
         click.echo(report.title(backend, endpoint, host_name()))
     try:
-        with closing(examined(subject)) as found:
+        with closing(examine_in_process(subject)) as found:
             for finding in found:
                 findings.append(finding)
                 if not as_json:
