@@ -19,6 +19,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from elastic_core.errors import RendezvousStateError
+
 MAX_VALUE_BYTES = 256 * 1024
 """Most bytes of a roster value or a ledger entry. Readers refuse larger ones before they parse them."""
 SEAL_BYTES = 97
@@ -253,6 +255,12 @@ class FoundJob:
     endpoint: str = ""
     store: RendezvousBackend | None = None
     """A connection to the store; None to make one with ``backend`` and ``endpoint``."""
+
+
+def check_size(what: str, value: bytes) -> None:
+    """Refuse a value of more than MAX_VALUE_BYTES, with a RendezvousStateError that names it as ``what``."""
+    if len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
 
 
 TRAITS = ("embedded", "hosting", "may_forget", "workers_store", "job_id", "warnings")
