@@ -330,7 +330,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "what a replaced server lets one read is contact",
         "StoreReader._look",
-        "min(waits_at, store.confirmed_at())",
+        "min(waits_at, confirmed_at(store))",
         "waits_at",
         "split",
         1000,
@@ -338,7 +338,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "what a replaced server takes is contact",
         "Heartbeat._count_as_contact",
-        "min(began, confirmed_at)",
+        "min(began, confirmed_at(store, max_age))",
         "began",
         "split",
         1000,

@@ -20,7 +20,7 @@ from elastic_core.protocol.entries import Entry, Leader, Resume
 from elastic_core.protocol.ledger import HistoryChangedError
 from elastic_core.protocol.node_events import Leaving, WorkerFailed
 from elastic_core.protocol.roster import NodeRow, Phase
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, RosterRow
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, ReplaceableServer, RosterRow
 from elastic_core.session.contact import Contact
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Applicant, Joined, join
@@ -336,7 +336,7 @@ def test_the_fence_counts_from_when_there_was_nothing_that_this_node_had_not_rea
     assert contact.at == 20.0
 
 
-class Replaced(FaultyBackend):
+class Replaced(FaultyBackend, ReplaceableServer):
     """A server that another one may have replaced."""
 
     until = math.inf

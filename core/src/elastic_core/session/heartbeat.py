@@ -16,7 +16,7 @@ from elastic_core.protocol.failure_detector import CONTACT_GAP_MAX_SECONDS, Depo
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.row_delay import spread_fraction
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
-from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend
+from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend, confirmed_at
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import CONFIRMED_SHARE
 from elastic_core.session.row_check import RowCheck
@@ -186,8 +186,8 @@ class Heartbeat:
         self._connections.heartbeat_at = began
         if current:
             state.unread_since = None
-            confirmed_at = store.confirmed_at(CONFIRMED_SHARE * state.ledger.settings.timing.fence_after)
-            state.contact.current(min(began, confirmed_at))
+            max_age = CONFIRMED_SHARE * state.ledger.settings.timing.fence_after
+            state.contact.current(min(began, confirmed_at(store, max_age)))
         elif state.unread_since is None:
             state.unread_since = began
         if self._row_check.is_due(ledger := state.ledger, self._now()):

@@ -14,7 +14,7 @@ from elastic_core.protocol.failure_detector import DeposedLeader, Watch, mark_in
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced, RunReplaced
 from elastic_core.protocol.repair import Memory, Rejoin
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, confirmed_at
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import Backoff
 from elastic_core.session.heartbeat import Heartbeat
@@ -148,7 +148,7 @@ class StoreReader:
         if seen.head <= cursor.head:  # else there is more to be read
             state.contact.worked("reader")
         if seen.head == cursor.head:
-            state.contact.current(min(waits_at, store.confirmed_at()))
+            state.contact.current(min(waits_at, confirmed_at(store)))
         if seen.head < cursor.head:
             self._restore(store)
             return None
@@ -203,7 +203,7 @@ class StoreReader:
             return
         asked, head = self._state.runtime.now(), ledger.head.index
         if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
-            self._state.contact.current(min(asked, store.confirmed_at()))
+            self._state.contact.current(min(asked, confirmed_at(store)))
 
     def _check_gap(self, store: RendezvousBackend) -> None:
         """Find out whether the next entry is missing: the store says that a newer one is there, which may be a hint.

@@ -30,6 +30,7 @@ from elastic_core.rendezvous.backend import (
     Link,
     RendezvousBackend,
     RosterRow,
+    WorkersStore,
     check_size,
 )
 from elastic_core.rendezvous.records import Entry, Row
@@ -68,7 +69,7 @@ class Known:
     written: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
 
-class C10dBackend(RendezvousBackend):
+class C10dBackend(RendezvousBackend, WorkersStore):
     """One connection to one job's keys.
 
     Args:

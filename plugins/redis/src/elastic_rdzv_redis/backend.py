@@ -27,6 +27,7 @@ from elastic_core.rendezvous.backend import (
     HeartbeatReply,
     Link,
     RendezvousBackend,
+    ReplaceableServer,
     RosterRow,
     StoreWarning,
     check_size,
@@ -77,7 +78,7 @@ class _Look:
         return _Look(Cursor(self.cursor.head, now), (self.strokes[0], stroke))
 
 
-class RedisBackend(RendezvousBackend):
+class RedisBackend(RendezvousBackend, ReplaceableServer):
     """One connection to one job's keys.
 
     Args:

@@ -20,7 +20,16 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, copy_traits
+from elastic_core.rendezvous.backend import (
+    Cursor,
+    HeartbeatReply,
+    Link,
+    RendezvousBackend,
+    ReplaceableServer,
+    RosterRow,
+    confirmed_at,
+    copy_traits,
+)
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16
@@ -337,7 +346,7 @@ class LossyCalls(BadLine):
             return not self._is_held(connection)
 
 
-class LossyBackend(RendezvousBackend):
+class LossyBackend(RendezvousBackend, ReplaceableServer):
     """A connection over :class:`LossyCalls`."""
 
     def __init__(self, inner: RendezvousBackend, line: LossyCalls) -> None:
@@ -386,10 +395,6 @@ class LossyBackend(RendezvousBackend):
         """As the backend's, if the line lets it."""
         self._line.call(lambda: self._inner.shrink(index), self)
 
-    def forget_workers(self) -> None:
-        """As the backend's, if the line lets it."""
-        self._line.call(self._inner.forget_workers, self)
-
     def erase(self) -> bool:
         """As the backend's, if the line lets it."""
         return self._line.call(self._inner.erase, self)
@@ -400,7 +405,7 @@ class LossyBackend(RendezvousBackend):
 
     def confirmed_at(self, max_age: float | None = None) -> float:
         """As the backend's, whatever the line does: it asks others than the store."""
-        return self._inner.confirmed_at(max_age)
+        return confirmed_at(self._inner, max_age)
 
 
 def _hang_up(connection: socket.socket) -> None:
