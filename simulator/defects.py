@@ -21,9 +21,9 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a report is never answered",
-        "Heartbeat.follow",
-        "self._ledger, self._reported_at = ledger, None",
-        "self._ledger = ledger",
+        "SessionState.follow",
+        "self.ledger, self.unread_since, self.reported_at = ledger, None, None",
+        "self.ledger, self.unread_since = ledger, None",
         "workers",
     ),
     # Writing
@@ -369,7 +369,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a node without contact asks for a place",
-        "RowWriter._is_held",
+        "Outbox.is_held",
         "self._state.is_cut_off()",
         "False",
         "split",

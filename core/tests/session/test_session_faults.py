@@ -511,7 +511,8 @@ def test_a_heartbeat_thread_that_is_held_up_waits_instead_of_spinning(trouble: s
     assert clock.over.wait(PATIENCE)
     assert (heartbeat._connections.made["heartbeat"] is None) is store.faults.down
     state.stopping.set()
-    heartbeat.hang_up()
+    with state.pulse:
+        state.pulse.notify()
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert clock.looks < 2000, f"it looked at the clock {clock.looks} times in {Fast.LASTS:g} s"

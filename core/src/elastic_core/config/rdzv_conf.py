@@ -135,7 +135,7 @@ def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
     port_is_free = False
     with suppress(ValueError):
         _, port = split_host_port(endpoint)
-        port_is_free = bool(port) and not port.strip("0")
+        port_is_free = port is not None and port != "" and not port.strip("0")
     if not (backend == "c10d" and not endpoint) and not (backend in ("c10d", "static") and port_is_free):
         return backend, endpoint
     if nnodes.most == 1:

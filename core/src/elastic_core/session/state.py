@@ -1,9 +1,15 @@
-"""What the threads of a session share, and the functions of the agent that they call."""
+"""What the threads of a session share, and the functions of the agent that they call.
+
+The threads do not know each other. They meet here: one changes the state and notifies ``wake`` or ``pulse``, for which
+the writer and the heartbeat wait. The reader waits for the store.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
@@ -13,7 +19,12 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE, Contact
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import Judge, NodeGone
+from elastic_core.session.outbox import Outbox
 from elastic_core.session.runtime import Runtime
+
+if TYPE_CHECKING:
+    from elastic_core.protocol.failure_detector import DeposedLeader
+    from elastic_core.protocol.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +41,34 @@ class SessionCalls:
 
 
 class SessionState:
-    """Which ledger was read last, whether there is contact, and whether the session goes on.
+    """Which ledger was read last, whether there is contact, what is to be written, and whether the session goes on.
 
     Args:
         store: What the node joined over; each thread makes its own connection.
-        stop_threads: Called when the node will read no further entry.
     """
 
-    def __init__(
-        self,
-        store: RendezvousBackend,
-        joined: Joined,
-        runtime: Runtime,
-        calls: SessionCalls,
-        stop_threads: Callable[[], None],
-    ) -> None:
+    def __init__(self, store: RendezvousBackend, joined: Joined, runtime: Runtime, calls: SessionCalls) -> None:
         self.store, self.runtime, self.calls = store, runtime, calls
-        self._stop_threads = stop_threads
         self.info = joined.row.info
-        self.node_id = self.info.node_id
         self.ledger = joined.ledger  # What the node has read. Only the reader changes it, with ``wake`` held.
         self.unread_since: float | None = None
         """Since when heartbeats bring that the store has other entries than this node has read."""
         self.contact = Contact(runtime.now(), calls.publish)
         self.wake = runtime.condition()  # wakes the writer, and guards what several threads change
+        self.pulse = runtime.condition()  # wakes the heartbeat, and guards its connection
+        self.reported_at: float | None = None
+        """When this node reported an incident that the leader has to answer (rule L2); None if it has answered."""
+        self.heard: DeposedLeader | None = None  # what the last leader's heartbeats were when this node took its place
+        self.gap_at = -math.inf
+        """When this node had the store back after it had last been cut off; -inf if it never was."""
         self.stopping = runtime.event()
         self.lost = False  # whether this node will read no further entry
+        self.outbox = Outbox(self, joined.row)
+
+    @property
+    def node_id(self) -> str:
+        """The node's id."""
+        return self.info.node_id
 
     @property
     def over(self) -> bool:
@@ -69,6 +82,19 @@ class SessionState:
         """
         fence_after = self.ledger.settings.timing.fence_after
         return self.runtime.now() - self.contact.known_at >= share * FENCE_SHARE * fence_after
+
+    def follow(self, ledger: Ledger) -> None:
+        """Go on from a ledger that has grown, which answers every report made before."""
+        with self.wake, self.pulse:  # together, since the writer may report and the heartbeat may judge meanwhile
+            self.ledger, self.unread_since, self.reported_at = ledger, None, None
+            self.contact.live(ledger.is_live)
+            self.pulse.notify()
+
+    def report_sent(self) -> None:
+        """Record that the store has this node's report of an incident, and that the leader owes an entry (rule L2)."""
+        with self.pulse:
+            self.reported_at = self.runtime.now()
+            self.pulse.notify()
 
     def give_up(self, exc: ElasticError) -> None:
         """End the session, since the store is lost: healthy workers may finish without it."""
@@ -84,7 +110,9 @@ class SessionState:
             first, self.lost = not self.over, True
             self.wake.notify()
         self.contact.end()
-        self._stop_threads()
+        with self.pulse:
+            self.pulse.notify()
+        self.outbox.done.set()
         if first and self.ledger.closed is None:
             self.calls.publish(told)
             self.calls.post(end)

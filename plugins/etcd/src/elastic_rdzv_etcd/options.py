@@ -75,10 +75,11 @@ class Options:
             tls=_tls(config, files),
             user=user,
             password=password,
+            connect_timeout=given.get("connect_timeout", DEFAULTS.connect_timeout),
             listen_timeout=given.get("connect_timeout", DEFAULTS.listen_timeout),
+            read_timeout=given.get("read_timeout", DEFAULTS.read_timeout),
             durable=boolean("durable", config.get("durable", "false")),
             **files,
-            **given,
         )
         if options.key is not None and options.cert is None:
             raise UsageError(f"--rdzv_conf names the key {options.key!r} of a certificate, and no certificate.")
