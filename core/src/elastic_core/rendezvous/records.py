@@ -120,7 +120,7 @@ def pack_revision(revision: int) -> bytes:
 
 
 def is_number(record: bytes) -> bool:
-    """Whether a record is a count."""
+    """Return True if a record is a count."""
     return _NUMBER.fullmatch(record) is not None
 
 

@@ -8,8 +8,8 @@ General layout, from what a node does first to what it does last:
   alive.
 * ``session`` makes the threads of a node that takes part. They do not know each other, and meet in ``state``:
   ``reader`` waits for the ledger to grow and posts what is new, and while this node leads, waits for the roster too
-  and takes the turns of ``leader_driver``; ``row_writer`` writes what is in the ``outbox``: the node's roster row, and
-  rare jobs; ``heartbeat`` says that the node is alive.
+  and takes the turns of ``leader_driver``; ``row_writer`` keeps the roster row up to date, and does rare jobs;
+  ``heartbeat`` says that the node is alive.
 * ``connections`` makes their connections and finds calls without an answer, ``contact`` says since when there has been
   none, and how long to wait before the next attempt.
 * ``ledger_reader`` reads entries and rows, ``repair`` puts back entries that a store has lost, ``row_check`` finds out

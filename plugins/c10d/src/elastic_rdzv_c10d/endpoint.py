@@ -140,7 +140,7 @@ def calls(connection: socket.socket) -> bool:
 
 
 def _means_this_host(host: str) -> bool:
-    """Whether the user has asked for a loopback address by writing an address, or its own name."""
+    """Return True for an address, and for a name that means loopback: the user has asked for just that."""
     return ip_address(host) is not None or host == "localhost" or host.endswith(".localhost")
 
 

@@ -20,16 +20,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError
-from elastic_core.rendezvous.backend import (
-    Cursor,
-    HeartbeatReply,
-    Link,
-    RendezvousBackend,
-    ReplaceableServer,
-    RosterRow,
-    confirmed_at,
-    copy_traits,
-)
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, copy_traits
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16
@@ -346,7 +337,7 @@ class LossyCalls(BadLine):
             return not self._is_held(connection)
 
 
-class LossyBackend(RendezvousBackend, ReplaceableServer):
+class LossyBackend(RendezvousBackend):
     """A connection over :class:`LossyCalls`."""
 
     def __init__(self, inner: RendezvousBackend, line: LossyCalls) -> None:
@@ -402,10 +393,6 @@ class LossyBackend(RendezvousBackend, ReplaceableServer):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's, if the line lets it."""
         return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout), self)
-
-    def confirmed_at(self, max_age: float | None = None) -> float:
-        """As the backend's, whatever the line does: it asks others than the store."""
-        return confirmed_at(self._inner, max_age)
 
 
 def _hang_up(connection: socket.socket) -> None:
