@@ -28,7 +28,7 @@ from elastic_core.protocol.entries import (
     Stacks,
     StopAt,
 )
-from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.ledger import Ledger, stands_on
 from elastic_core.protocol.roster import Phase
 from simulator import (
     data_loss,
@@ -189,8 +189,7 @@ class Checker:
         self.world.count("an entry is shrunk")
         head = self.histories.newest(replica)
         assert head is not None  # the node that shrinks an entry has read a newer one
-        at = head.anchors
-        if index in (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over):
+        if index in stands_on(head):
             self.fail("tombstones", f"entry {index} is shrunk, and entry {head.index} stands on it")
         rows = [rules.row_of(replica, node_id) for node_id in replica.rows]
         late = {row.info.node_id for row in rows if row is not None and row.run == head.run and row.head < index}

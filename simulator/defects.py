@@ -193,7 +193,9 @@ DEFECTS: tuple[Defect, ...] = (
         "verdict.action is Action.RESTART and whole and find_unreachable(view, current) is None",
         "workers",
     ),
-    Defect("an exclusion never ends", "Counters.excluded_at", "until is None or age < until", "True", "workers"),
+    Defect(
+        "an exclusion never ends", "Counters.excluded_at", "one.until is None or age < one.until", "True", "workers"
+    ),
     # Lost nodes
     Defect(
         "no node is ever lost",
@@ -434,9 +436,9 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a plan outlives its HALT",
-        "advance",
-        "after(halt=body, halt_at=now, plan=None, stop_at=None)",
-        "after(halt=body, halt_at=now)",
+        "apply",
+        "after(at, halt=body, halt_at=now, plan=None, stop_at=None)",
+        "after(at, halt=body, halt_at=now)",
         "graceful",
         1000,
     ),
@@ -553,7 +555,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a living run is abandoned",
         "needs_liveness",
-        "uid is not None and uid != ledger.scheduler_uid",
+        "uid is not None and uid != ledger.opened.scheduler_uid",
         "False",
         "reused",
         3000,

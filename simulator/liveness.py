@@ -81,7 +81,7 @@ def _left_out(world: World, agent: SimAgent, ledger: Ledger, members: set[str]) 
     counters = ledger.counters
     losses = counters.losses.get(agent.boot_id)
     age = ledger.age(agent.process.clock.now())
-    excluded = {host for host, until in counters.excluded if until is None or age < until}
+    excluded = {one.host_id for one in counters.excluded if one.until is None or age < one.until}
     bad = (losses is not None and losses.count >= LOSSES) or agent.boot_id in excluded
     others = {other.boot_id for node_id in members if (other := world.agent(node_id)) is not None}
     return bad and agent.boot_id not in others

@@ -26,8 +26,8 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a newcomer does not know that a round is over",
         "restore_ledger",
-        'body_at(at.over, entries.Over, "over") if at.over else None',
-        "None",
+        "apply(ledger, found[index], now)",
+        "apply(ledger, found[index], now) if index != at.over else replace(ledger, head=replace(head, anchors=at))",
         "departed",
     ),
     # Questions about ranks
@@ -40,9 +40,9 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a question of an earlier round stands",
-        "advance",
-        "after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)",
-        "after(halt=None, plan=None, stop_at=None, over=None, suspected=None, hang=None)",
+        "apply",
+        "after(at, halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)",
+        "after(at, halt=None, plan=None, stop_at=None, over=None, suspected=None, hang=None)",
         "questions",
     ),
     # Gone nodes
@@ -94,7 +94,11 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     ),
     # Authors
     Defect(
-        "the author of an entry does not matter", "advance", "_check_author(entry, head.leader)", "pass", "forgeries"
+        "the author of an entry does not matter",
+        "_check_follows",
+        "_check_author(entry, head.leader)",
+        "pass",
+        "forgeries",
     ),
     Defect(
         "a seal of another job fits",

@@ -21,10 +21,10 @@ UNDISTURBED_SECONDS = 20.0
 def check_seal(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
     """Check that no third round has members that cannot reach each other, and that no other host is excluded."""
     known = {one.host_id for one in before.counters.excluded} if before is not None else set[str]()
-    for host_id, until in entry.counters.excluded:
-        if host_id not in known and until is None:  # for a time, it is a policy that excludes it
+    for one in entry.counters.excluded:
+        if one.host_id not in known and one.until is None:  # for a time, it is a policy that excludes it
             world.count("L5 a host is left out")
-            _check_blame(world, host_id, earlier)
+            _check_blame(world, one.host_id, earlier)
     _check_patience(world, before, body)
 
 

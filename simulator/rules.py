@@ -141,8 +141,8 @@ def check_joined(world: World, agent: SimAgent, ledger: Ledger) -> None:
         if verdict.run != ledger.head.run:
             why = f"{agent.node_id} joins run {ledger.head.run}, and run {verdict.run}, for which it came, is over"
             world.checker.fail("S6", why)
-    if agent.uid is not None and ledger.scheduler_uid != agent.uid:
-        world.checker.fail("S6", f"{agent.node_id} of {agent.uid} joins the run of {ledger.scheduler_uid}")
+    if agent.uid is not None and ledger.opened.scheduler_uid != agent.uid:
+        world.checker.fail("S6", f"{agent.node_id} of {agent.uid} joins the run of {ledger.opened.scheduler_uid}")
 
 
 def check_reported(world: World, agent: SimAgent, closed: Closed) -> None:

@@ -9,15 +9,15 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a newcomer's OPEN buries a run",
         "settle",
-        "theirs.round is None or theirs.closed is not None or theirs.head.run in mine.former",
-        "theirs.closed is not None or theirs.head.run in mine.former",
+        "theirs.round is None or theirs.closed is not None or theirs.head.run in mine.opened.former",
+        "theirs.closed is not None or theirs.head.run in mine.opened.former",
         "data_loss",
         3000,
     ),
     Defect(
         "a run is resumed over one that has had a round",
         "settle",
-        "theirs.round is None or theirs.closed is not None or theirs.head.run in mine.former",
+        "theirs.round is None or theirs.closed is not None or theirs.head.run in mine.opened.former",
         "True",
         "data_loss",
         3000,

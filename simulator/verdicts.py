@@ -74,7 +74,8 @@ def _halted_at(world: World, entry: Entry) -> float | None:
 def _check_excluded(world: World, entry: Entry, body: Round, before: Entry, stays: set[str]) -> None:
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
     out = before.counters.excluded_at(entry.age)
-    if any(host not in out and agent.boot_id == host for host, _ in before.counters.excluded for agent in agents):
+    admitted = {one.host_id for one in before.counters.excluded} - out.keys()
+    if any(agent.boot_id in admitted for agent in agents):
         world.count("L12 a host is admitted again")
     good = {agent.boot_id for agent in agents if agent.node_id in stays}
     bad = [agent for agent in agents if agent.boot_id in out.keys() - good]

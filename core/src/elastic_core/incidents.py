@@ -381,7 +381,6 @@ class Failure:
     exception: str
     exit_code: int | None
     step: int | None
-    seconds_ago: float = 0.0
     new_checkpoint: bool = False
     place: str = ""
     digest: str = ""
@@ -390,6 +389,7 @@ class Failure:
     checkpoint: str = ""
     failure_class: FailureClass = FailureClass.UNKNOWN
     hosts_fault: bool = False
+    seconds_ago: float = 0.0  # the last field, because the ledger leaves it out (``protocol.schema``)
 
     @property
     def signature(self) -> tuple[str | int | None, str, str]:

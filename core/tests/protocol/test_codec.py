@@ -112,6 +112,13 @@ def test_a_field_that_was_added_within_a_protocol_version_is_written_with_a_mark
     assert reader(Newer)({"old": 1, "new?": 2, "newer?": []}) == Newer(1, 2)
 
 
+def test_a_row_ends_with_its_last_value_that_is_not_the_default() -> None:
+    excluded = (Exclusion("x"), Exclusion("y", 90))
+    written = encode_entry(entry(start(), Leader(why="x"), at=1.0, counters=Counters(excluded=excluded)))
+    assert json.loads(written)["counters"]["excluded"] == [["x"], ["y", 90]]
+    assert decode_entry(written).counters.excluded == excluded
+
+
 def changed(**change: Any) -> bytes:
     plain = json.loads(encode_entry(entry(start(), Leader(why="x"), at=1.0)))
     plain.update(change)
@@ -159,6 +166,17 @@ class Planted:
         ("a bool for a number", changed(term=True), "entry.term is True"),
         ("infinity", changed(elapsed=1e999), "entry.elapsed is inf"),
         ("a body of another kind", changed(kind="HALT"), "entry.body"),
+        *(
+            ("counters that are none", changed(counters=counters), path)
+            for counters, path in (
+                ({"losses": {"x": [1]}}, r"entry.counters.losses\['x'\] is \[1\]"),
+                ({"losses": {"x": [1, 2.0, 3]}}, r"entry.counters.losses\['x'\] is \[1, 2.0, 3\]"),
+                ({"losses": {"x": ["1", 2.0]}}, r"entry.counters.losses\['x'\]\['count'\] is '1'"),
+                ({"excluded": ["x"]}, r"entry.counters.excluded\[0\] is 'x'"),
+                ({"excluded": [["x", True]]}, r"entry.counters.excluded\[0\]\['until'\] is True"),
+                ({"failures": [[{}, 1.0]]}, r"entry.counters.failures\[0\]\['failure'\] is {}"),
+            )
+        ),
         *(
             (
                 "members that are none",

@@ -69,7 +69,15 @@ BODIES: tuple[Body, ...] = (
         step=7,
     ),
     Closed(success=False, why="no restart is left", exit_code=1, incident=incident("a")),
-    Resume(scheduler_uid=None, settings=settings(), round=ROUND, halt=HALT, over=OVER, epoch=1, index=9, why="lost"),
+    Resume(
+        opened=Open(scheduler_uid=None, settings=settings()),
+        round=ROUND,
+        halt=HALT,
+        over=OVER,
+        epoch=1,
+        index=9,
+        why="lost",
+    ),
 )
 ROWS = (
     NodeRow(info=info("a")),

@@ -418,7 +418,7 @@ def test_the_documented_shares_of_a_resume_hold_its_parts_and_fit_into_a_value_t
         [halt["incident"]],
         [body["round"]["hosts"]],
         [body["over"]["left"]],
-        [body["settings"], body["scheduler_uid"]],
+        [body["opened"]["settings"], body["opened"]["scheduler_uid"]],
     ]
     table = shares()
     assert len(table) == len(parts) + 1, "and the rest: names of fields and numbers"

@@ -10,7 +10,7 @@ from views import entry, halted, incident, live, members, offer, seen, settings,
 
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.errors import RendezvousStateError
-from elastic_core.protocol.entries import HaltReason, Over, Round
+from elastic_core.protocol.entries import Closed, HaltReason, Leader, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import OVER_DELAY_SECONDS, decide
 from elastic_core.protocol.leader_entries import Append, LookAgain
@@ -150,8 +150,17 @@ def test_a_newcomer_knows_it_from_the_entry_that_the_newest_one_names() -> None:
     ledger = advance(LEFT, over, NOW + 1)
     entries = {1: start(TWO).head, 2: live("ab", TWO).head, 3: LEFT.head, 4: over}
     assert restore_ledger(over, entries, NOW + 2).over == ledger.over == over.body
-    with pytest.raises(RendezvousStateError, match="stands on 4, which is no OVER"):
-        restore_ledger(over, {**entries, 4: LEFT.head}, NOW + 2)
+    later = entry(ledger, Leader(why="silent"), at=NOW + 2, author="c")
+    assert restore_ledger(later, entries, NOW + 3).over == over.body
+    with pytest.raises(RendezvousStateError, match=r"stands on entries \[1, 2, 3, 4\], which lead to another state"):
+        restore_ledger(later, {**entries, 4: LEFT.head}, NOW + 3)
+
+
+def test_a_newcomer_to_a_closed_run_does_not_need_it() -> None:
+    ledger = then(LEFT, Over(round=1, left=("b",)), at=NOW + 1)
+    ledger = then(ledger, Closed(success=False, why="too few nodes", exit_code=1), at=NOW + 2)
+    entries = {1: start(TWO).head, 2: live("ab", TWO).head}
+    assert restore_ledger(ledger.head, entries, NOW + 3).closed == ledger.closed is not None
 
 
 def test_the_next_round_and_its_halt_know_nothing_of_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from views import halted, incident, live, members, offer, settings, start, then
+from views import after_runs, halted, incident, live, members, offer, settings, start, then
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import decode_entry, encode_entry
@@ -132,7 +132,7 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
             id="another run's ROUND is not, if a node of it is alive",
         ),
         pytest.param(
-            replace(MINE, former=("older", "foreign")),
+            after_runs(MINE, ("older", "foreign")),
             MEMORY,
             FOREIGN,
             WriteResume(),
@@ -141,7 +141,7 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
         pytest.param(
             MINE,
             MEMORY,
-            replace(FOREIGN, former=(MINE.head.run,)),
+            after_runs(FOREIGN, (MINE.head.run,)),
             Rejoin("the store was lost, and run foreign has begun there since"),
             id="and it came after this one for certain",
         ),
@@ -239,7 +239,7 @@ def test_what_a_store_with_tombstones_says_may_have_followed(theirs: Ledger, exp
 def test_a_run_that_came_before_this_one_has_not_followed_it() -> None:
     """A copy of it came back, behind tombstones in the place of what was read."""
     earlier = next_run(7)
-    assert not can_follow(replace(MINE, former=(earlier.head.run,)), earlier)
+    assert not can_follow(after_runs(MINE, (earlier.head.run,)), earlier)
 
 
 def test_survivors_settle_on_one_history_whoever_comes_first() -> None:
@@ -311,7 +311,7 @@ def test_a_resume_that_names_no_round_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to resume"):
         compose_resume(start(), "x")
     head = replace(then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="x"), at=60.0).head)
-    with pytest.raises(RendezvousStateError, match="which is no ROUND"):
+    with pytest.raises(RendezvousStateError, match="which lead to another state"):
         restore_ledger(head, {head.index: head, 1: start().head}, 0.0)
 
 

@@ -51,7 +51,7 @@ from elastic_core.protocol.failure_detector import (
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Ledger, compose, open_ledger, restore_ledger
+from elastic_core.protocol.ledger import Ledger, compose, open_ledger, restore_ledger, stands_on
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
@@ -298,9 +298,7 @@ class World:
         """The ledger of a newcomer."""
         head = self.store[-1]
         offset = self.store[0].index
-        at = head.anchors
-        stands_on = {at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over} - {0}
-        return restore_ledger(head, {index: self.store[index - offset] for index in stands_on}, self.now)
+        return restore_ledger(head, {index: self.store[index - offset] for index in stands_on(head)}, self.now)
 
     # Nodes -----------------------------------------------------------------------------------------------------------
 

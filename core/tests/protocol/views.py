@@ -67,6 +67,11 @@ def incident(
     return Incident(kind=kind, round=number, node_id=name, host=f"host-{name}", after=after, rank=0, exit_code=1)
 
 
+def after_runs(ledger: Ledger, former: tuple[str, ...]) -> Ledger:
+    """Return the ledger of a run that came after these."""
+    return replace(ledger, opened=replace(ledger.opened, former=former))
+
+
 def start(
     the_settings: Settings | None = None, *, author: str = "a", at: float = 0.0, uid: str | None = None
 ) -> Ledger:

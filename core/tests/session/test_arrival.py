@@ -126,7 +126,7 @@ def test_another_schedulers_run_that_ends_meanwhile_is_nothing_to_a_node() -> No
     job.says(DONE)
     found = join(job.store, late("s2"), CLOCK, arrival)
     assert isinstance(found, Joined)
-    assert found.ledger.scheduler_uid == "s2"
+    assert found.ledger.opened.scheduler_uid == "s2"
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -136,7 +136,7 @@ def test_a_run_is_not_abandoned_whose_node_heartbeats_though_its_slot_proves_it_
     else:
         found = join(store, Applicant(info=twin, settings=quick(), scheduler_uid="2"), clock)
         assert isinstance(found, Joined)
-        assert found.ledger.scheduler_uid == "2"
+        assert found.ledger.opened.scheduler_uid == "2"
         assert now[0] < quick().timing.lost_after
 
 
@@ -160,7 +160,7 @@ def test_a_node_that_is_being_checked_does_not_keep_a_dead_run_alive(differs: st
         arrive(store, second, clock)
     found = join(store, second, clock)
     assert isinstance(found, Joined)
-    assert (found.ledger.settings, found.ledger.scheduler_uid) == (second.settings, second.scheduler_uid)
+    assert (found.ledger.settings, found.ledger.opened.scheduler_uid) == (second.settings, second.scheduler_uid)
     assert now[0] >= quick().timing.lost_after, "it may be about to join"
 
 

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 from test_repair import MEMORY, MINE, RUN, SUCCESS, of_run, resumed, told
-from views import halted, incident, info, live, members, offer, seen, start, then, with_counters
+from views import after_runs, halted, incident, info, live, members, offer, seen, start, then, with_counters
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
@@ -157,7 +157,7 @@ def test_another_run_is_written_over_unless_a_node_of_it_is_alive(moves: bool, f
         store.heartbeat("c", len(slept) if moves else 0, None)
 
     runtime = replace(CLOCK, now=lambda: 70.0 + sum(slept), sleep=sleep)
-    found = restore(store, replace(MINE, former=former), MEMORY, info("b"), runtime)
+    found = restore(store, after_runs(MINE, former), MEMORY, info("b"), runtime)
     assert (len(slept) == 0) == bool(former)
     if moves and not former:
         assert isinstance(found, Rejoin)
@@ -165,7 +165,7 @@ def test_another_run_is_written_over_unless_a_node_of_it_is_alive(moves: bool, f
     else:
         body = entries(store)[-1].body
         assert isinstance(body, Resume)
-        assert body.former == former
+        assert body.opened.former == former
 
 
 def test_who_was_away_for_long_leaps_over_tombstones() -> None:

@@ -68,6 +68,8 @@ def wait_until_ready(
     grows = warden.starter is not None and warden.starter.growth
     last = messages.StarterGrown | messages.StarterStayed if grows else messages.StarterReady
     over = last | messages.StarterFailed | messages.WardenDied
+    if grows:
+        warden.grow_starter()
     heard = [*before]
     deadline = now() + PATIENCE
     while not any(isinstance(event, over) for event in heard) and (left := deadline - now()) > 0:

@@ -43,8 +43,8 @@ Admission: TypeAlias = "Join | OpenNext | Report"
 def needs_liveness(ledger: Ledger, uid: str | None) -> bool:
     """Whether :func:`admit` depends on which nodes are alive, which takes as long to find out as to lose a node."""
     if ledger.closed is not None:
-        return uid is None or ledger.scheduler_uid is None
-    return uid is not None and uid != ledger.scheduler_uid
+        return uid is None or ledger.opened.scheduler_uid is None
+    return uid is not None and uid != ledger.opened.scheduler_uid
 
 
 def has_only_waited(closed: Closed) -> bool:
@@ -61,13 +61,13 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
     Raises:
         RendezvousRefusedError: Nodes are alive under another uid, or nodes of the closed run are still there.
     """
-    same = uid is not None and uid == ledger.scheduler_uid
+    same = uid is not None and uid == ledger.opened.scheduler_uid
     if ledger.closed is not None:
         if same and not has_only_waited(ledger.closed):
             return Report(ledger.closed)
         if same:
             return OpenNext(abandoned=False)
-        if alive and (uid is None or ledger.scheduler_uid is None):
+        if alive and (uid is None or ledger.opened.scheduler_uid is None):
             raise RendezvousRefusedError(
                 f"Run {ledger.head.run} under this job id is over ({ledger.closed.why}), and its nodes are still "
                 f"leaving: {', '.join(alive)}.",
@@ -78,7 +78,7 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
         return Join()
     if alive:
         raise RendezvousRefusedError(
-            f"Another run, {ledger.scheduler_uid or 'started without a run_uid'}, is alive under this job id on "
+            f"Another run, {ledger.opened.scheduler_uid or 'started without a run_uid'}, is alive under this job id on "
             f"{', '.join(alive)}; this one is {uid}.",
             hint="Use another --rdzv_id, or join that run with --rdzv_conf run_uid=….",
         )

@@ -11,23 +11,12 @@ import contextlib
 import functools
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from elastic_core.errors import ElasticError, RendezvousStateError
-from elastic_core.incidents import Failure
-from elastic_core.protocol.entries import (
-    KINDS,
-    Counters,
-    Entry,
-    Exclusion,
-    HostLosses,
-    Member,
-    Resume,
-    Round,
-    SpentRestart,
-)
+from elastic_core.protocol.entries import KINDS, Entry, Member, Resume, Round
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.protocol.schema import Reader, SchemaError, reader, writer
 from elastic_core.protocol.settings import OLDEST_PROTOCOL, PROTOCOL
@@ -48,7 +37,7 @@ def encode_entry(entry: Entry, most: int = _MOST) -> bytes:
     Raises:
         OversizedError: It would be larger than a store must take.
     """
-    name, write = entry.kind, _entry_conversion(entry.kind, writer, _pack_members, **_PACKED_COUNTERS)
+    name, write = entry.kind, _entry_conversion(entry.kind, writer, _pack_members)
     what = f"entry {entry.index}, a {name}"
     if isinstance(entry.body, Round) and entry.body.members:
         what += f" of {len(entry.body.members)} nodes,"
@@ -65,16 +54,16 @@ def decode_entry(data: bytes) -> Entry:
     name = plain.pop("kind", None)
     if not isinstance(name, str) or name not in KINDS:
         raise RendezvousStateError("An entry in the store is of no known kind.", hint=_FOREIGN)
-    read = _entry_conversion(name, reader, _unpack_members, **_UNPACKED_COUNTERS)
+    read = _entry_conversion(name, reader, _unpack_members)
     return cast(Entry, _read(read, plain, "entry"))
 
 
 @functools.cache
-def _entry_conversion(name: str, make: Callable[..., Reader], members: Reader, **counters: Reader) -> Reader:
+def _entry_conversion(name: str, make: Callable[..., Reader], members: Reader) -> Reader:
     """Return the reader or writer of entries of a kind, as ``make`` makes them; ``members`` is that of a ROUND's."""
     sealed = make(Round, members=members)
     bodies = {"ROUND": sealed, "RESUME": make(Resume, round=sealed)}
-    return make(Entry, body=bodies.get(name) or make(KINDS[name]), counters=make(Counters, **counters))
+    return make(Entry, body=bodies.get(name) or make(KINDS[name]))
 
 
 def encode_row(row: NodeRow, most: int = _MOST) -> bytes:
@@ -232,59 +221,6 @@ def _unpack_ids(packed: str | list[str]) -> list[str]:
         return packed
     text = base64.b64decode(packed, validate=True).hex()
     return [text[at : at + _ID_DIGITS] for at in range(0, len(text), _ID_DIGITS)]
-
-
-_FAILURE_FIELDS = tuple(name for name in Failure.__dataclass_fields__ if name != "seconds_ago")
-
-
-def _pack_failures(failures: tuple[SpentRestart, ...]) -> list[list[Any]]:
-    """Return a list of values for each failure, since every entry carries them; the last one is the ROUND's age."""
-    return [[*(getattr(one.failure, name) for name in _FAILURE_FIELDS), one.age] for one in failures]
-
-
-def _unpack_failures(packed: object) -> tuple[SpentRestart, ...]:
-    """Reverse :func:`_pack_failures`; raise SchemaError for values of other types."""
-    length = len(_FAILURE_FIELDS) + 1
-    if type(packed) is not list or any(type(row) is not list or len(row) != length for row in packed):
-        raise SchemaError("", "are not of the schema")
-    found = [(dict(zip(_FAILURE_FIELDS, row, strict=False)), row[-1]) for row in packed]
-    return tuple(reader(SpentRestart)({"failure": failure, "age": age}) for failure, age in found)
-
-
-def _pack_losses(losses: Mapping[str, HostLosses]) -> dict[str, list[float]]:
-    """Return ``[count, age]`` by host, since every entry carries them."""
-    return {host: [one.count, one.age] for host, one in losses.items()}
-
-
-def _unpack_losses(packed: object) -> dict[str, HostLosses]:
-    """Reverse :func:`_pack_losses`; raise SchemaError for values of other types."""
-    if type(packed) is not dict or any(type(row) is not list or len(row) != 2 for row in packed.values()):
-        raise SchemaError("", "are not of the schema")
-    return {host: reader(HostLosses)({"count": count, "age": age}) for host, (count, age) in packed.items()}
-
-
-def _pack_excluded(excluded: tuple[Exclusion, ...]) -> list[Any]:
-    """Return a host that is out for good as its id, any other as ``[id, age]``."""
-    return [one.host_id if one.until is None else list(one) for one in excluded]
-
-
-def _unpack_excluded(packed: object) -> tuple[Exclusion, ...]:
-    """Reverse :func:`_pack_excluded`; raise SchemaError for values of other types."""
-    rows = [[row] if isinstance(row, str) else row for row in packed] if isinstance(packed, list) else [None]
-    found = []
-    for row in rows:
-        match row:
-            case [str() as host]:
-                found.append(Exclusion(host))
-            case [str() as host, int() as until] if type(until) is int:
-                found.append(Exclusion(host, until))
-            case _:
-                raise SchemaError("", "are not of the schema")
-    return tuple(found)
-
-
-_PACKED_COUNTERS = {"failures": _pack_failures, "losses": _pack_losses, "excluded": _pack_excluded}
-_UNPACKED_COUNTERS = {"failures": _unpack_failures, "losses": _unpack_losses, "excluded": _unpack_excluded}
 
 
 def _read(reading: Reader, plain: object, where: str) -> Any:

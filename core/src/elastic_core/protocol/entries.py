@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias, cast
+from typing import Annotated, NamedTuple, TypeAlias, cast
 
 from elastic_core.incidents import Failure, Incident
-from elastic_core.protocol.schema import SKIPPABLE
+from elastic_core.protocol.schema import ROW, SKIPPABLE
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Link
 
@@ -25,7 +25,8 @@ class HostLosses:
     age: float  # the :attr:`Entry.age` of the ROUND that counted the last loss
 
 
-class Exclusion(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Exclusion:
     """A host that a failure policy wants left out (rule L12)."""
 
     host_id: str
@@ -36,7 +37,7 @@ class Exclusion(NamedTuple):
 class SpentRestart:
     """A failure that spent a restart, and when the run went on."""
 
-    failure: Failure
+    failure: Annotated[Failure, ROW]
     age: float  # the :attr:`Entry.age` of the ROUND that followed
 
 
@@ -48,11 +49,11 @@ class Counters:
     barren: int = 0  # rounds in a row that ended without progress (rule L4)
     worst_seen: float = 0.0
     """The longest delay, in seconds, with which a member showed that it had read an entry (rule L2)."""
-    losses: Mapping[str, HostLosses] = field(default_factory=dict)
+    losses: Mapping[str, Annotated[HostLosses, ROW]] = field(default_factory=dict)
     """By host id: hosts that were lost and have a row again, or were lost within the last hour. At most 256."""
-    excluded: tuple[Exclusion, ...] = ()
+    excluded: tuple[Annotated[Exclusion, ROW], ...] = ()
     """Hosts that a failure policy wants left out while other nodes are enough, the newest last. At most 256."""
-    failures: tuple[SpentRestart, ...] = ()
+    failures: tuple[Annotated[SpentRestart, ROW], ...] = ()
     """The newest failures that spent a restart, oldest first, at most ``MAX_FAILURES`` (rule L10)."""
 
     def bad_hosts(self, age: float) -> set[str]:
@@ -62,7 +63,7 @@ class Counters:
 
     def excluded_at(self, age: float) -> dict[str, int | None]:
         """Return the host ids that are still excluded at this age of the run, each with its end (rule L12)."""
-        return {host: until for host, until in self.excluded if until is None or age < until}
+        return {one.host_id: one.until for one in self.excluded if one.until is None or age < one.until}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +286,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """RESUME: a run goes on over a store that lost it. The entry carries all state of the lost entries (rule S3)."""
+    """RESUME: a run goes on over a store that lost it (rule S3).
 
-    scheduler_uid: str | None
-    settings: Settings
+    The entry has the bodies of the lost entries on which the state stands. It counts as if they followed each other.
+    """
+
+    opened: Open
     round: Round  # the newest round, with its members listed
     halt: Halt | None = None  # the HALT of that round; None while it is live
     plan: Plan | None = None
@@ -297,7 +300,12 @@ class Resume:
     epoch: int
     index: int  # the index of the newest lost entry; ``epoch`` is its epoch
     why: str = ""
-    former: tuple[str, ...] = field(default=(), metadata=SKIPPABLE)  # as of the OPEN
+
+    @property
+    def parts(self) -> Iterator[Round | Halt | Plan | StopAt | Over]:
+        """The bodies that followed the OPEN, in order."""
+        every = (self.round, self.plan, self.stop_at, self.halt, self.over)
+        return (part for part in every if part is not None)
 
 
 Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Stacks | Closed | Resume"

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol import entries
-from elastic_core.protocol.entries import KIND_NAMES, Anchors, Counters, Entry, HaltReason
+from elastic_core.protocol.entries import Anchors, Counters, Entry, HaltReason
 from elastic_core.protocol.limits import fit_body
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Link
-
-B = TypeVar("B")
 
 
 class HistoryChangedError(RendezvousStateError):
@@ -33,8 +30,7 @@ class Ledger:
     """
 
     head: Entry
-    settings: Settings
-    scheduler_uid: str | None
+    opened: entries.Open
     opened_at: float
     head_at: float
     round: entries.Round | None = None  # the newest round, with its members listed even if the entry said ``same_as``
@@ -58,8 +54,12 @@ class Ledger:
     resized_at: float | None = None  # when the last planned resize was over; None before the first
     resize_cost: float = 0.0
     """Seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost in between."""
-    former: tuple[str, ...] = ()  # the runs that are known to have come before this one
     resumed_from: tuple[int, int] = (0, 0)  # the :attr:`position` of the history that the newest RESUME restored
+
+    @property
+    def settings(self) -> Settings:
+        """The settings on which the run's nodes have agreed."""
+        return self.opened.settings
 
     @property
     def is_live(self) -> bool:
@@ -103,56 +103,89 @@ def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
 
     Raises:
         HistoryChangedError: The entry was not built on the newest one, or another run is resumed here.
-        RendezvousStateError: The entry cannot follow: its term is lower, the run is closed, or its author is not the
-            leader (rule S1).
+        RendezvousStateError: The entry cannot follow: its term is lower, the run is closed, its author is not the
+            leader (rule S1), or it is about a round that is not there.
     """
-    head = ledger.head
+    _check_follows(ledger, entry)
+    return apply(ledger, entry, now)
+
+
+def apply(ledger: Ledger, entry: Entry, now: float) -> Ledger:
+    """Return the ledger after an entry that may follow. Its head has the anchors to which the entry's body leads.
+
+    Only this function knows what each kind of entry changes: reading, composing and restoring all call it.
+    """
+    at, index = replace(ledger.head.anchors, kept=entry.anchors.kept), entry.index
+
+    def after(at: Anchors, **changes: Any) -> Ledger:
+        return replace(ledger, head=replace(entry, anchors=at), head_at=now, **changes)
+
+    match entry.body:
+        case entries.Open() | entries.Resume():
+            return open_ledger(entry, now)
+        case entries.Leader():
+            return after(replace(at, leader=index))
+        case entries.Round() as body:
+            at = replace(at, latest=index, halt=0, plan=0, stop_at=0, over=0)
+            if not body.same_as:
+                at = replace(at, round=index)
+            elif ledger.round is not None:
+                body = _with_members_of(body, ledger.round)
+            done, cost = _last_resize(ledger, body, now, entry.since_halt)
+            ledger = replace(ledger, round=body, round_at=now, resized_at=done, resize_cost=cost)
+            return after(at, halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)
+        case entries.Halt() as body:
+            at = replace(at, halt=index, plan=0, stop_at=0)
+            return after(at, halt=body, halt_at=now, plan=None, stop_at=None)
+        case entries.Plan() as body:
+            return after(replace(at, plan=index, stop_at=0), plan=body, plan_at=now, stop_at=None)
+        case entries.StopAt() as body:
+            return after(replace(at, stop_at=index), stop_at=body)
+        case entries.Over() as body:
+            return after(replace(at, over=index), over=body)
+        case entries.Drain() as body:
+            return after(at, asked=ledger.asked | {*body.nodes})
+        case entries.Stacks() as body:
+            served = ledger.served | {*body.requests} if body.answers else ledger.served
+            ledger = replace(ledger, stacks=body, stacks_at=now, stacks_index=index, served=served)
+            if not body.answers or not body.window:
+                return after(at)
+            return after(at, suspected=body, suspected_at=now, hang=body if body.hang else ledger.hang)
+        case entries.Closed() as body:
+            return after(replace(at, halt=index, plan=0, stop_at=0, over=0), closed=body)
+
+
+def _check_follows(ledger: Ledger, entry: Entry) -> None:
+    """Refuse an entry that cannot follow the newest one; :func:`advance` says why that can be."""
+    head, body = ledger.head, entry.body
     if entry.index != head.index + 1 or entry.prev != head.id:
         raise HistoryChangedError(
             f"Entry {entry.index} follows {entry.prev!r}, but entry {head.index} here is {head.id!r}.",
         )
-    if isinstance(entry.body, entries.Open) and ledger.closed is None:
+    if isinstance(body, entries.Open) and ledger.closed is None:
         raise RendezvousStateError(f"Entry {entry.index} opens a run, but run {head.run} is not over.")
-    if isinstance(entry.body, entries.Resume) and entry.run != head.run:
+    if isinstance(body, entries.Resume) and entry.run != head.run:
         raise HistoryChangedError(f"Run {entry.run} goes on here; this node is in run {head.run}.")
-    if isinstance(entry.body, (entries.Open, entries.Resume)):
-        return open_ledger(entry, now)
+    if isinstance(body, (entries.Open, entries.Resume)):
+        return
     if entry.run != head.run or entry.term < head.term or ledger.closed is not None:
         raise RendezvousStateError(
             f"Entry {entry.index} (run {entry.run}, term {entry.term}) cannot follow run {head.run}, "
             f"term {head.term}" + (", which is closed." if ledger.closed else ".")
         )
     _check_author(entry, head.leader)
-    after = partial(replace, ledger, head=entry, head_at=now)
-    match entry.body:
-        case entries.Round() as body:
-            sealed = _list_members(body, ledger.round)
-            at, cost = _last_resize(ledger, sealed, now, entry.since_halt)
-            after = partial(after, round=sealed, round_at=now, resized_at=at, resize_cost=cost)
-            return after(halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)
-        case entries.Halt() as body:
-            return after(halt=body, halt_at=now, plan=None, stop_at=None)
-        case entries.Plan() as body if ledger.is_live:
-            return after(plan=body, plan_at=now, stop_at=None)
-        case entries.StopAt() as body if ledger.plan is not None:
-            return after(stop_at=body)
-        case entries.Over() as body if ledger.halt is not None:
-            return after(over=body)
-        case entries.Drain() as body:
-            return after(asked=ledger.asked | {*body.nodes})
-        case entries.Stacks() as body if ledger.is_live:
-            served = ledger.served | {*body.requests} if body.answers else ledger.served
-            after = partial(after, stacks=body, stacks_at=now, stacks_index=entry.index, served=served)
-            if not body.answers or not body.window:
-                return after()
-            return after(suspected=body, suspected_at=now, hang=body if body.hang else ledger.hang)
-        case entries.Plan() | entries.StopAt() | entries.Stacks():
+    match body:
+        case entries.Round() if body.same_as and (ledger.round is None or ledger.round.number != body.same_as):
+            known = "none" if ledger.round is None else str(ledger.round.number)
+            raise RendezvousStateError(
+                f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}."
+            )
+        case entries.Plan() | entries.Stacks() if not ledger.is_live:
             raise RendezvousStateError(f"Entry {entry.index} is a {entry.kind}, but no round is live that it is for.")
-        case entries.Over():
+        case entries.StopAt() if ledger.plan is None:
+            raise RendezvousStateError(f"Entry {entry.index} is a STOP_AT, but no round is live that it is for.")
+        case entries.Over() if ledger.halt is None:
             raise RendezvousStateError(f"Entry {entry.index} is an OVER, but no round was halted.")
-        case entries.Closed() as body:
-            return after(closed=body)
-    return after()
 
 
 def _check_author(entry: Entry, leader: str) -> None:
@@ -178,18 +211,19 @@ def open_ledger(entry: Entry, now: float) -> Ledger:
     Raises:
         RendezvousStateError: ``entry`` is neither OPEN nor RESUME.
     """
-    if not isinstance(entry.body, (entries.Open, entries.Resume)):
-        raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {entry.kind}.")
-    body = entry.body
-    settings, uid, former = body.settings, body.scheduler_uid, body.former
-    ledger = Ledger(head=entry, settings=settings, scheduler_uid=uid, opened_at=now, head_at=now, former=former)
-    if isinstance(body, entries.Open):
-        return ledger
-    known = body.epoch, body.index
-    # A RESUME does not say when the last resize was: its readers take it for just now, as newcomers do (rule L4).
-    ledger = replace(ledger, round=body.round, round_at=now, halt=body.halt, halt_at=now)
-    ledger = replace(ledger, plan=body.plan, plan_at=now, stop_at=body.stop_at, over=body.over)
-    return replace(ledger, resized_at=now, resumed_from=known)
+    at, body = Anchors(open=entry.index, leader=entry.index, kept=entry.anchors.kept), entry.body
+    head = replace(entry, anchors=at)
+    match body:
+        case entries.Open():
+            return Ledger(head=head, opened=body, opened_at=now, head_at=now)
+        case entries.Resume():
+            ledger = Ledger(head=head, opened=body.opened, opened_at=now, head_at=now)
+            for part in body.parts:
+                ledger = apply(ledger, replace(entry, body=part), now)
+            # A RESUME does not say when the last resize was: its readers take it for just now, as newcomers do (L4).
+            head = replace(entry, anchors=replace(ledger.head.anchors, kept=entry.index))
+            return replace(ledger, head=head, resized_at=now, resumed_from=(body.epoch, body.index))
+    raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {entry.kind}.")
 
 
 def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Ledger:
@@ -200,32 +234,25 @@ def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Led
     """
     if not isinstance(head.body, (entries.Leader, entries.Open, entries.Resume)):
         _check_author(head, head.leader)
+    at, found = head.anchors, {**anchors, head.index: head}
+    places = sorted({at.open, *stands_on(head)})
+    if missing := [index for index in places if index not in found]:
+        raise RendezvousStateError(f"Entry {head.index} stands on {missing[0]}, which is missing.")
+    ledger = open_ledger(found[at.open], now)
+    for index in places:
+        if index > at.open:
+            ledger = apply(ledger, found[index], now)
+    if replace(ledger.head.anchors, leader=at.leader, kept=at.kept) != at:
+        raise RendezvousStateError(f"Entry {head.index} stands on entries {places}, which lead to another state.")
+    # The time of the last resize is unknown: a newcomer that becomes the leader takes it for just now (rule L4).
+    resized_at = None if ledger.round is None else now
+    return replace(ledger, head=head, resized_at=resized_at)
+
+
+def stands_on(head: Entry) -> set[int]:
+    """Return the indices of the entries from which a newcomer knows the state after ``head``."""
     at = head.anchors
-
-    def body_at(index: int, kind: type[B], part: str) -> B:
-        """Return the body at an anchor. A RESUME there has what was lost as its field ``part``."""
-        body = anchors[index].body if index in anchors else None
-        found = getattr(body, part) if isinstance(body, entries.Resume) else body
-        if isinstance(found, kind):
-            return found
-        raise RendezvousStateError(f"Entry {head.index} stands on {index}, which is no {KIND_NAMES[kind]}.")
-
-    opened = open_ledger(anchors.get(at.open, head), now)
-    ledger = replace(opened, head=head, halt=None, plan=None, stop_at=None, over=None)
-    if at.round:
-        listed = body_at(at.round, entries.Round, "round")
-        newest = _with_members_of(body_at(at.latest, entries.Round, "round"), listed)
-        # The time of the last resize is unknown: a newcomer that becomes the leader takes it for just now (rule L4).
-        ledger = replace(ledger, round=newest, round_at=now, resized_at=now)
-    if at.halt in anchors and isinstance(closed := anchors[at.halt].body, entries.Closed):
-        return replace(ledger, closed=closed)
-    if at.halt:
-        over = body_at(at.over, entries.Over, "over") if at.over else None
-        return replace(ledger, halt=body_at(at.halt, entries.Halt, "halt"), halt_at=now, over=over)
-    if at.plan:
-        stop_at = body_at(at.stop_at, entries.StopAt, "stop_at") if at.stop_at else None
-        return replace(ledger, plan=body_at(at.plan, entries.Plan, "plan"), plan_at=now, stop_at=stop_at)
-    return ledger
+    return {at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over} - {0}
 
 
 def ledger_read_at(ledger: Ledger, now: float) -> Ledger:
@@ -246,46 +273,9 @@ def _last_resize(ledger: Ledger, sealed: entries.Round, now: float, since_halt: 
     return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
 
 
-def _list_members(body: entries.Round, previous: entries.Round | None) -> entries.Round:
-    if not body.same_as:
-        return body
-    if previous is None or previous.number != body.same_as:
-        known = "none" if previous is None else str(previous.number)
-        raise RendezvousStateError(
-            f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}."
-        )
-    return _with_members_of(body, previous)
-
-
 def _with_members_of(body: entries.Round, listed: entries.Round) -> entries.Round:
     """Return a ROUND with the members and hosts that another one lists."""
     return replace(body, members=listed.members, hosts=listed.hosts)
-
-
-def next_anchors(ledger: Ledger | None, body: entries.Body, index: int) -> Anchors:
-    """Return the anchors of an entry with ``body`` at ``index`` that follows ``ledger``."""
-    before = Anchors() if ledger is None else ledger.head.anchors
-    match body:
-        case entries.Open():
-            return Anchors(open=index, leader=index, kept=before.kept)
-        case entries.Resume():
-            carried = {part: index for part in ("halt", "plan", "stop_at", "over") if getattr(body, part) is not None}
-            return Anchors(open=index, leader=index, round=index, latest=index, kept=index, **carried)
-        case entries.Leader():
-            return replace(before, leader=index)
-        case entries.Round():
-            round_at = before.round if body.same_as else index
-            return replace(before, latest=index, round=round_at, halt=0, plan=0, stop_at=0, over=0)
-        case entries.Plan():
-            return replace(before, plan=index, stop_at=0)
-        case entries.StopAt():
-            return replace(before, stop_at=index)
-        case entries.Over():
-            return replace(before, over=index)
-        case entries.Drain() | entries.Stacks():
-            return before
-        case _:
-            return replace(before, halt=index, plan=0, stop_at=0)
 
 
 def compose(
@@ -310,16 +300,15 @@ def compose(
     """
     body = fit_body(body)
     prev = store or (ORIGIN if ledger is None else ledger.head.link)
-    index = prev.index + 1
-    anchors = next_anchors(ledger, body, index)
     head = None if ledger is None or isinstance(body, entries.Open) else ledger.head
     elapsed = since_halt = 0.0
     if ledger is not None:
         elapsed = round(now - ledger.head_at, 6)
         if ledger.halt is not None and not isinstance(body, (entries.Open, entries.Halt)):
             since_halt = round(ledger.head.since_halt + elapsed, 6)
-    return Entry(
-        index=index,
+    before = Anchors() if ledger is None else ledger.head.anchors
+    entry = Entry(
+        index=prev.index + 1,
         id=entry_id,
         prev=prev.id,
         run=run or ("" if ledger is None else ledger.head.run),
@@ -329,8 +318,9 @@ def compose(
         elapsed=elapsed,
         since_halt=since_halt,
         counters=counters or (Counters() if head is None else head.counters),
-        anchors=anchors if kept is None else replace(anchors, kept=kept),
+        anchors=before if kept is None else replace(before, kept=kept),
         body=body,
         age=0.0 if head is None else round(head.age + elapsed, 6),
         epoch=0 if head is None else head.epoch + isinstance(body, entries.Resume),
     )
+    return (open_ledger(entry, now) if ledger is None else apply(ledger, entry, now)).head

@@ -113,7 +113,7 @@ def can_follow(mine: Ledger, theirs: Ledger) -> bool:
     """
     if theirs.head.run == mine.head.run:
         return theirs.position >= mine.position
-    return theirs.head.run not in mine.former and theirs.head.anchors.open > mine.head.index
+    return theirs.head.run not in mine.opened.former and theirs.head.anchors.open > mine.head.index
 
 
 def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
@@ -130,10 +130,10 @@ def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
         return WriteResume()
     if ours:
         return _settle_own(mine, memory, theirs)
-    if theirs.round is None or theirs.closed is not None or theirs.head.run in mine.former:
+    if theirs.round is None or theirs.closed is not None or theirs.head.run in mine.opened.former:
         return WriteResume()
     why = f"the store was lost, and run {theirs.head.run} has begun there since"
-    return Rejoin(why) if mine.head.run in theirs.former else RejoinIfAlive(why)
+    return Rejoin(why) if mine.head.run in theirs.opened.former else RejoinIfAlive(why)
 
 
 def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
@@ -170,8 +170,7 @@ def compose_resume(mine: Ledger, why: str) -> Resume:
     if mine.round is None:
         raise ValueError("a run without a round has nothing to resume")
     return Resume(
-        scheduler_uid=mine.scheduler_uid,
-        settings=mine.settings,
+        opened=mine.opened,
         round=replace(mine.round, same_as=0),
         halt=mine.halt,
         plan=mine.plan,
@@ -180,7 +179,6 @@ def compose_resume(mine: Ledger, why: str) -> Resume:
         epoch=mine.head.epoch,
         index=mine.head.index,
         why=why,
-        former=mine.former,
     )
 
 

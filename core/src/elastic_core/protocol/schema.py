@@ -18,6 +18,8 @@ SKIPPABLE: Mapping[str, bool] = types.MappingProxyType({"skippable": True})
 """Metadata of a field with a default that was added within a protocol version. Its name is written with a mark. A
 reader that does not know a marked field skips it; it refuses any other unknown field."""
 MARK = "?"  # the mark, behind the name of such a field
+ROW = "row"
+"""The dataclass X of ``Annotated[X, ROW]`` is written as a list of its values: for values that every entry carries."""
 
 Reader: TypeAlias = "Callable[[Any], Any]"
 Writer: TypeAlias = "Callable[[Any], Any]"
@@ -53,7 +55,7 @@ def writer(kind: type, **fields: Writer) -> Writer:
 
 @functools.cache
 def _object_writer(kind: Any, fixed: tuple[tuple[str, Writer], ...]) -> Writer:
-    hints, own = typing.get_type_hints(kind), dict(fixed)
+    hints, own = typing.get_type_hints(kind, include_extras=True), dict(fixed)
     fields = [(_key(f), f.name, f.default, own.get(f.name) or _writer(hints[f.name])) for f in dataclasses.fields(kind)]
 
     def write(value: Any) -> dict[str, Any]:
@@ -74,6 +76,8 @@ def _writer(hint: Any) -> Writer | None:
     if origin in (typing.Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
         return _perhaps(_writer(inner[0])) if len(inner) == 1 else None
+    if origin is typing.Annotated:
+        return _row_writer(args[0])
     if origin is tuple:
         return _list_writer(_writer(args[0]))
     if origin is not None:
@@ -85,6 +89,20 @@ def _writer(hint: Any) -> Writer | None:
 
 def _key(item: dataclasses.Field[Any]) -> str:
     return item.name + MARK if item.metadata.get("skippable") else item.name
+
+
+def _row_writer(kind: Any) -> Writer:
+    """Return a writer of lists that leaves out the last values as far as they are the defaults."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = [(f.name, f.default, _writer(hints[f.name])) for f in dataclasses.fields(kind)]
+
+    def write(value: Any) -> list[Any]:
+        parts = [(getattr(value, name), default, writing) for name, default, writing in fields]
+        while parts and parts[-1][0] == parts[-1][1]:
+            parts.pop()
+        return [part if writing is None else writing(part) for part, _, writing in parts]
+
+    return write
 
 
 def _perhaps(inner: Writer | None) -> Writer | None:
@@ -112,7 +130,7 @@ def reader(kind: type, **fields: Reader) -> Reader:
 
 @functools.cache
 def _object_reader(kind: Any, fixed: tuple[tuple[str, Reader], ...]) -> Reader:
-    hints, own = typing.get_type_hints(kind), dict(fixed)
+    hints, own = typing.get_type_hints(kind, include_extras=True), dict(fixed)
     readers = {_key(f): (f.name, own.get(f.name) or _reader(hints[f.name])) for f in dataclasses.fields(kind)}
     missing = dataclasses.MISSING
     required = {f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing}
@@ -149,6 +167,8 @@ def _reader(hint: Any) -> Reader:
     if origin in (typing.Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
         return _optional(_reader(inner[0])) if len(inner) == 1 else _refuse  # a union needs a reader from `fields`
+    if origin is typing.Annotated:
+        return _row_reader(args[0])
     if origin is tuple:
         return _items(_reader(args[0]))
     if origin is not None:
@@ -169,6 +189,21 @@ def _items(inner: Reader) -> Reader:
         if type(value) is not list:
             raise _wrong(value)
         return tuple(_each(inner, part, index) for index, part in enumerate(value))
+
+    return read
+
+
+def _row_reader(kind: Any) -> Reader:
+    """Return a reader of what :func:`_row_writer`'s writer writes."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = [(f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind)]
+    required = sum(f.default is dataclasses.MISSING for f in dataclasses.fields(kind))
+
+    def read(value: Any) -> Any:
+        if type(value) is not list or not required <= len(value) <= len(fields):
+            raise _wrong(value)
+        parts = zip(fields, value, strict=False)
+        return kind(**{name: _each(reading, part, name) for (name, reading), part in parts})
 
     return read
 

@@ -49,8 +49,8 @@ def first_verdict(arrival: Arrival, since: Iterable[Entry], takes: Takes) -> Clo
     mine = {arrival.run: arrival.belongs}
     for entry in since:
         match entry.body:
-            case Open() | Resume() as body:
-                mine.setdefault(entry.run, takes(body.settings, body.scheduler_uid))
+            case (Open() as opened) | Resume(opened=opened):
+                mine.setdefault(entry.run, takes(opened.settings, opened.scheduler_uid))
             case Closed() as body if mine.get(entry.run) and not body.abandoned:
                 return body
     return None

@@ -117,7 +117,7 @@ def join(
 def _arrival(ledger: Ledger | None, applicant: Applicant, *, again: bool = False) -> Arrival:
     if ledger is None:
         return Arrival(ORIGIN)
-    belongs = (again or ledger.closed is None) and applicant.is_taken_by(ledger.settings, ledger.scheduler_uid)
+    belongs = (again or ledger.closed is None) and applicant.is_taken_by(ledger.settings, ledger.opened.scheduler_uid)
     number = ledger.round.number if belongs and ledger.is_live and ledger.round is not None else 0
     return Arrival(ledger.head.link, ledger.head.run, belongs, number)
 
@@ -156,7 +156,7 @@ class _Joining:
 
         A node that makes an offer may be given a round at once, so one whose rank another node may have makes none yet.
         """
-        if ledger.closed is not None or not self.applicant.is_taken_by(ledger.settings, ledger.scheduler_uid):
+        if ledger.closed is not None or not self.applicant.is_taken_by(ledger.settings, ledger.opened.scheduler_uid):
             return None
         self._check_single(ledger)
         info, head = self.applicant.info, ledger.head
@@ -242,7 +242,7 @@ class _Joining:
             took = append(ledger, Leader(why=why))
             if took is None or (ledger := append(took, verdict)) is None:
                 return None
-        former = () if ledger is None else (ledger.head.run, *ledger.former)[:MAX_FORMER_RUNS]
+        former = () if ledger is None else (ledger.head.run, *ledger.opened.former)[:MAX_FORMER_RUNS]
         opening = Open(scheduler_uid=applicant.scheduler_uid, settings=applicant.settings, former=former)
         return append(ledger, opening, run=self.runtime.new_id())
 

@@ -12,7 +12,7 @@ from functools import partial
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.protocol import failure_detector
 from elastic_core.protocol.codec import OversizedError
 from elastic_core.protocol.compaction import entries_to_shrink
@@ -22,13 +22,14 @@ from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
-from elastic_core.protocol.ledger import Ledger, compose, next_anchors
+from elastic_core.protocol.ledger import Ledger, apply, compose
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH, list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Reached
 from elastic_core.rendezvous.backend import HandlerStore, RendezvousBackend, WorkersStore
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
+from elastic_core.session.verdict_event import verdict_event
 
 Judge = Callable[[Incident, History], Verdict]  # asks the failure policies; returns within its own time limit
 NodeGone = Callable[[NodeInfo], bool]
@@ -320,50 +321,4 @@ def _closed_for(ledger: Ledger, entry: Entry, exc: OversizedError) -> Entry:
     """Return the CLOSED in the place of an entry that is too large; it has no part that grows with the job."""
     closed = Closed(success=False, why=exc.message, exit_code=ExitCode.JOB_FAILED)
     counters = Counters(restarts=entry.counters.restarts, barren=entry.counters.barren)
-    anchors = next_anchors(ledger, closed, entry.index)
-    return replace(entry, body=closed, counters=counters, anchors=replace(anchors, kept=entry.anchors.kept))
-
-
-def verdict_event(incident: Incident, history: History, verdict: Verdict, others: int = 1, enough: int = 1) -> Event:
-    """Return the event of one judged incident; the leader publishes it.
-
-    An excluded host stays in the job if the ``others``, nodes on other hosts, are not ``enough``.
-    """
-    fields = {
-        "round": incident.round,
-        "kind": incident.kind.value,
-        "rank": incident.rank,
-        "host": incident.host,
-        "exception": incident.exception,
-        "follows_peer": incident.follows_peer,
-        "exit_code": incident.exit_code,
-        "step": incident.step,
-        "new_checkpoint": history.new_checkpoint,
-        "moved": history.moved,
-        "place": incident.place,
-        "after_s": round(incident.after, 3),
-        "message": incident.message,
-        "restarts": history.restarts,
-        "max_restarts": history.max_restarts,
-        "action": verdict.action.name.lower(),
-        "reason": verdict.reason,
-        "policy": verdict.policy,
-        "delay_s": verdict.delay,
-        "exclude_for_s": verdict.exclude_for,
-    }
-    return Event("verdict", f"{_describe_action(incident, verdict, others, enough)}: {verdict.reason}", fields=fields)
-
-
-def _describe_action(incident: Incident, verdict: Verdict, others: int, enough: int) -> str:
-    match verdict.action:
-        case Action.GIVE_UP:
-            return "the job is not restarted"
-        case Action.EXCLUDE_HOST if others < enough:
-            left = f"only {others} of {enough} nodes would be there" if others else "no other node is there"
-            what = f"the job is restarted; {incident.host} would be left out, but {'without it ' * bool(others)}{left}"
-        case Action.EXCLUDE_HOST:
-            span = "" if verdict.exclude_for is None else f" for {verdict.exclude_for:g} s"
-            what = f"the job is restarted without {incident.host}{span}"
-        case Action.RESTART:
-            what = "the job is restarted"
-    return f"{what} after {verdict.delay:g} s" if verdict.delay else what
+    return apply(ledger, replace(entry, body=closed, counters=counters), ledger.head_at).head

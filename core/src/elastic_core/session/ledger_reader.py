@@ -9,7 +9,7 @@ from __future__ import annotations
 from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.entries import Entry
-from elastic_core.protocol.ledger import HistoryChangedError, Ledger, restore_ledger
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, restore_ledger, stands_on
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
 
@@ -32,14 +32,11 @@ def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger |
         if (head := peek(store, index, codec)) is None:
             message = f"Entry {index} is missing from the store, which says that it is the newest."
             raise MissingHeadError(message, hint=_PLANTED)
-        at = head.anchors
         anchors = {index: head}
-        needed = (at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over)
-        for anchor in needed:
-            if anchor and anchor not in anchors and (entry := peek(store, anchor, codec)) is not None:
+        for anchor in sorted(stands_on(head) - {index}):
+            if (entry := peek(store, anchor, codec)) is not None:
                 anchors[anchor] = entry
-        gone = {*needed} - {0, *anchors}
-        if not gone:
+        if not (gone := stands_on(head) - anchors.keys()):
             return restore_ledger(head, anchors, now)
         newest = store.wait(Cursor(index), roster=False, timeout=0).head
         if newest == index:

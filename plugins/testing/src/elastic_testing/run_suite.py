@@ -80,7 +80,7 @@ class RunConformance(Connections):
         store.remove("a")
         second = joined(connect(), "b", uid="scheduler-2")
         assert second.head.run != first.head.run
-        assert second.scheduler_uid == "scheduler-2"
+        assert second.opened.scheduler_uid == "scheduler-2"
         closed = [entry.body for entry in news(store, first) if isinstance(entry.body, Closed)]
         assert [verdict.success for verdict in closed] == [False]
 

@@ -19,7 +19,7 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError, Rendezv
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.local_backend import MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
-from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Offer, Open, Round
+from elastic_core.protocol.entries import Closed, Entry, Exclusion, Halt, HaltReason, Offer, Open, Round
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Slots
 from elastic_core.rendezvous.backend import RosterRow
 from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo
@@ -156,9 +156,9 @@ class HandlerNode(MemoryStore):
     def _is_excluded(self, entry: Entry, wanted: Round) -> bool:
         """Return True if a policy has excluded this host for good, and other nodes are enough."""
         assert self._own is not None
-        host, excluded = self._own.info.host_id, dict(entry.counters.excluded)
+        excluded = Exclusion(self._own.info.host_id) in entry.counters.excluded
         left_out = bool(wanted.members) and self._node_id not in wanted.group_ranks
-        return left_out and host in excluded and excluded[host] is None
+        return left_out and excluded
 
     # The roster, as the leader reads it ------------------------------------------------------------------------------
 
